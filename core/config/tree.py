@@ -1,0 +1,194 @@
+"""`FrameConfig`: everything a user can set, as one frozen tree.
+
+Its fields are the command-line flags (kebab case), the YAML keys, the keyword arguments of `LLM` and `EngineArgs`, and
+the tables in the docs, so each has a help text, a unit where it needs one, and bounds. A leaf's name is unique in the
+whole tree. Facts that follow from these live in the objects that derive them. Knows no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, and closed to unknown names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """The model and how its text side behaves."""
+
+    model: str = Field(
+        "", description="Folder of a Hugging Face checkpoint; empty means the demo model that ships with frame."
+    )
+    revision: str | None = Field(
+        None, description="Subfolder or snapshot of the checkpoint: a name under `snapshots/`."
+    )
+    tokenizer: str | None = Field(None, description="Folder of the tokenizer; default: the model's.")
+    skip_tokenizer_init: bool = Field(False, description="Load no tokenizer: token ids in, token ids out.")
+    served_model_name: list[str] = Field(
+        default_factory=list, description="Names that requests may use; the first is echoed."
+    )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        "auto", description="Type of weights and activations; auto takes the checkpoint's, or what suits the platform."
+    )
+    max_model_len: int | None = Field(
+        None, ge=-1, description="Most tokens of prompt and output; default: the model's; -1: what fits in memory."
+    )
+    hf_overrides: Mapping[str, Any] = Field(
+        default_factory=dict, description="Values merged into the checkpoint's config.json, nested."
+    )
+    generation_config: str = Field(
+        "auto", description="Source of default sampling values: auto (the checkpoint), frame (none) or a folder."
+    )
+    override_generation_config: Mapping[str, Any] = Field(
+        default_factory=dict, description="Values merged over the generation config."
+    )
+    max_logprobs: int = Field(
+        20, ge=-1, description="Most log-probabilities that a request may ask for; -1: the vocabulary."
+    )
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = Field(
+        "raw_logprobs",
+        description="What is returned as log-probability: before or after processing, normalised or not.",
+    )
+    logits_processors: list[Any] = Field(
+        default_factory=list,
+        description="Logits processors to load: plugin names, dotted paths, or classes (Python only).",
+    )
+    chat_template: str | None = Field(
+        None, description="Chat template: a file or the template itself; default: the checkpoint's."
+    )
+    seed: int = Field(0, description="Seed for requests that bring none.")
+    deterministic: bool = Field(False, description="Every request gives the same bits whatever it is batched with.")
+
+
+class CacheConfig(Section):
+    """The KV cache."""
+
+    block_size: int = Field(16, ge=1, le=256, description="Tokens in a block.")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of the device's memory that this engine may use."
+    )
+    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes of KV cache; beats the share.")
+    num_gpu_blocks_override: int | None = Field(None, ge=2, description="Blocks of KV cache; beats both.")
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = Field(
+        "auto", description="Type of cached keys and values; auto is the model's."
+    )
+    enable_prefix_caching: bool = Field(True, description="Reuse blocks of equal prompt prefixes.")
+    prefix_caching_hash_algo: Literal["sha256", "xxhash"] = Field(
+        "sha256",
+        description="Hash of blocks, over a canonical encoding; xxhash needs the package and trusts every caller.",
+    )
+
+
+class SchedulerConfig(Section):
+    """How tokens are planned into steps."""
+
+    max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in a step.")
+    max_num_seqs: int = Field(128, ge=1, le=65536, description="Most requests that run at once.")
+    enable_chunked_prefill: bool = Field(True, description="Split prompts over steps.")
+    max_num_partial_prefills: int = Field(1, ge=1, description="Prompts that may be partly computed at the same time.")
+    max_long_partial_prefills: int = Field(
+        1, ge=1, description="The same for long prompts; lower lets short prompts pass."
+    )
+    long_prefill_token_threshold: int = Field(
+        0, ge=0, description="Tokens from which a prompt is long; also the most of one prompt in a step; 0: no limit."
+    )
+    scheduling_policy: str = Field("fcfs", description="Order of requests: a scheduler plugin's name.")
+    async_scheduling: bool = Field(True, description="Plan the next step before the tokens of this one have arrived.")
+    stream_interval: int = Field(1, ge=1, description="Tokens in a streamed output.")
+    max_queue: int = Field(4096, ge=1, description="Requests that may wait; more are refused.")
+
+
+class ExecutorConfig(Section):
+    """Where workers run."""
+
+    platform: str = Field("auto", description="Platform plugin.")
+    executor: str = Field("inline", description="Executor plugin: inline (this process) or process.")
+    tensor_parallel_size: int = Field(1, ge=1, description="Devices that share each layer.")
+    pipeline_parallel_size: int = Field(1, ge=1, description="Devices that share the layers in stages.")
+    enforce_eager: bool = Field(False, description="Record no graphs.")
+    num_threads: int | None = Field(None, ge=1, description="CPU threads of a worker; default: all cores.")
+
+
+class AttentionConfig(Section):
+    """Attention backends."""
+
+    attention_backend: str = Field("auto", description="Attention backend plugin.")
+
+
+class LoadConfig(Section):
+    """Reading weights."""
+
+    load_format: str = Field(
+        "auto",
+        description="Weight loader plugin; auto takes the one that supports the folder; dummy makes random weights.",
+    )
+
+
+class TransferConfig(Section):
+    """Moving KV blocks elsewhere."""
+
+    kv_connector: str | None = Field(None, description="KV connector plugin.")
+    kv_role: Literal["both", "producer", "consumer"] = Field(
+        "both", description="Whether this engine loads, saves or both."
+    )
+    kv_load_failure_policy: Literal["recompute", "fail"] = Field(
+        "recompute", description="What happens to a request whose blocks could not be loaded."
+    )
+
+
+class ServerConfig(Section):
+    """The HTTP server."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
+    uds: str | None = Field(None, description="Unix socket to listen on instead.")
+    api_key: list[str] = Field(default_factory=list, description="Keys that clients must present; none: open.")
+    allowed_origins: list[str] = Field(default_factory=list, description="Origins that browsers may call from.")
+    root_path: str = Field("", description="Path prefix behind a proxy.")
+    max_body_bytes: int = Field(8 << 20, ge=1024, description="Largest request body in bytes.")
+    max_messages: int = Field(2048, ge=1, description="Most messages of a chat.")
+    max_prompts: int = Field(256, ge=1, description="Most prompts of one completion request.")
+    max_n: int = Field(64, ge=1, description="Most outputs of a prompt.")
+    max_stop: int = Field(16, ge=1, description="Most stop strings.")
+    max_stop_length: int = Field(256, ge=1, description="Most characters of a stop string or bad word.")
+    strict_fields: bool = Field(False, description="Refuse unknown request fields instead of ignoring them.")
+    trust_request_chat_template: bool = Field(False, description="Allow chat templates in requests.")
+    response_role: str = Field("assistant", description="Role of generated messages.")
+    enable_prompt_tokens_details: bool = Field(False, description="Report cached prompt tokens in usage.")
+    enable_force_include_usage: bool = Field(False, description="Report usage in every stream.")
+    enable_request_id_headers: bool = Field(False, description="Echo or set X-Request-Id.")
+    drain_seconds: float = Field(30.0, ge=0, description="Seconds that running requests get after a stop signal.")
+    ready_seconds: float = Field(600.0, gt=0, description="Seconds that the engine gets to become ready.")
+    max_engine_restarts: int = Field(3, ge=0, description="Engine deaths in a row that are answered by a restart.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severity that is logged."
+    )
+    disable_access_log: bool = Field(False, description="Log no line per request.")
+
+
+class ObservabilityConfig(Section):
+    """Statistics and profiles."""
+
+    disable_log_stats: bool = Field(True, description="Keep no statistics for `get_metrics`.")
+    profile_dir: str | None = Field(None, description="Absolute folder for profiler traces.")
+
+
+class FrameConfig(Section):
+    """The whole configuration. `plugin` maps a plugin's name to its own settings."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    attention: AttentionConfig = AttentionConfig()
+    load: LoadConfig = LoadConfig()
+    transfer: TransferConfig = TransferConfig()
+    server: ServerConfig = ServerConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
+    plugin: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict, description="Settings of plugins by name.")

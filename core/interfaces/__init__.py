@@ -1,0 +1,46 @@
+"""The contract: what plugins implement and what crosses between the parts of frame.
+
+Names are loaded on first use, so that importing one light class does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "provider": ("API_VERSION", "Provider"),
+    "wire": ("decode", "encode"),
+    "kv": ("ChunkedKV", "CrossKV", "FullKV", "KVGroup", "KVLayout", "KVSpec", "LatentKV", "SlidingKV", "StateKV"),
+    "sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+    "step": ("BlockAppend", "LogprobRows", "NewRequest", "StepPlan", "StepResult", "TransferReport"),
+    "engine": ("EngineOutput", "EngineRequest", "EngineStats", "FinishReason"),
+    "client": ("EngineClient", "EngineCore", "EngineDeadError", "EngineInfo"),
+    "platform": (
+        "EagerGraphs", "Graphs", "HostCopy", "Memory", "MemorySnapshot", "Platform", "PlatformSpec", "StepShape",
+        "Streams",
+    ),
+    "attention": ("AttentionBackend", "AttentionBatch", "AttentionSpec", "LayerParams", "stride_view"),
+    "model": ("Build", "ForwardStep", "Groups", "LayerHooks", "Model"),
+    "connector": (
+        "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker", "RequestView",
+    ),
+    "executor": ("Executor", "StepHandle", "WorkerProtocol"),
+    "scheduling": ("Schedulable", "SchedulerPolicy"),
+    "loader": ("LazyTensor", "WeightLoader"),
+    "logits": ("LogitsProcessor",),
+    "endpoint": ("Command", "Endpoint"),
+}  # fmt: skip
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,142 @@
+"""An attention backend: where keys and values lie in a block, and how queries attend to them.
+
+One backend object serves one KV group. Per step it makes a plan from the batch, then every layer of the group calls
+`forward` with that plan. Knows no request and no model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..ops import Ops
+
+AttentionKind = Literal["decoder", "encoder_only", "encoder", "cross"]
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What a layer asks of a backend.
+
+    `window` > 0 limits a token to itself and the `window - 1` before it; `soft_cap` > 0 is tanh capping of scores;
+    `sinks` says that each head has a learned sink logit, `alibi` that each head has a slope. `mla` layers store one
+    latent vector per token. `kv_dtype` is the cache's element type.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    device_type: str
+    kind: AttentionKind = "decoder"
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: bool = False
+    alibi: bool = False
+    mla: bool = False
+    deterministic: bool = False
+
+
+@dataclass
+class AttentionBatch:
+    """The rows of one step for one KV group. T tokens, B rows (possibly padded), all int32 unless said otherwise.
+
+    `query_start` [B+1]: row i owns tokens query_start[i] .. query_start[i+1]. `seq_lens` [B]: tokens in the cache
+    after this step (0 for padding rows). `block_table` [B, max_blocks]; entries before the window may be stale and
+    must not be read. `slot_mapping` int64 [T]: block * block_size + offset where each token's key and value go,
+    -1 for padding. `host_query_lens`, `host_seq_lens` [B]: the same on the host (`host_seq_lens` an upper bound when
+    drafts are in flight).
+    """
+
+    num_tokens: int
+    query_start: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    slot_mapping: Tensor
+    host_query_lens: np.ndarray
+    host_seq_lens: np.ndarray
+    deterministic: bool = False
+
+    @property
+    def max_query_len(self) -> int:
+        """Most query tokens of a row."""
+        return int(self.host_query_lens.max(initial=0))
+
+    @property
+    def max_seq_len(self) -> int:
+        """Most tokens in the cache of a row."""
+        return int(self.host_seq_lens.max(initial=0))
+
+
+@dataclass(frozen=True)
+class LayerParams:
+    """What differs between layers of a group besides their weights: the spec and per-head constants."""
+
+    spec: AttentionSpec
+    sinks: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+
+
+class AttentionBackend(ABC):
+    """Built as `Class(spec, config=…, options=…, ops=…)`, once per KV group; `spec` is that of the group's layers."""
+
+    def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Ops) -> None:
+        self.spec = spec
+        self.config = config
+        self.options = options
+        self.ops = ops
+
+    @classmethod
+    @abstractmethod
+    def supports(cls, spec: AttentionSpec) -> str | None:
+        """None, or every reason why this backend cannot serve such a layer, joined by "; ". Never raises."""
+
+    @classmethod
+    def preference(cls, spec: AttentionSpec) -> int | None:
+        """How well this backend suits `spec`, against other backends; None takes the provider's own number."""
+        del spec
+        return None
+
+    @classmethod
+    def kv_shape(cls, num_blocks: int, spec: AttentionSpec) -> tuple[int, ...]:
+        """Logical shape of one layer's cache; by default [2, num_blocks, block_size, num_kv_heads, head_dim]."""
+        return 2, num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim
+
+    @classmethod
+    def kv_stride_order(cls) -> tuple[int, ...]:
+        """Memory order of the logical axes, outermost first. The block axis must come first in memory.
+
+        Blocks first means that a block of a layer is one contiguous piece, whichever group uses it.
+        """
+        return 1, 0, 2, 3, 4
+
+    @abstractmethod
+    def plan(self, batch: AttentionBatch) -> Any:
+        """Prepares a step for this group, once, before any layer runs."""
+
+    @abstractmethod
+    def forward(
+        self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: Any
+    ) -> Tensor:
+        """Stores `key`, `value` [T, num_kv_heads, head_dim] at the plan's slots, then attends.
+
+        `query` [T, num_heads, head_dim], `kv_cache` as `kv_shape`. Returns [T, num_heads, head_dim]; rows of padding
+        tokens are unspecified but finite.
+        """
+
+
+def stride_view(memory: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
+    """Views contiguous `memory` as `shape` with the axes lying in memory as `order` says (outermost first)."""
+    if sorted(order) != list(range(len(shape))):
+        raise ValueError(f"stride order {order} is not a permutation of the {len(shape)} axes of {shape}")
+    inverse = [order.index(axis) for axis in range(len(shape))]
+    return memory.view([shape[axis] for axis in order]).permute(inverse)

@@ -1,0 +1,85 @@
+"""How the front reaches an engine: in this process (`EngineCore`) or in another one (`EngineClient`)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from .engine import EngineOutput, EngineRequest, EngineStats
+
+
+class EngineInfo(msgspec.Struct, kw_only=True):
+    """What an engine tells its front once it is ready. `stages` are (name, seconds) of the start-up."""
+
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    platform: str
+    attention: list[str]
+    dtype: str
+    stages: list[tuple[str, float]] = []
+
+
+class EngineCore(Protocol):
+    """An engine in the caller's process."""
+
+    info: EngineInfo
+
+    def add(self, request: EngineRequest) -> None:
+        """Queues a request; raises `ValueError` when it can never run (for example, too few KV blocks for it)."""
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests; unknown ids are ignored. Their last output has finish_reason "abort"."""
+
+    def step(self) -> list[EngineOutput]:
+        """Launches and answers steps until there is something to say; [] when nothing is left to do."""
+
+    def has_unfinished(self) -> bool:
+        """Whether requests are waiting or running."""
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges now."""
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Control methods by name: reset_prefix_cache, start_profile, stop_profile, sleep, wake_up, worker (RPC)."""
+
+    def close(self) -> None:
+        """Frees the device and stops workers. May be called twice."""
+
+
+class EngineDeadError(RuntimeError):
+    """The engine process is gone; carries the root cause in one sentence."""
+
+
+class EngineClient(Protocol):
+    """An engine in another process, from an asyncio loop. Lives through engine restarts."""
+
+    info: EngineInfo
+
+    async def add(self, request: EngineRequest) -> None:
+        """Sends a request. Raises `EngineDeadError` when there is no engine now."""
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests; unknown ids are ignored."""
+
+    def outputs(self) -> AsyncIterator[list[EngineOutput]]:
+        """Everything the engine emits, in order. Ends when the client is closed.
+
+        When the engine dies, every unfinished request gets an output with finish_reason "error".
+        """
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges now."""
+
+    async def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        """As `EngineCore.call`."""
+
+    @property
+    def error(self) -> str | None:
+        """None while the engine serves, else why it does not."""
+
+    async def close(self) -> None:
+        """Ends the connection, and the engine process when this client started it."""

@@ -1,0 +1,135 @@
+"""A KV connector: moves blocks between this engine and elsewhere (disk, host memory, another engine).
+
+Two halves in two processes that talk through the step: the scheduler side decides, the worker side moves bytes.
+Messages are bytes, encoded as the connector likes (`frame.interfaces.encode`), never executable.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from .kv import KVLayout
+from .model import LayerHooks
+from .step import StepPlan, TransferReport
+
+
+@dataclass(frozen=True)
+class RequestView:
+    """What a connector may know of a request; a snapshot.
+
+    `token_ids` are prompt and output; `block_hashes` the chained hashes of its full blocks of prompt (canonical, the
+    same in every process); `params` is the free `kv_transfer` dictionary of the request.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    block_hashes: Sequence[bytes]
+    prompt_len: int
+    cache_salt: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ConnectorScheduler(ABC):
+    """The half in the engine. Built as `Class(config=…, options=…, layout=…)`. All defaults do nothing."""
+
+    def __init__(self, *, config: Any, options: Any = None, layout: KVLayout) -> None:
+        self.config = config
+        self.options = options
+        self.layout = layout
+
+    @abstractmethod
+    def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        """(n, later): n tokens past `num_computed` that can be loaded, and whether the load outlasts the step.
+
+        n is a multiple of the block size; None asks to be asked again in a later step; `later` is False when n is 0.
+        No side effects: may be called repeatedly. At least one prompt token is always left to compute.
+        """
+
+    def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
+        """Blocks [group][i] now belong to the request; the last `num_external` computed tokens are to be loaded."""
+
+    def build_message(self, plan: StepPlan) -> bytes:
+        """The message for the worker side for this step; must not change `plan`; resets per-step state."""
+        del plan
+        return b""
+
+    def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        """Called once, before blocks are freed: (hold, parameters for the response).
+
+        With `hold` the blocks stay until the worker side reports the id as sent.
+        """
+        del request, block_ids
+        return False, None
+
+    def update(self, report: TransferReport) -> None:
+        """What the worker sides reported, merged over ranks."""
+
+    def reset(self) -> bool:
+        """Drops cached content (weights changed); returns whether it could."""
+        return True
+
+    def close(self) -> None:
+        """The engine ends."""
+
+
+class ConnectorWorker(ABC):
+    """The half beside the KV memory. Built as `Class(config=…, options=…, layout=…)`.
+
+    Per step: `begin_step(message)` before the forward pass, `hooks.before/after(layer)` around each layer's attention,
+    `end_step(finished)` after it. `begin_step` and `end_step` are also called for steps without tokens.
+    """
+
+    def __init__(self, *, config: Any, options: Any = None, layout: KVLayout) -> None:
+        self.config = config
+        self.options = options
+        self.layout = layout
+        self.hooks = LayerHooks()
+
+    @abstractmethod
+    def register(self, caches: Mapping[str, Tensor]) -> None:
+        """Layer name → its cache; axis 0 in memory is the block, see `AttentionBackend.kv_stride_order`.
+
+        `caches[layer]` is given as raw bytes: uint8 [num_blocks, block_bytes], so a connector needs no layout.
+        """
+
+    @abstractmethod
+    def begin_step(self, message: bytes) -> None:
+        """Starts loads and whatever else the scheduler side asked for."""
+
+    @abstractmethod
+    def end_step(self, finished: Sequence[str]) -> TransferReport:
+        """Waits for saves that must not be overwritten; reports. `finished` are request ids that ended this step."""
+
+    def handshake(self) -> bytes:
+        """Opaque description of this worker for peers."""
+        return b""
+
+    def close(self) -> None:
+        """Drains what is under way."""
+
+
+class NullConnectorScheduler(ConnectorScheduler):
+    """No connector: nothing is ever found elsewhere."""
+
+    def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        del request, num_computed
+        return 0, False
+
+
+class NullConnectorWorker(ConnectorWorker):
+    """No connector: nothing moves."""
+
+    def register(self, caches: Mapping[str, Tensor]) -> None:
+        del caches
+
+    def begin_step(self, message: bytes) -> None:
+        del message
+
+    def end_step(self, finished: Sequence[str]) -> TransferReport:
+        del finished
+        return TransferReport()

@@ -1,0 +1,74 @@
+"""What crosses between the front (text) and the engine (ids): requests in, tokens out."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from .sampling import SamplingParams
+from .step import LogprobRows
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class EngineRequest(msgspec.Struct, kw_only=True):
+    """A request as the engine sees it: ids only, one output sequence.
+
+    `seed` is drawn by the front when the caller gave none. `eos_token_ids` end the output unless `ignore_eos`;
+    `max_tokens` is final (never None). `salt`, `adapter_name` and `media_keys` enter the block hashes. A replayed
+    request carries what it had already emitted in `output_ids`.
+    """
+
+    request_id: str
+    prompt_ids: np.ndarray
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    eos_token_ids: list[int] = []
+    arrival: float = 0.0
+    priority: int = 0
+    salt: str | None = None
+    adapter_name: str | None = None
+    media_keys: list[str] = []
+    output_ids: list[int] = []
+    kv_transfer: dict[str, Any] | None = None
+
+
+class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one step added to one request. `stop_reason` is the stop token id, None for EOS or length.
+
+    `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector.
+    """
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: LogprobRows | None = None
+    prompt_logprobs: LogprobRows | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    num_cached: int | None = None
+    kv_transfer: dict[str, Any] | None = None
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """Counters and gauges of one engine since its start; times in seconds.
+
+    `prefix_queries` and `prefix_hits` count prompt tokens looked up and found. `step_seconds` is the host and device
+    time of the newest step.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    num_blocks: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    finished: dict[str, int] = {}

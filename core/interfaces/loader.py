@@ -1,0 +1,52 @@
+"""A weight loader: named tensors of a checkpoint, read lazily. Knows no model.
+
+`LazyTensor.read` is the only call that touches bytes, and it reads only the rows asked for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LazyTensor(ABC):
+    """One tensor of a checkpoint that has not been read yet."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @abstractmethod
+    def read(self, index: tuple[slice, ...] = ()) -> Tensor:
+        """The slice `index` (all of it when empty) as a CPU tensor that may alias the file: copy before writing."""
+
+
+class WeightLoader(ABC):
+    """Built as `Class(folder, config=…, options=…)`; chosen by `--load-format`."""
+
+    def __init__(self, folder: Path, *, config: Any, options: Any = None) -> None:
+        self.folder = folder
+        self.config = config
+        self.options = options
+
+    @abstractmethod
+    def supports(self, folder: Path) -> str | None:
+        """None, or the reason why `folder` cannot be read by this loader."""
+
+    @abstractmethod
+    def tensors(self) -> Iterator[LazyTensor]:
+        """Every tensor of the checkpoint once, in file order. Raises `ValueError` naming a corrupt file."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every parameter must be covered (False for loaders that fill in values themselves)."""
+        return True
+
+    def fill(self, name: str, parameter: Tensor) -> None:
+        """Called for parameters that `tensors` did not cover when `complete` is False."""
+        raise NotImplementedError(f"{type(self).__name__} does not fill parameters")

@@ -1,0 +1,200 @@
+"""A model: layers put together from the parts that `build` hands out.
+
+`build` decides how a linear layer, an embedding, attention or experts are made for a checkpoint prefix; that is where
+sharding, quantisation, adapters and expert maps attach, so a model knows none of them. Knows no request and no
+scheduler.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from ..layers.attention import Attention
+    from ..ops import Ops
+    from ..parallel.group import ProcessGroup
+
+Shard = Literal["column", "row"]
+
+
+class LayerHooks:
+    """Called around the attention of every layer; a connector that loads or saves layer by layer overrides it.
+
+    The null object does nothing and lets steps be recorded. `needs_python` forces steps to run eagerly.
+    """
+
+    needs_python: ClassVar[bool] = False
+
+    def before(self, layer: str) -> None:
+        """The layer's cache is about to be read."""
+
+    def after(self, layer: str) -> None:
+        """The layer's new keys and values are in its cache."""
+
+
+@dataclass
+class ForwardStep:
+    """What a forward pass needs beside its inputs. `plans[g]` is the attention plan of KV group g.
+
+    `tokens_per_rank` [data-parallel ranks] int32 when ranks run in lockstep.
+    """
+
+    plans: Sequence[Any]
+    hooks: LayerHooks = field(default_factory=LayerHooks)
+    tokens_per_rank: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups that layers shard over."""
+
+    tensor: ProcessGroup
+    pipeline: ProcessGroup
+    expert: ProcessGroup
+
+
+class Build(ABC):
+    """Makes the parts of a model. `prefix` is always the name in the checkpoint ("model.layers.0.mlp.gate_proj").
+
+    A part that fuses several checkpoint tensors names them in `parts` (name → output size), relative to `prefix`.
+    """
+
+    #: the Hugging Face configuration object of the (text) model
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+    ops: Ops
+    groups: Groups
+
+    @abstractmethod
+    def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
+        """`make(i)` for the layers of this pipeline stage; other stages' layers are pass-through."""
+
+    @abstractmethod
+    def linear(
+        self,
+        prefix: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        shard: Shard | None = None,
+        parts: Mapping[str, int] | None = None,
+        transposed: bool = False,
+    ) -> nn.Module:
+        """y = x Wᵀ + b. "column" shards outputs, "row" shards inputs and sums over the tensor group.
+
+        `transposed`: the checkpoint stores W as [in, out].
+        """
+
+    @abstractmethod
+    def attention_input(
+        self,
+        prefix: str,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        bias: bool = False,
+        names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
+        transposed: bool = False,
+    ) -> nn.Module:
+        """The fused query, key and value projection, sharded by heads; it returns (q, k, v), each [T, heads, head_dim].
+
+        One entry in `names` means that the checkpoint holds one fused tensor in the order q, k, v.
+        """
+
+    @abstractmethod
+    def attention(
+        self,
+        prefix: str,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: bool = False,
+        alibi_slopes: Tensor | None = None,
+    ) -> Attention:
+        """Paged attention over this rank's heads (`num_heads`, `num_kv_heads` are those of the whole model)."""
+
+    @abstractmethod
+    def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:
+        """Token (or position) embedding: ids [T] → [T, dim]; sharded over the vocabulary."""
+
+    @abstractmethod
+    def head(
+        self, prefix: str, hidden_size: int, vocab_size: int, *, tied: nn.Module | None = None, bias: bool = False
+    ) -> nn.Module:
+        """Output projection: hidden [N, hidden_size] → float32 logits [N, vocab_size]; `tied` shares an embedding."""
+
+    @abstractmethod
+    def norm(
+        self, prefix: str, dim: int, *, eps: float, kind: Literal["rms", "layer"] = "rms", offset: float = 0.0
+    ) -> nn.Module:
+        """RMSNorm (weight + `offset`) or LayerNorm. Called with a residual, an RMSNorm returns (normed, residual)."""
+
+    @abstractmethod
+    def experts(
+        self,
+        prefix: str,
+        num_experts: int,
+        top_k: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        renormalize: bool = True,
+        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> nn.Module:
+        """Routed experts: (hidden [T, hidden_size], router logits [T, num_experts]) → [T, hidden_size]."""
+
+
+class Model(nn.Module, ABC):
+    """A decoder. Built as `Class(build=…)`; parameters exist, on `build.device`, when the constructor returns.
+
+    `renames` are (pattern, replacement) pairs applied in order to checkpoint names; `ignores` are patterns of
+    checkpoint tensors that are not loaded. Both are regular expressions that must match the whole name (`renames`
+    match anywhere).
+    """
+
+    renames: ClassVar[Sequence[tuple[str, str]]] = ()
+    ignores: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, *, build: Build) -> None:
+        super().__init__()
+        self.config = build.config
+
+    @abstractmethod
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        step: ForwardStep,
+        *,
+        embeds: Tensor | None = None,
+        stage_inputs: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Hidden states [T, hidden_size] from ids int32 [T] (or `embeds` [T, hidden_size]) at `positions` int64 [T].
+
+        `stage_inputs` are the tensors of the previous pipeline stage.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [N, vocab_size] for hidden states [N, hidden_size] of the rows that need them."""
+
+    def finish_load(self) -> None:
+        """Called after the last weight has arrived, each time weights were (re)loaded; repacks where needed."""
+        for module in self.modules():
+            finish = getattr(module, "finish_load", None)
+            if module is not self and callable(finish):
+                finish()

@@ -1,0 +1,198 @@
+"""A platform: the device, its memory, its queues, its graphs, and the fast versions of the ops.
+
+The runner reaches the device only through this interface and the `Ops` it hands out, so a new platform is one file.
+Knows no model and no request.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..ops import Ops
+    from ..parallel.group import ProcessGroup
+    from .step import StepPlan
+
+
+@dataclass(frozen=True)
+class PlatformSpec:
+    """What the engine will ask of a platform; `supports` answers whether it can."""
+
+    dtype: torch.dtype
+    world_size: int = 1
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """Bytes of the device at one moment: all of it, what is free, what this process holds and the most it ever held."""
+
+    total: int
+    free: int
+    held: int
+    peak: int
+
+
+class HostCopy(ABC):
+    """Device tensors on their way to the host."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    @abstractmethod
+    def wait(self) -> dict[str, np.ndarray]:
+        """Blocks until the copy has arrived, and returns it by name. May be called again."""
+
+
+class Streams(ABC):
+    """Ordered queues between host and device."""
+
+    @abstractmethod
+    def stage(self, array: np.ndarray) -> Tensor:
+        """Copies a host array to the device without waiting; the array may be reused by the caller at once."""
+
+    @abstractmethod
+    def copy_out(self, tensors: Mapping[str, Tensor]) -> HostCopy:
+        """Starts copying device tensors to the host, after all work launched so far; holds them until it is done."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Blocks until the device has finished all launched work."""
+
+
+class Memory(ABC):
+    """The device's memory: how much there is, and pools whose content can be dropped by tag."""
+
+    @abstractmethod
+    def snapshot(self) -> MemorySnapshot:
+        """Reads the counters now."""
+
+    @abstractmethod
+    def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int) -> int:
+        """Bytes that the KV cache may take, after `start` (taken before loading) and a profiling step."""
+
+    def pool(self, tag: str) -> AbstractContextManager[Any]:
+        """Allocations made inside belong to `tag` ("weights", "kv_cache"); the default has no pools."""
+        del tag
+        return nullcontext()
+
+    def sleep(self, keep: tuple[str, ...]) -> None:
+        """Moves pools named in `keep` to the host and drops the rest; the default cannot."""
+        raise NotImplementedError("sleep is not available on this platform")
+
+    def wake(self, tags: tuple[str, ...]) -> None:
+        """Brings pools back; the default cannot."""
+        raise NotImplementedError("wake_up is not available on this platform")
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The sizes that a step runs at: real ones, and what they are padded to. `graph` names the graph, None is eager."""
+
+    num_tokens: int
+    num_rows: int
+    padded_tokens: int
+    padded_rows: int
+    graph: str | None = None
+
+
+class Graphs(ABC):
+    """Recorded steps. The null object `EagerGraphs` pads nothing and records nothing."""
+
+    @abstractmethod
+    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Called once after loading; may compile. Returns the model to call."""
+
+    @abstractmethod
+    def shape(self, plan: StepPlan) -> StepShape:
+        """Chooses the sizes for a step; a static-shape platform pads every step here."""
+
+    @abstractmethod
+    def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
+        """Runs `forward` (or replays its recording); returns the hidden states, valid until the next run."""
+
+    def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
+        """Records one more shape between steps, `run_dummy` running it; returns whether more are left."""
+        del run_dummy
+        return False
+
+
+class EagerGraphs(Graphs):
+    """No recording: every step runs as it is."""
+
+    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model
+
+    def shape(self, plan: StepPlan) -> StepShape:
+        tokens, rows = plan.num_tokens, len(plan.slots)
+        return StepShape(tokens, rows, tokens, rows)
+
+    def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
+        del shape
+        return forward()
+
+
+class Platform(ABC):
+    """One kind of device. Built as `Class(config=…, options=…, local_rank=…)` in each worker process.
+
+    `config` is the frozen `FrameConfig`; `options` the plugin's own pydantic model or None.
+    """
+
+    #: torch's name of the device type: "cpu", "cuda", …
+    device_type: str
+
+    def __init__(self, *, config: Any, options: Any = None, local_rank: int = 0) -> None:
+        self.config = config
+        self.options = options
+        self.local_rank = local_rank
+
+    @classmethod
+    @abstractmethod
+    def probe(cls) -> str | None:
+        """None when this machine has the device, else the reason why it cannot be used. Must not claim memory."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device of this worker."""
+
+    @abstractmethod
+    def supports(self, spec: PlatformSpec) -> str | None:
+        """None, or every reason why this platform cannot serve `spec`, joined by "; "."""
+
+    def auto_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
+        """The dtype that `dtype="auto"` means for weights stored as `checkpoint`."""
+        return checkpoint
+
+    @abstractmethod
+    def ops(self) -> Ops:
+        """The ops of this device; anything not overridden is the reference in `frame.ops`."""
+
+    @abstractmethod
+    def streams(self) -> Streams:
+        """Queues to and from this device."""
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """Memory counters and pools of this device."""
+
+    def graphs(self) -> Graphs:
+        """Recorded steps; eager by default."""
+        return EagerGraphs()
+
+    def collectives(self, ranks: list[int]) -> ProcessGroup:
+        """A process group over `ranks` (global rank numbers) with this device's collectives."""
+        from ..parallel.group import SingleGroup
+
+        if len(ranks) != 1:
+            raise NotImplementedError(f"platform {self.device_type!r} has no collectives for {len(ranks)} ranks")
+        return SingleGroup()

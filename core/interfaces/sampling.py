@@ -1,0 +1,166 @@
+"""`SamplingParams`: what a caller may ask of the sampler, checked once at admission.
+
+Field names and meanings follow vLLM's public `SamplingParams`. Knows no tensor and no model: bounds that need the
+model (vocabulary, context length) are applied by the front when a request is admitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+#: Below this a temperature means greedy.
+GREEDY_EPSILON = 1e-5
+#: Smaller temperatures that are not greedy are raised to this, or logits overflow.
+MIN_TEMPERATURE = 1e-2
+
+
+class RequestOutputKind(IntEnum):
+    """What each output of a stream carries: all text so far, only what is new, or nothing before the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """At most one constraint on the output; a grammar plugin compiles it."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [
+            name
+            for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+            if getattr(self, name) is not None
+        ]
+        if len(given) > 1:
+            raise ValueError(f"structured_outputs takes one constraint, got {len(given)}: {', '.join(given)}")
+
+
+def _check_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    if value > high or value < low or (low_open and value == low):
+        left = "(" if low_open else "["
+        raise ValueError(f"{name} must be in {left}{low:g}, {high:g}], got {value!r}")
+
+
+def _check_int(name: str, value: Any, low: int, also: tuple[int, ...] = ()) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or (value < low and value not in also):
+        choices = f"at least {low}" + "".join(f" or {extra}" for extra in also)
+        raise ValueError(f"{name} must be an integer of {choices}, got {value!r}")
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
+    """How the tokens of one request are drawn and when it ends.
+
+    Raises `ValueError` naming the field and its range. `temperature` below 1e-5 is greedy. `logprobs` k returns the k
+    best and the drawn token, -1 the whole vocabulary. `max_tokens` None means up to the model's length.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logits_processors: list[Callable[..., Any]] | None = None
+    truncate_prompt_tokens: int | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    extra_args: dict[str, Any] | None = None
+    skip_clone: bool = False
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stop is None:
+            self.stop = []
+        elif isinstance(self.stop, str):
+            self.stop = [self.stop]
+        self.stop_token_ids = list(self.stop_token_ids or ())
+        self.bad_words = list(self.bad_words or ())
+        if self.seed == -1:
+            self.seed = None
+        self.verify()
+        if GREEDY_EPSILON <= self.temperature < MIN_TEMPERATURE:
+            self.temperature = MIN_TEMPERATURE
+
+    def verify(self) -> None:
+        """Checks every field against its own range; raises `ValueError` naming the first that is out of it."""
+        _check_int("n", self.n, 1)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_range(name, getattr(self, name), -2.0, 2.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 1e4, low_open=True)
+        _check_range("temperature", self.temperature, 0.0, 1e4)
+        _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_int("top_k", self.top_k, 0, also=(-1,))
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens must be at most max_tokens {self.max_tokens}, got {self.min_tokens}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, also=(-1,))
+        if self.truncate_prompt_tokens is not None:
+            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, also=(-1,))
+        if self.seed is not None and not (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64):
+            raise ValueError(f"seed must be a 64-bit integer, got {self.seed!r}")
+        self._verify_stops()
+        for token, bias in (self.logit_bias or {}).items():
+            _check_int("logit_bias key", int(token), 0)
+            _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+
+    def _verify_stops(self) -> None:
+        for name in ("stop", "bad_words"):
+            words: Sequence[Any] = getattr(self, name)
+            if not isinstance(words, list) or any(not isinstance(word, str) or not word for word in words):
+                raise ValueError(f"{name} must be a list of non-empty strings, got {words!r}")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
+                _check_int(f"{name} entry", token, 0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids must name at least one token id, got []")
+        if self.stop and not self.detokenize:
+            raise ValueError("stop strings need detokenize=True, got detokenize=False")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken, so that no randomness is used."""
+        return self.temperature < GREEDY_EPSILON
+
+    def clone(self) -> SamplingParams:
+        """A copy that the engine may keep; logits processors and extra_args are shared, not copied."""
+        return self if self.skip_clone else msgspec.structs.replace(self)

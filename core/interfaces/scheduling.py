@@ -1,0 +1,32 @@
+"""A scheduling policy: the order in which waiting requests are admitted and running ones give way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
+
+
+class Schedulable(Protocol):
+    """What a policy may look at. Times are `time.monotonic()` seconds; `num_tokens` counts prompt and output."""
+
+    request_id: str
+    priority: int
+    arrival: float
+    num_computed: int
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+class SchedulerPolicy(ABC):
+    """Built as `Class(config=…, options=…)`. Must be a pure function of what it is given."""
+
+    def __init__(self, *, config: Any, options: Any = None) -> None:
+        self.config = config
+        self.options = options
+
+    @abstractmethod
+    def key(self, request: Schedulable) -> tuple[Any, ...]:
+        """Sort key: the waiting request with the smallest key is admitted first, the running one with the largest
+        gives way first when blocks run out.
+        """

@@ -1,0 +1,117 @@
+"""One step as data: what the scheduler asks for and what the worker answers.
+
+Plain arrays and structs, so that a step crosses processes as it is. Knows no tensor, no text and no policy.
+A *slot* is a request's stable index in the worker's state (0 .. max_num_seqs - 1); the scheduler hands slots out and
+reuses one only after the last step that used it has been answered. Arrays are int32 unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from .sampling import SamplingParams
+
+
+class NewRequest(msgspec.Struct, kw_only=True):
+    """A request that enters a slot: newly admitted, or resumed after preemption (then prefill includes its output).
+
+    `prompt_len` counts the user's prompt; `token_ids` [prefill_len] are the tokens to prefill now: the prompt and
+    whatever was generated before a preemption. `num_computed` of them are already in the KV cache. `block_ids[g]`
+    are the blocks of KV group g, in order. `seed` is never missing: drawn at admission when the caller gave none.
+    """
+
+    slot: int
+    request_id: str
+    token_ids: np.ndarray
+    prompt_len: int
+    num_computed: int
+    block_ids: list[np.ndarray]
+    params: SamplingParams
+    seed: int
+    eos_token_ids: list[int] = []
+    adapter: int = 0
+    extras: dict[str, bytes] = {}
+
+
+class BlockAppend(msgspec.Struct, kw_only=True):
+    """Blocks that running requests gained in KV group `group`: `block_ids` [n] go to (`slots` [n], `offsets` [n])."""
+
+    group: int
+    slots: np.ndarray
+    offsets: np.ndarray
+    block_ids: np.ndarray
+
+
+class StepPlan(msgspec.Struct, kw_only=True):
+    """What one step does, in the order in which the worker applies it.
+
+    `removed_slots` leave first (finished or preempted), `added` enter, `appends` extend block tables; then, for the
+    B rows of the batch: `slots` [B], `num_scheduled` [B] tokens to compute, `num_computed` [B] tokens already in the
+    cache (exact without drafts, else an upper bound), `samples` bool [B]: whether the row yields a token (its last
+    prefill token is part of the step), `num_drafts` [B] draft tokens among the scheduled ones. A plan without rows
+    still applies the state changes and lets connectors progress. `extras` carries one message per collaborator.
+    `capture` asks the worker to prepare one more graph after this step, so that all ranks do so together.
+    """
+
+    step: int
+    removed_slots: np.ndarray
+    added: list[NewRequest]
+    appends: list[BlockAppend]
+    slots: np.ndarray
+    num_scheduled: np.ndarray
+    num_computed: np.ndarray
+    samples: np.ndarray
+    num_drafts: np.ndarray
+    finished_ids: list[str] = []
+    deterministic: bool = False
+    capture: bool = False
+    extras: dict[str, bytes] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the forward pass computes."""
+        return int(self.num_scheduled.sum())
+
+
+class LogprobRows(msgspec.Struct, kw_only=True):
+    """Log-probabilities of n positions: `token_ids` and float32 `logprobs` [n, k+1], column 0 the token itself.
+
+    `ranks` [n] is 1 for the most likely token. Columns past a row's own k are token id -1.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    ranks: np.ndarray
+
+
+class TransferReport(msgspec.Struct, kw_only=True):
+    """What a connector's worker side did in one step.
+
+    `sent` and `received` are request ids whose asynchronous transfer ended, `failed_blocks` block ids whose content
+    did not arrive (the scheduler recomputes from the first of them), `stats` and `events` are the connector's own.
+    """
+
+    sent: list[str] = []
+    received: list[str] = []
+    failed_blocks: list[int] = []
+    stats: dict[str, float] = {}
+    events: list[bytes] = []
+
+
+class StepResult(msgspec.Struct, kw_only=True):
+    """What a step produced. Row order is that of the plan.
+
+    `token_ids` [B, 1 + max drafts] (-1 where there is none), `num_tokens` [B] valid ones per row. `logprobs[row]` and
+    `prompt_logprobs[row]` only for rows that asked. `failed[row]` names why a single row could not be sampled (for
+    example non-finite logits); the other rows stand.
+    """
+
+    step: int
+    token_ids: np.ndarray
+    num_tokens: np.ndarray
+    logprobs: dict[int, LogprobRows] = {}
+    prompt_logprobs: dict[int, LogprobRows] = {}
+    failed: dict[int, str] = {}
+    transfer: TransferReport | None = None
+    extras: dict[str, bytes] = {}

@@ -1,0 +1,1 @@
+"""Layers that models are put together from. They know shards and weights, and no request."""

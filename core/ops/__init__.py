@@ -1,0 +1,37 @@
+"""The ops seam: every device operation of layers and of the runner, with its plain torch reference.
+
+A platform subclasses `Ops` and overrides what it does faster; same name, same signature, same meaning. References are
+the oracle of kernel tests, so they are written to be read. Knows no layer, no model and no device.
+"""
+
+from __future__ import annotations
+
+from . import activation, attention, experts, norm, rotary, step
+
+
+class Ops:
+    """The reference ops. Stateless: one instance serves every layer of a worker."""
+
+    # layers
+    rms_norm = staticmethod(norm.rms_norm)
+    add_rms_norm = staticmethod(norm.add_rms_norm)
+    layer_norm = staticmethod(norm.layer_norm)
+    silu_mul = staticmethod(activation.silu_mul)
+    gelu_tanh_mul = staticmethod(activation.gelu_tanh_mul)
+    rotary = staticmethod(rotary.rotary)
+    # attention
+    write_kv = staticmethod(attention.write_kv)
+    paged_attention = staticmethod(attention.paged_attention)
+    merge_states = staticmethod(attention.merge_states)
+    # experts
+    route = staticmethod(experts.route)
+    fused_experts = staticmethod(experts.fused_experts)
+    # the step
+    write_rows = staticmethod(step.write_rows)
+    write_values = staticmethod(step.write_values)
+    build_inputs = staticmethod(step.build_inputs)
+    slot_mapping = staticmethod(step.slot_mapping)
+    advance = staticmethod(step.advance)
+
+
+__all__ = ["Ops"]

@@ -1,0 +1,75 @@
+"""Attention references over a paged cache: readable first, the oracle for every backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Stores `key`, `value` [T, Hk, D] at `slot_mapping` int64 [T] (block · block_size + offset; negative: skipped).
+
+    `kv_cache` [2, num_blocks, block_size, Hk, D], any strides.
+    """
+    kept = slot_mapping >= 0
+    slots, block_size = slot_mapping[kept], kv_cache.shape[2]
+    block, offset = slots // block_size, slots % block_size
+    kv_cache[0, block, offset] = key[kept].to(kv_cache.dtype)
+    kv_cache[1, block, offset] = value[kept].to(kv_cache.dtype)
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of each row's last query_len tokens over its seq_len cached tokens, in float32.
+
+    `query` [T, H, D], `kv_cache` [2, num_blocks, block_size, Hk, D], `query_start` [B+1], `seq_lens` [B],
+    `block_table` [B, max_blocks]. `sinks` [H] are logits that take part in the softmax without a value;
+    `alibi_slopes` [H] add slope · (key position - query position). Returns [T, H, D].
+    """
+    out = torch.zeros_like(query)
+    block_size, groups = kv_cache.shape[2], query.shape[1] // kv_cache.shape[3]
+    for row, length in enumerate(seq_lens.tolist()):
+        start, end = int(query_start[row]), int(query_start[row + 1])
+        if end == start:
+            continue
+        q_pos = torch.arange(length - (end - start), length, device=query.device)
+        first = max(0, int(q_pos[0]) - window + 1) // block_size if window else 0
+        blocks = block_table[row, first : -(-length // block_size)].long()
+        k_pos = torch.arange(first * block_size, length, device=query.device)
+        keys, values = kv_cache[:, blocks].flatten(1, 2)[:, : len(k_pos)].float().repeat_interleave(groups, dim=2)
+        scores = torch.einsum("qhd,khd->hqk", query[start:end].float(), keys) * scale
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        distance = q_pos[:, None] - k_pos[None, :]
+        if alibi_slopes is not None:
+            scores = scores - alibi_slopes.float()[:, None, None] * distance
+        hidden = distance < 0
+        if window:
+            hidden = hidden | (distance >= window)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            sink = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+            probabilities = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+        else:
+            probabilities = scores.softmax(dim=-1)
+        out[start:end] = torch.einsum("hqk,khd->qhd", probabilities, values).to(out.dtype)
+    return out
+
+
+def merge_states(first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Joins attention over two disjoint sets of keys: outputs [T, H, D], log-sum-exps [T, H]; -inf is an empty set."""
+    lse = torch.logaddexp(first_lse, second_lse)
+    safe = torch.where(torch.isinf(lse), torch.zeros_like(lse), lse)
+    out = first * (first_lse - safe).exp().unsqueeze(-1) + second * (second_lse - safe).exp().unsqueeze(-1)
+    return out.to(first.dtype), lse
