@@ -102,6 +102,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     extra_args: dict[str, Any] | None = None
     skip_clone: bool = False
     deterministic: bool = False
+    #: Filled at admission, where the tokenizer is: every spelling of every bad word, as ids.
+    bad_words_token_ids: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
         if self.stop is None:
