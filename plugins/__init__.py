@@ -1,1 +1,30 @@
-"""The default plugins: one folder a kind, each with its hookimpls. Registered through the entry point `defaults`."""
+"""The default plugins: one folder a kind, each with its hookimpl and Providers. The entry point `defaults` names this.
+
+Importing it imports descriptions only, no torch.
+"""
+
+from __future__ import annotations
+
+from .attention import frame_attention_backends
+from .commands import frame_commands
+from .connectors import frame_kv_connectors
+from .endpoints import frame_endpoints
+from .executors import frame_executors
+from .loaders import frame_weight_loaders
+from .models import frame_models
+from .platforms import frame_platforms
+from .processors import frame_logits_processors
+from .schedulers import frame_schedulers
+
+__all__ = [
+    "frame_attention_backends",
+    "frame_commands",
+    "frame_endpoints",
+    "frame_executors",
+    "frame_kv_connectors",
+    "frame_logits_processors",
+    "frame_models",
+    "frame_platforms",
+    "frame_schedulers",
+    "frame_weight_loaders",
+]

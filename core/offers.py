@@ -1,0 +1,166 @@
+"""What installed packages offer: kinds, offers and failures, collected from entry points one by one.
+
+A package that cannot be loaded spoils no other; it becomes a `Failure`. Knows how to read entry points and how to
+import a target; choosing is the registry's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pluggy
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from . import hookspecs
+from .interfaces.provider import API_VERSION, Provider
+
+logger = logging.getLogger(__name__)
+
+#: Package name of what `ModelRegistry` was told in this process.
+HERE = "this-process"
+
+
+class PluginError(Exception):
+    """A plugin that was asked for cannot be had; the message is one sentence with cause and remedy."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One thing that plugins can be: its hook, what people call it, and the class that a target must derive from."""
+
+    hook: str
+    noun: str
+    interface: str | None = None
+
+
+KINDS = {
+    "platform": Kind("frame_platforms", "platform", "platform:Platform"),
+    "attention": Kind("frame_attention_backends", "attention backend", "attention:AttentionBackend"),
+    "model": Kind("frame_models", "model", "model:Model"),
+    "connector": Kind("frame_kv_connectors", "KV connector", "connector:ConnectorScheduler"),
+    "executor": Kind("frame_executors", "executor", "executor:Executor"),
+    "scheduler": Kind("frame_schedulers", "scheduling policy", "scheduling:SchedulerPolicy"),
+    "loader": Kind("frame_weight_loaders", "weight loader", "loader:WeightLoader"),
+    "processor": Kind("frame_logits_processors", "logits processor"),  # vLLM-style classes are adapted
+    "endpoint": Kind("frame_endpoints", "endpoint", "endpoint:Endpoint"),
+    "command": Kind("frame_commands", "command", "endpoint:Command"),
+}
+_KIND_OF_HOOK = {kind.hook: name for name, kind in KINDS.items()}
+
+
+class Choice(NamedTuple):
+    """What a parent process chose; children are given these as JSON. `target` only for what no package offers."""
+
+    kind: str
+    package: str
+    name: str
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A provider and where it comes from. `problem` says why it cannot be chosen (API range), None when it can."""
+
+    kind: str
+    provider: Provider
+    package: str
+    version: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An entry point that offers nothing, and why."""
+
+    package: str
+    version: str
+    entry: str
+    reason: str
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that says what a misspelt name may have meant; empty when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def installed(packages: set[Any] | None) -> list[EntryPoint]:
+    """Entry points of our group, each once even when stale metadata repeats it, in a stable order."""
+    found: dict[tuple[str, str, str], EntryPoint] = {}
+    for entry in entry_points(group=hookspecs.GROUP):
+        package = canonicalize_name(_package(entry)[0])
+        if packages is None or package in packages:
+            found.setdefault((package, entry.name, entry.value), entry)
+    return [found[key] for key in sorted(found)]
+
+
+def _package(entry: EntryPoint) -> tuple[str, str]:
+    return (entry.dist.name, entry.dist.version) if entry.dist is not None else ("unknown", "0")
+
+
+def collect(entries: Iterable[EntryPoint]) -> tuple[list[Offer], list[Failure]]:
+    """Imports each entry point's module by itself, so that a broken one spoils no other."""
+    offers: list[Offer] = []
+    failures: list[Failure] = []
+    for entry in entries:
+        package, version = _package(entry)
+        try:
+            offers += _offers(entry.load(), package, version)
+        except Exception as error:  # a plugin's module may raise anything; it is reported with its name
+            failures.append(Failure(package, version, entry.name, one_line(error)))
+            logger.debug("plugin %s of package %s failed", entry.name, package, exc_info=True)
+    return offers, failures
+
+
+def _offers(plugin: ModuleType, package: str, version: str) -> list[Offer]:
+    manager = pluggy.PluginManager(hookspecs.GROUP)
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin)
+    found: list[Offer] = []
+    for caller in manager.get_hookcallers(plugin) or ():
+        kind = _KIND_OF_HOOK.get(caller.name)
+        if kind is None:
+            raise PluginError(f"no hook {caller.name!r}{near(caller.name, _KIND_OF_HOOK)}")
+        for providers in caller():
+            if not isinstance(providers, list) or any(not isinstance(item, Provider) for item in providers):
+                raise PluginError(f"hook {caller.name} must return a list of Provider, got {providers!r:.80}")
+            found += [Offer(kind, provider, package, version, _api_problem(provider)) for provider in providers]
+    return found
+
+
+def _api_problem(provider: Provider) -> str | None:
+    try:
+        if API_VERSION in SpecifierSet(provider.api, prereleases=True):
+            return None
+    except InvalidSpecifier:
+        return f"its API range {provider.api!r} is no version range; write one like '>=0.1,<0.2'"
+    return (
+        f"it was written for plugin API {provider.api}, this frame has {API_VERSION}; "
+        "install a version of the package made for it"
+    )
+
+
+def import_target(target: str, owner: str) -> Any:
+    module, colon, path = target.partition(":")
+    if not colon or not module or not path:
+        raise PluginError(f"{owner}: target {target!r} is not of the form 'package.module:Class'")
+    try:
+        found: Any = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever a foreign module raises while it is imported
+        raise PluginError(f"{owner} cannot be imported from {target}: {one_line(error)}") from error
+    return found
+
+
+def one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"

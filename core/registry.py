@@ -1,0 +1,288 @@
+"""The plugin host: chooses plugins by name, builds them, and says why something is not there.
+
+Loading is forgiving and choosing is strict: a package that cannot be loaded is reported, and stops the start only when
+something of it was asked for. Child processes load exactly what their parent chose. Knows kinds, names and versions;
+nothing of what a plugin does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from typing import Any, ClassVar
+
+from packaging.utils import canonicalize_name
+from pydantic import BaseModel, ValidationError
+
+from .interfaces.provider import API_VERSION, Provider
+from .offers import HERE, KINDS, Choice, Failure, Offer, PluginError, collect, import_target, installed, near
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["Choice", "ModelRegistry", "PluginError", "Registry", "named_plugins"]
+
+
+class ModelRegistry:
+    """Models of this process, for callers without a package of their own. Later registrations replace earlier ones."""
+
+    models: ClassVar[dict[str, str | type[Any]]] = {}
+
+    @classmethod
+    def register_model(cls, architecture: str, model: str | type[Any]) -> None:
+        """Makes `model` (a class, or "package.module:Class") what config.json's `architecture` means.
+
+        A class works in this process only; a name also in engine processes.
+        """
+        if isinstance(model, str) and model.count(":") != 1:
+            raise ValueError(f"model of {architecture!r} must be a class or 'package.module:Class', got {model!r}")
+        cls.models[architecture] = model
+
+    @classmethod
+    def get_supported_archs(cls) -> list[str]:
+        """Architectures that can be served: those registered here and those that plugins offer."""
+        return sorted({provider.name for provider in Registry.load().providers("model")})
+
+
+class Registry:
+    """What is installed. Made by `load`; asked with `choose`, `select`, `options`, `resolve`, `make`."""
+
+    def __init__(self, offers: Sequence[Offer], failures: Sequence[Failure]) -> None:
+        self.offers = list(offers)
+        self.failures = list(failures)
+        self._resolved: dict[str, type[Any]] = {}
+
+    @classmethod
+    def load(cls, only: Iterable[Sequence[str]] | None = None) -> Registry:
+        """Collects the providers of every installed package.
+
+        With `only`, the choices of a parent process: imports their packages alone, offers nothing else, and raises
+        `PluginError` when one of them is missing here.
+        """
+        choices = None if only is None else [Choice(*choice) for choice in only]
+        packages = None if choices is None else {canonicalize_name(choice.package) for choice in choices}
+        offers, failures = collect(installed(packages))
+        registry = cls(offers, failures)
+        registry._add_models_of_this_process()
+        if choices is not None:
+            registry.offers = [registry._offer_of_choice(choice) for choice in choices]
+        return registry
+
+    def providers(self, kind: str) -> list[Provider]:
+        """What can be chosen of a kind, most preferred first."""
+        found = [offer.provider for offer in self.offers if offer.kind == kind and offer.problem is None]
+        return sorted(found, key=lambda provider: (-provider.preference, provider.name))
+
+    def choose(self, kind: str, name: str) -> Provider:
+        """The provider called `name` (or "package:name"); raises `PluginError`."""
+        return self.offer(kind, name).provider
+
+    def offer(self, kind: str, name: str) -> Offer:
+        """As `choose`, with the package that offers it."""
+        package, _, wanted = name.rpartition(":")
+        matches = [
+            offer
+            for offer in self.offers
+            if offer.kind == kind
+            and wanted in (offer.provider.name, *offer.provider.aliases)
+            and (not package or canonicalize_name(offer.package) == canonicalize_name(package))
+        ]
+        here = [offer for offer in matches if offer.package == HERE]
+        usable = here or [offer for offer in matches if offer.problem is None]
+        noun = KINDS[kind].noun
+        if len(usable) == 1:
+            return usable[0]
+        if not matches:
+            raise PluginError(self._unknown(kind, name))
+        if not usable:
+            raise PluginError(f"{noun} {name!r} of package {matches[0].package} cannot be used: {matches[0].problem}")
+        packages = sorted({offer.package for offer in usable})
+        if len(packages) == 1:
+            raise PluginError(f"{noun} {wanted!r} is offered {len(usable)} times by package {packages[0]}")
+        names = ", ".join(f"'{package}:{wanted}'" for package in packages)
+        raise PluginError(f"{noun} {wanted!r} is offered by {len(packages)} packages; name one of {names}")
+
+    def select(
+        self,
+        kind: str,
+        name: str,
+        reason: Callable[[type[Any]], str | None],
+        preference: Callable[[type[Any]], int | None] | None = None,
+    ) -> Provider:
+        """`name`, or for "auto" the most preferred provider whose class has no `reason` against it.
+
+        `preference` may overrule a provider's own number for the case at hand. Raises `PluginError` with the reason of
+        each candidate, or naming a tie.
+        """
+        noun = KINDS[kind].noun
+        if name != "auto":
+            provider = self.choose(kind, name)
+            against = reason(self.resolve(provider))
+            if against is not None:
+                raise PluginError(f"{noun} {name!r} cannot be used here: {against}")
+            logger.info("%s: %s", noun, provider.name)
+            return provider
+        able: list[tuple[int, Provider]] = []
+        unable: list[str] = []
+        for provider in self.providers(kind):
+            try:
+                target = self.resolve(provider)
+                against = reason(target)
+            except PluginError as error:
+                against = str(error)
+            if against is not None:
+                unable.append(f"{provider.name}: {against}")
+                continue
+            own = preference(target) if preference is not None else None
+            able.append((provider.preference if own is None else own, provider))
+        if not able:
+            raise PluginError(f"no {noun} can be used here; {'; '.join(unable) or 'none is installed'}")
+        best = max(rank for rank, _ in able)
+        names = [provider.name for rank, provider in able if rank == best]
+        if len(names) > 1:
+            raise PluginError(f"{noun}s {' and '.join(names)} have the same preference {best}; choose one by name")
+        provider = next(provider for rank, provider in able if rank == best)
+        logger.info("%s: %s (auto%s)", noun, provider.name, f"; not {'; not '.join(unable)}" if unable else "")
+        return provider
+
+    def resolve(self, provider: Provider, part: str = "") -> type[Any]:
+        """Imports the class that a provider names; `part` names a tag that holds another target ("worker").
+
+        Raises `PluginError` when it cannot be imported, is no class, or lacks methods of its interface.
+        """
+        target = provider.tags.get(part, "") if part else provider.target
+        source = self._source(provider)
+        if part and not target:
+            raise PluginError(
+                f"plugin {provider.name!r}{source} names no {part} part: give tags={{{part!r}: 'mod:Class'}}"
+            )
+        if target not in self._resolved:
+            self._resolved[target] = self._import(provider, target, source, part)
+        return self._resolved[target]
+
+    def options(self, provider: Provider, config: Any) -> BaseModel | None:
+        """The provider's typed options from `config.plugin[name]`; None when it has none.
+
+        Raises `PluginError` naming the field when a value is unknown or wrong.
+        """
+        given: dict[str, Any] = {}
+        for name in (provider.name, *provider.aliases):
+            given.update(config.plugin.get(name, {}))
+        model = provider.options
+        if model is None:
+            if given:
+                raise PluginError(f"plugin {provider.name!r} takes no options, got {', '.join(sorted(given))}")
+            return None
+        if isinstance(model, str):
+            model = import_target(model, f"options of plugin {provider.name!r}{self._source(provider)}")
+        if not issubclass(model, BaseModel):
+            raise PluginError(f"options of plugin {provider.name!r} must be a pydantic model, got {model.__name__}")
+        unknown = sorted(set(given) - set(model.model_fields))
+        if unknown:
+            choices = ", ".join(sorted(model.model_fields))
+            raise PluginError(f"plugin {provider.name!r} has no option {unknown[0]!r}; there are: {choices}")
+        try:
+            options: BaseModel = model.model_validate(given)
+            return options
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise PluginError(f"option {where} of plugin {provider.name!r}: {first['msg']}") from None
+
+    def make(self, kind: str, name: str, config: Any, *args: Any, part: str = "", **kwargs: Any) -> Any:
+        """Builds the plugin called `name`: `Class(*args, config=config, options=…, **kwargs)`."""
+        provider = self.choose(kind, name)
+        made = self.resolve(provider, part)
+        return made(*args, config=config, options=self.options(provider, config), **kwargs)
+
+    def check(self, config: Any) -> None:
+        """Raises `PluginError` for any plugin named in `config` that is not there; imports nothing heavy."""
+        for kind, name in named_plugins(config):
+            if name != "auto":
+                self.choose(kind, name)
+        names = {alias for offer in self.offers for alias in (offer.provider.name, *offer.provider.aliases)}
+        for name in config.plugin:
+            if name not in names:
+                raise PluginError(f"no plugin {name!r} to configure{near(name, names)}; `frame plugins` lists them")
+
+    def choices(self, config: Any) -> list[Choice]:
+        """What child processes of an engine with `config` may load: what it names, and all of what it leaves open."""
+        named = dict(named_plugins(config))
+        return [
+            choice
+            for kind in KINDS
+            for choice in (
+                [self._choice(self.offer(kind, named[kind]))]
+                if named.get(kind, "auto") != "auto"
+                else [self._choice(offer) for offer in self.offers if offer.kind == kind and offer.problem is None]
+            )
+        ]
+
+    def _choice(self, offer: Offer) -> Choice:
+        target = offer.provider.target if offer.package == HERE else ""
+        return Choice(offer.kind, offer.package, offer.provider.name, target)
+
+    def _offer_of_choice(self, choice: Choice) -> Offer:
+        if choice.package == HERE:
+            return Offer(choice.kind, _provider_here(choice.name, choice.target), HERE, "")
+        return self.offer(choice.kind, f"{choice.package}:{choice.name}")
+
+    def _add_models_of_this_process(self) -> None:
+        for architecture, model in ModelRegistry.models.items():
+            target = model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
+            if not isinstance(model, str):
+                self._resolved[target] = model
+            self.offers.append(Offer("model", _provider_here(architecture, target), HERE, ""))
+
+    def _source(self, provider: Provider) -> str:
+        return next((f" of package {offer.package}" for offer in self.offers if offer.provider is provider), "")
+
+    def _unknown(self, kind: str, name: str) -> str:
+        noun, wanted = KINDS[kind].noun, name.rpartition(":")[2]
+        known = [provider.name for provider in self.providers(kind)]
+        close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.5)
+        listed = (
+            f"near ones: {', '.join(close)}"
+            if close and len(known) > 12
+            else f"there are: {', '.join(known) or 'none'}"
+        )
+        failed = "".join(f"; package {failure.package} failed: {failure.reason}" for failure in self.failures)
+        return f"no {noun} {name!r}; {listed}{failed}"
+
+    def _import(self, provider: Provider, target: str, source: str, part: str) -> type[Any]:
+        found = import_target(target, f"plugin {provider.name!r}{source}")
+        if not inspect.isclass(found):
+            raise PluginError(f"plugin {provider.name!r}{source}: {target} is no class")
+        kind = next((offer.kind for offer in self.offers if offer.provider is provider), None)
+        interface = KINDS[kind].interface if kind is not None else None
+        if interface is not None:
+            module, _, name = interface.partition(":")
+            if part:
+                name = name.replace("Scheduler", part.capitalize())
+            wanted = getattr(import_module(f".interfaces.{module}", __package__), name)
+            if not issubclass(found, wanted):
+                raise PluginError(f"plugin {provider.name!r}{source}: {target} does not derive from {name}")
+            missing = sorted(getattr(found, "__abstractmethods__", ()))
+            if missing:
+                raise PluginError(f"plugin {provider.name!r}{source}: {target} lacks {', '.join(missing)}")
+        return found
+
+
+def named_plugins(config: Any) -> list[tuple[str, str]]:
+    """(kind, name) of every plugin that a configuration names; "auto" leaves the choice open."""
+    named = [
+        ("platform", config.executor.platform),
+        ("executor", config.executor.executor),
+        ("scheduler", config.scheduler.scheduling_policy),
+        ("attention", config.attention.attention_backend),
+        ("loader", config.load.load_format),
+    ]
+    if config.transfer.kv_connector is not None:
+        named.append(("connector", config.transfer.kv_connector))
+    return named
+
+
+def _provider_here(architecture: str, target: str) -> Provider:
+    return Provider(architecture, target, api=f"=={API_VERSION}", summary="registered in this process")

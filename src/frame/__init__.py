@@ -1,0 +1,52 @@
+"""frame: LLM inference and serving whose every replaceable part is a plugin.
+
+The public names. Each is imported on first use, so `import frame` is quick and imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .core.hookspecs import hookimpl as hookimpl
+    from .core.interfaces.provider import API_VERSION as API_VERSION
+    from .core.interfaces.provider import Provider as Provider
+    from .core.interfaces.sampling import RequestOutputKind as RequestOutputKind
+    from .core.interfaces.sampling import SamplingParams as SamplingParams
+    from .core.interfaces.sampling import StructuredOutputsParams as StructuredOutputsParams
+
+_HOMES = {
+    "hookspecs": ("hookimpl",),
+    "interfaces.provider": ("API_VERSION", "Provider"),
+    "interfaces.sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+    "config.arguments": ("AsyncEngineArgs", "EngineArgs"),
+    "registry": ("ModelRegistry",),
+    "front.llm": ("LLM",),
+    "front.llm_engine": ("LLMEngine",),
+    "front.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
+    "front.beam": ("BeamSearchParams",),
+    "front.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "front.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+#: Modules that plugin authors import as `frame.interfaces` and so on.
+_MODULES = frozenset(("interfaces", "layers", "ops", "testing"))
+
+__all__ = sorted((*_HOME, "__version__"))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("frame-llm")
+    if name in _HOME:
+        return getattr(import_module(f".core.{_HOME[name]}", __name__), name)
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,27 @@
+"""Layers for model authors: the names of `frame.core.layers`, found on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .core import layers as _home
+
+if TYPE_CHECKING:
+    from .core.layers import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(_home, name)
+    except AttributeError:
+        try:
+            return import_module(f".core.layers.{name}", __package__)
+        except ModuleNotFoundError as error:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from error
+
+
+def __dir__() -> list[str]:
+    return dir(_home)
