@@ -25,7 +25,7 @@ _HOMES = {
     "connector": (
         "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker", "RequestView",
     ),
-    "executor": ("Executor", "StepHandle", "WorkerProtocol"),
+    "executor": ("Executor", "StepHandle", "WorkerFactory", "WorkerProtocol"),
     "scheduling": ("Schedulable", "SchedulerPolicy"),
     "loader": ("LazyTensor", "WeightLoader"),
     "logits": ("LogitsProcessor",),

@@ -1,6 +1,7 @@
 """A KV connector: moves blocks between this engine and elsewhere (disk, host memory, another engine).
 
-Two halves in two processes that talk through the step: the scheduler side decides, the worker side moves bytes.
+Two halves in two processes that talk through the step: the scheduler side decides, the worker side moves bytes. A
+provider names the first as its target and the second as its tag "worker".
 Messages are bytes, encoded as the connector likes (`frame.interfaces.encode`), never executable.
 """
 
@@ -99,7 +100,10 @@ class ConnectorWorker(ABC):
 
     @abstractmethod
     def begin_step(self, message: bytes) -> None:
-        """Starts loads and whatever else the scheduler side asked for."""
+        """Starts loads and whatever else the scheduler side asked for.
+
+        A step that failed has no `end_step`; what it would have saved must not be published.
+        """
 
     @abstractmethod
     def end_step(self, finished: Sequence[str]) -> TransferReport:

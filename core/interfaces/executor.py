@@ -31,21 +31,33 @@ class WorkerProtocol(Protocol):
     def sample(self, masks: bytes = b"") -> StepHandle:
         """Samples the step executed last."""
 
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Calls a control method by name: the RPC of `collective_rpc`, profiling, sleep."""
+
+    def check(self) -> None:
+        """Raises `RuntimeError` when the worker cannot serve any more."""
+
     def close(self) -> None:
-        """Frees the device."""
+        """Frees the device. May be called twice."""
+
+
+class WorkerFactory(Protocol):
+    """Makes workers for an executor, which decides where they live."""
+
+    def local(self, rank: int) -> WorkerProtocol:
+        """A worker in the calling process."""
+
+    def spawn(self, rank: int) -> WorkerProtocol:
+        """A worker in a process of its own (`python -m frame worker`); it ends with its parent."""
 
 
 class Executor(ABC):
-    """Owns the workers of one engine. Built as `Class(config=…, options=…, make_worker=…)`.
+    """Owns the workers of one engine. Built as `Class(config=…, options=…, workers=…)`."""
 
-    `make_worker(rank)` builds a worker in the calling process; an executor that starts processes runs
-    `python -m frame worker` there instead and passes the configuration on.
-    """
-
-    def __init__(self, *, config: Any, options: Any = None, make_worker: Any) -> None:
+    def __init__(self, *, config: Any, options: Any = None, workers: WorkerFactory) -> None:
         self.config = config
         self.options = options
-        self.make_worker = make_worker
+        self.workers = workers
 
     @abstractmethod
     def start(self) -> KVLayout:

@@ -8,7 +8,7 @@ scheduler.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from ..layers.attention import Attention
+    from ..layers.weights import WeightMap
     from ..ops import Ops
     from ..parallel.group import ProcessGroup
 
@@ -71,6 +72,8 @@ class Build(ABC):
     device: torch.device
     ops: Ops
     groups: Groups
+    #: tokens of the longest sequence that will be served; the length of position tables
+    max_model_len: int
 
     @abstractmethod
     def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
@@ -172,6 +175,7 @@ class Model(nn.Module, ABC):
     def __init__(self, *, build: Build) -> None:
         super().__init__()
         self.config = build.config
+        self._weights: WeightMap | None = None
 
     @abstractmethod
     def forward(
@@ -191,6 +195,18 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [N, vocab_size] for hidden states [N, hidden_size] of the rows that need them."""
+
+    def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Copies whole tensors, under their checkpoint names, into the parameters; returns the names taken.
+
+        May be called with any part of a checkpoint, again and again; `finish_load` ends the series. Raises `ValueError`
+        naming a tensor that no layer knows or whose shape differs.
+        """
+        from ..layers.weights import WeightMap  # the contract itself must not load the layers
+
+        if self._weights is None:
+            self._weights = WeightMap(self)
+        return self._weights.load(pairs)
 
     def finish_load(self) -> None:
         """Called after the last weight has arrived, each time weights were (re)loaded; repacks where needed."""

@@ -77,8 +77,11 @@ class Memory(ABC):
         """Reads the counters now."""
 
     @abstractmethod
-    def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int) -> int:
-        """Bytes that the KV cache may take, after `start` (taken before loading) and a profiling step."""
+    def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int, full_bytes: int) -> int:
+        """Bytes that the KV cache may take, after `start` (taken before loading) and a profiling step.
+
+        `full_bytes` is what every request at full length would need together; more only serves the prefix cache.
+        """
 
     def pool(self, tag: str) -> AbstractContextManager[Any]:
         """Allocations made inside belong to `tag` ("weights", "kv_cache"); the default has no pools."""

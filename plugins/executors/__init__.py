@@ -1,0 +1,24 @@
+"""Executors: where workers run."""
+
+from __future__ import annotations
+
+from frame import Provider, hookimpl
+
+
+@hookimpl
+def frame_executors() -> list[Provider]:
+    """The executors that ship with frame."""
+    return [
+        Provider(
+            "inline",
+            "frame.plugins.executors.inline:InlineExecutor",
+            api=">=0.1,<0.2",
+            summary="one worker in the engine's own process",
+        ),
+        Provider(
+            "process",
+            "frame.plugins.executors.process:ProcessExecutor",
+            api=">=0.1,<0.2",
+            summary="one worker in a process of its own",
+        ),
+    ]

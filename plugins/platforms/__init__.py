@@ -1,0 +1,19 @@
+"""Platforms: the devices that frame runs on."""
+
+from __future__ import annotations
+
+from frame import Provider, hookimpl
+
+
+@hookimpl
+def frame_platforms() -> list[Provider]:
+    """The platforms that ship with frame."""
+    return [
+        Provider(
+            "cpu",
+            "frame.plugins.platforms.cpu:CpuPlatform",
+            api=">=0.1,<0.2",
+            summary="any processor that torch runs on",
+            options="frame.plugins.platforms.cpu:CpuOptions",
+        ),
+    ]

@@ -1,0 +1,203 @@
+"""The engine: plans steps, launches them, and turns their results into outputs. Knows ids only.
+
+`step` keeps up to `max_in_flight` steps launched: the next one is planned before the tokens of the current one have
+reached the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..config.checkpoint import read_checkpoint
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineInfo
+from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
+from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
+from ..interfaces.executor import Executor, StepHandle, WorkerFactory
+from ..interfaces.kv import KVLayout
+from ..interfaces.step import StepPlan
+from ..registry import Registry
+from .scheduler import Scheduler
+
+logger = logging.getLogger("frame.engine")
+
+
+class Engine:
+    """Implements `frame.interfaces.EngineCore`. One thread calls it."""
+
+    def __init__(
+        self, *, scheduler: Scheduler, executor: Executor, connector: ConnectorScheduler, info: EngineInfo, depth: int
+    ) -> None:
+        self.info = info
+        self.scheduler = scheduler
+        self.executor = executor
+        self._connector = connector
+        self._depth = depth
+        self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
+        self._late: list[EngineOutput] = []
+        self._steps = 0
+        self._step_seconds = 0.0
+        self._closed = False
+
+    def add(self, request: EngineRequest) -> None:
+        """Queues a request; raises `ValueError` when it can never run."""
+        self.scheduler.add(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests; unknown ids are ignored. Their last output comes with the next step."""
+        self.scheduler.abort(request_ids)
+
+    def has_unfinished(self) -> bool:
+        """Whether requests are waiting or running, or an output has not been collected yet."""
+        return self.scheduler.has_unfinished() or bool(self._in_flight) or bool(self._late)
+
+    def step(self) -> list[EngineOutput]:
+        """Launches what can be launched and answers the oldest step; [] when nothing is left to do."""
+        start = time.perf_counter()
+        self._launch()
+        outputs, self._late = self._late, []
+        if self._in_flight:
+            plan, handle = self._in_flight.popleft()
+            outputs += self._answer(plan, handle)
+        self._steps += 1
+        self._step_seconds = time.perf_counter() - start
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges now."""
+        stats = self.scheduler.stats()
+        stats.steps = self._steps
+        stats.step_seconds = self._step_seconds
+        return stats
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Control methods: reset_prefix_cache, worker (any method of every worker), and the workers' own by name."""
+        arguments = dict(arguments or {})
+        if method == "reset_prefix_cache":
+            return self._reset_prefix_cache(**arguments)
+        if method == "worker":
+            return self.executor.call(arguments.pop("method"), arguments)
+        if method in ("start_profile", "stop_profile", "sleep", "wake_up"):
+            return self.executor.call(method, arguments)[0]
+        known = "reset_prefix_cache, sleep, start_profile, stop_profile, wake_up, worker"
+        raise ValueError(f"no engine method {method!r}; there are: {known}")
+
+    def check(self) -> None:
+        """Raises `RuntimeError` when a worker is dead."""
+        self.executor.check()
+
+    def close(self) -> None:
+        """Waits for launched steps, then stops the workers. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._in_flight.clear()
+        self._connector.close()
+        self.executor.close()
+
+    def _launch(self) -> None:
+        while len(self._in_flight) < self._depth:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return
+            try:
+                self.executor.execute(plan)
+                self._in_flight.append((plan, self.executor.sample()))
+            except Exception as error:
+                self._fail(plan, error)
+
+    def _answer(self, plan: StepPlan, handle: StepHandle) -> list[EngineOutput]:
+        try:
+            result = handle.result()
+        except Exception as error:
+            self._fail(plan, error)
+            outputs, self._late = self._late, []
+            return outputs
+        return self.scheduler.update(plan, result)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        """One failed step ends the requests in it, and nothing else; a dead worker ends the engine."""
+        logger.exception("step %d failed", plan.step)
+        self._late += self.scheduler.fail(plan, f"{type(error).__name__}: {error}")
+        self.executor.check()
+
+    def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        while self._in_flight:
+            self._late += self._answer(*self._in_flight.popleft())
+        done = self.scheduler.reset_prefix_cache(reset_running_requests)
+        if reset_connector:
+            done = self._connector.reset() and done
+        return done
+
+
+def make_engine(
+    config: FrameConfig, registry: Registry, progress: Callable[[str], None] = lambda stage: None
+) -> Engine:
+    """Builds and starts an engine; `progress` hears the name of each stage as it begins.
+
+    Raises one error with the root cause: a configuration, checkpoint or plugin error.
+    """
+    from ..worker.factory import Workers
+
+    checkpoint = read_checkpoint(config)
+    progress("workers")
+    workers: WorkerFactory = Workers(config, registry, progress)
+    executor: Executor = registry.make("executor", config.executor.executor, config, workers=workers)
+    try:
+        layout = executor.start()
+        facts = executor.call("describe")[0]
+        progress("scheduler")
+        return _assemble(config, registry, executor, layout, facts, checkpoint.max_model_len, checkpoint.vocab_size)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _assemble(
+    config: FrameConfig,
+    registry: Registry,
+    executor: Executor,
+    layout: KVLayout,
+    facts: dict[str, Any],
+    max_model_len: int,
+    vocab_size: int,
+) -> Engine:
+    if config.model.max_model_len == -1:
+        fits = _longest_request(layout)
+        max_model_len = min(max_model_len, fits)
+        logger.info("max_model_len: %d (auto)", max_model_len)
+    name = config.transfer.kv_connector
+    connector: ConnectorScheduler = (
+        NullConnectorScheduler(config=config, layout=layout)
+        if name is None
+        else registry.make("connector", name, config, layout=layout)
+    )
+    depth = executor.max_in_flight if config.scheduler.async_scheduling else 1
+    scheduler = Scheduler(
+        config=config,
+        layout=layout,
+        policy=registry.make("scheduler", config.scheduler.scheduling_policy, config),
+        connector=connector,
+        max_model_len=max_model_len,
+        max_in_flight=depth,
+    )
+    info = EngineInfo(
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        num_blocks=layout.num_blocks,
+        block_size=layout.block_size,
+        platform=facts["platform"],
+        attention=facts["attention"],
+        dtype=facts["dtype"],
+        stages=[tuple(stage) for stage in facts["stages"]],
+    )
+    return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)
+
+
+def _longest_request(layout: KVLayout) -> int:
+    """Tokens of the longest request that the pool holds alone, when every group keeps all of it."""
+    return max(1, (layout.num_blocks - 1) // max(1, len(layout.groups)) * layout.block_size)

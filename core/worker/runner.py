@@ -1,0 +1,150 @@
+"""The runner: one list of phases for every model and platform.
+
+finish → add → extend → staged writes → (no tokens: connector only) → shape → inputs and attention plans → connector
+begin → forward → connector end | logits → sample → copy out → advance. Anything rarer than "every model" lives in a
+collaborator with a null default. Knows no scheduling, no text and no particular device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..interfaces.attention import AttentionBackend
+from ..interfaces.connector import ConnectorWorker
+from ..interfaces.kv import KVLayout
+from ..interfaces.model import ForwardStep, Model
+from ..interfaces.platform import Graphs, StepShape, Streams
+from ..interfaces.step import StepPlan, TransferReport
+from ..ops import Ops
+from .prompt_logprobs import PromptLogprobs
+from .request_state import BlockTables, RequestState
+from .sampler import Sampler
+from .step_handle import PendingStep
+from .step_inputs import StepInputs, build_step_inputs
+
+CONNECTOR = "connector"
+
+
+@dataclass
+class Device:
+    """What the runner uses of a platform."""
+
+    ops: Ops
+    streams: Streams
+    graphs: Graphs
+    device: torch.device
+
+
+@dataclass
+class _Executed:
+    """Between the two calls of a step: what the forward pass left."""
+
+    plan: StepPlan
+    inputs: StepInputs | None
+    hidden: Tensor | None
+    transfer: TransferReport
+
+
+class Runner:
+    """Runs steps of one model. `execute` and `sample` are called in turn, in step order, by one thread."""
+
+    def __init__(
+        self,
+        *,
+        device: Device,
+        model: Model,
+        layout: KVLayout,
+        backends: Sequence[AttentionBackend],
+        state: RequestState,
+        tables: BlockTables,
+        sampler: Sampler,
+        connector: ConnectorWorker,
+    ) -> None:
+        self.device = device
+        self.model = model
+        self.layout = layout
+        self.backends = backends
+        self.state = state
+        self.tables = tables
+        self.sampler = sampler
+        self.prompt_logprobs = PromptLogprobs(ops=device.ops, logprobs_mode=sampler.logprobs_mode)
+        self.connector = connector
+        self._executed: _Executed | None = None
+        self._pending: deque[PendingStep] = deque()
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> None:
+        """Applies the plan's state changes and runs the forward pass; `sample` must follow.
+
+        A step that raises leaves the state changes in place and nothing to sample; its connector step is not ended.
+        """
+        self._executed = None
+        self._apply_changes(plan)
+        self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
+        inputs = hidden = None
+        if len(plan.slots):
+            shape = self.device.graphs.shape(plan)
+            inputs = build_step_inputs(
+                plan,
+                shape,
+                self.state,
+                self.tables,
+                self.backends,
+                layout=self.layout,
+                ops=self.device.ops,
+                streams=self.device.streams,
+            )
+            hidden = self._forward(inputs, shape)
+        self._executed = _Executed(plan, inputs, hidden, self.connector.end_step(plan.finished_ids))
+
+    @torch.inference_mode()
+    def sample(self, masks: bytes = b"") -> PendingStep:
+        """Draws the tokens of the step executed last and starts their copy to the host."""
+        executed, self._executed = self._executed, None
+        if executed is None:
+            raise RuntimeError("there is no executed step to sample: the step before failed or was sampled already")
+        step = PendingStep(executed.plan, executed.transfer, self.sampler)
+        if executed.inputs is not None and executed.hidden is not None:
+            self._sample_rows(step, executed.inputs, executed.hidden, masks)
+        self._pending.append(step)
+        while self._pending and self._pending[0].delivered:
+            self._pending.popleft()
+        return step
+
+    def _apply_changes(self, plan: StepPlan) -> None:
+        for slot in plan.removed_slots.tolist():
+            self.state.remove(slot)
+            self.sampler.remove(slot)
+            self.prompt_logprobs.remove(slot)
+        for request in plan.added:
+            self.state.add(request)
+            self.tables.add(request)
+            self.sampler.add(request)
+            self.prompt_logprobs.add(request)
+        self.tables.append(plan.appends)
+        self.state.apply_staged_writes()
+        self.tables.apply_staged_writes()
+        self.sampler.apply_staged_writes()
+
+    def _forward(self, inputs: StepInputs, shape: StepShape) -> Tensor:
+        step = ForwardStep(plans=inputs.plans, hooks=self.connector.hooks)
+        return self.device.graphs.run(shape, lambda: self.model(inputs.input_ids, inputs.positions, step))
+
+    def _sample_rows(self, step: PendingStep, inputs: StepInputs, hidden: Tensor, masks: bytes) -> None:
+        step.prompt_logprobs = self.prompt_logprobs.collect(
+            step.plan, hidden, self.state.token_ids, self.model.logits, self.device.streams
+        )
+        if not len(inputs.host_slots):
+            return
+        logits = self.model.logits(hidden.index_select(0, inputs.rows))
+        if self.sampler.needs_host_tokens(inputs.host_slots):
+            for earlier in self._pending:
+                earlier.deliver()
+        sampled = self.sampler.sample(logits, inputs.slots, inputs.host_slots, inputs.lengths.long(), masks)
+        step.start_copy(sampled, self.device.streams)
+        self.device.ops.advance(self.state.token_ids, inputs.slots, inputs.lengths, sampled.token_ids)

@@ -1,0 +1,211 @@
+"""The worker: one device from start-up to shutdown.
+
+Owns the platform, the model, the KV memory and the runner. Knows no scheduling and no text.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..config.checkpoint import Checkpoint, read_checkpoint
+from ..config.tree import FrameConfig
+from ..interfaces.attention import AttentionBackend
+from ..interfaces.connector import ConnectorWorker, NullConnectorWorker
+from ..interfaces.executor import StepHandle
+from ..interfaces.kv import KVLayout
+from ..interfaces.platform import Platform, PlatformSpec
+from ..interfaces.step import StepPlan
+from ..registry import Registry
+from .kv_memory import KVMemory, full_bytes, group_layers, plan_layout, with_blocks
+from .model_loading import LoadedModel, load_model, resolve_dtype
+from .processors import load_processors
+from .profiler import Profiler
+from .request_state import BlockTables, RequestState
+from .runner import Device, Runner
+from .sampler import Sampler
+
+logger = logging.getLogger("frame.worker")
+
+
+def choose_platform(config: FrameConfig, registry: Registry, local_rank: int = 0) -> Platform:
+    """The platform asked for, or the preferred one that this machine has; raises with every candidate's reason."""
+    provider = registry.select("platform", config.executor.platform, lambda platform: platform.probe())
+    platform: Platform = registry.make("platform", provider.name, config, local_rank=local_rank)
+    return platform
+
+
+class Worker:
+    """Implements `frame.interfaces.WorkerProtocol`. `facts` (after `start`) describe what was chosen."""
+
+    def __init__(
+        self,
+        config: FrameConfig,
+        registry: Registry,
+        rank: int = 0,
+        progress: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        self.config = config
+        self.registry = registry
+        self.rank = rank
+        self.facts: dict[str, Any] = {}
+        self.stages: list[tuple[str, float]] = []
+        self._progress = progress
+        self._profiler = Profiler(config.observability.profile_dir)
+
+    def start(self) -> KVLayout:
+        """Initialises the device, loads the model, sizes and allocates the KV cache."""
+        checkpoint = read_checkpoint(self.config)
+        platform = self._timed("device", lambda: self._start_platform(checkpoint))
+        before = platform.memory().snapshot()
+        loaded = self._timed("weights", lambda: load_model(self.config, checkpoint, platform, self.registry))
+        self.model = loaded.model
+        self.layout = self._timed("kv cache", lambda: self._start_cache(checkpoint, platform, loaded, before))
+        return self.layout
+
+    def execute(self, plan: StepPlan) -> None:
+        self.runner.execute(plan)
+
+    def sample(self, masks: bytes = b"") -> StepHandle:
+        return self.runner.sample(masks)
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        """Calls a public method of the worker by name: profiling, sleep, facts, and `collective_rpc`."""
+        target = getattr(self, method, None)
+        if method.startswith("_") or not callable(target):
+            known = ", ".join(sorted(name for name in vars(type(self)) if not name.startswith("_")))
+            raise ValueError(f"no worker method {method!r}; there are: {known}")
+        return target(**(arguments or {}))
+
+    def describe(self) -> dict[str, Any]:
+        """What was chosen at start-up: platform, attention backends, dtype; and stages (name, seconds)."""
+        return {**self.facts, "stages": self.stages}
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
+        """Calls `function(worker, *args)`; only possible where the worker shares the caller's process."""
+        return function(self, *args)
+
+    def start_profile(self) -> None:
+        """Begins a profiler trace."""
+        self._profiler.start()
+
+    def stop_profile(self) -> str:
+        """Ends the trace; returns the file it went to."""
+        return self._profiler.stop()
+
+    def sleep(self, keep: tuple[str, ...] = ("weights",)) -> None:
+        """Frees device memory; raises where the platform cannot."""
+        self.platform.memory().sleep(tuple(keep))
+
+    def wake_up(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
+        """Brings the memory back."""
+        self.platform.memory().wake(tuple(tags))
+
+    def check(self) -> None:
+        """A worker in this process is as alive as its caller."""
+
+    def close(self) -> None:
+        """Drops model, cache and runner, so that their memory returns within the process."""
+        if getattr(self, "runner", None) is not None:
+            self.runner.connector.close()
+        for name in ("runner", "model", "memory", "platform"):
+            setattr(self, name, None)
+        gc.collect()
+
+    def _timed(self, stage: str, work: Callable[[], Any]) -> Any:
+        self._progress(stage)
+        start = time.perf_counter()
+        value = work()
+        self.stages.append((stage, time.perf_counter() - start))
+        return value
+
+    def _start_platform(self, checkpoint: Checkpoint) -> Platform:
+        platform = choose_platform(self.config, self.registry, self.rank)
+        dtype = resolve_dtype(self.config, checkpoint, platform)
+        reason = platform.supports(PlatformSpec(dtype=dtype, deterministic=self.config.model.deterministic))
+        if reason:
+            raise ValueError(f"platform {platform.device_type!r} cannot serve this configuration: {reason}")
+        torch.manual_seed(self.config.model.seed)
+        self.platform = platform
+        self.facts.update(platform=platform.device_type, dtype=str(dtype).removeprefix("torch."))
+        return platform
+
+    def _start_cache(self, checkpoint: Checkpoint, platform: Platform, loaded: LoadedModel, before: Any) -> KVLayout:
+        cache = self.config.cache
+        layers = loaded.build.attention_layers
+        groups = group_layers({name: layer.kv_spec() for name, layer in layers.items()}, cache.block_size)
+        numerics = f"{checkpoint.architecture}:{self.facts['dtype']}:{self.config.model.deterministic}"
+        layout = plan_layout(groups, numerics)
+        needed = full_bytes(layout, self.config.scheduler.max_num_seqs, checkpoint.max_model_len)
+        available = cache.kv_cache_memory_bytes or platform.memory().kv_bytes(
+            before, cache.gpu_memory_utilization, loaded.weights_bytes, needed
+        )
+        layout = with_blocks(layout, available, cache.num_gpu_blocks_override)
+        with platform.memory().pool("kv_cache"):
+            self.memory = KVMemory(layout, platform.device)
+        backends = self._bind_layers(layout, loaded, platform)
+        self.runner = self._make_runner(checkpoint, layout, loaded, backends)
+        return layout
+
+    def _bind_layers(self, layout: KVLayout, loaded: LoadedModel, platform: Platform) -> list[AttentionBackend]:
+        """Chooses one backend per KV group and gives every layer its cache."""
+        backends: list[AttentionBackend] = []
+        chosen: list[str] = []
+        name, ops = self.config.attention.attention_backend, platform.ops()
+        for index, group in enumerate(layout.groups):
+            layers = [loaded.build.attention_layers[layer] for layer in group.layers]
+            spec = layers[0].spec
+            provider = self.registry.select("attention", name, lambda backend, spec=spec: backend.supports(spec))
+            kind = self.registry.resolve(provider)
+            backend = self.registry.make("attention", provider.name, self.config, spec, ops=ops)
+            for layer in layers:
+                layer.bind(index, backend, self.memory.layer_view(layer.name, kind, spec))
+            backends.append(backend)
+            chosen.append(provider.name)
+        self.facts["attention"] = chosen
+        logger.info("attention: %s", ", ".join(sorted(set(chosen))))
+        return backends
+
+    def _make_runner(
+        self, checkpoint: Checkpoint, layout: KVLayout, loaded: LoadedModel, backends: list[AttentionBackend]
+    ) -> Runner:
+        ops, streams, device = self.platform.ops(), self.platform.streams(), self.platform.device
+        max_slots, block_size = self.config.scheduler.max_num_seqs, layout.block_size
+        max_len = checkpoint.max_model_len
+        state = RequestState(max_slots, max_len + 1, ops=ops, streams=streams, device=device)
+        max_blocks = -(-(max_len + 1) // block_size)
+        tables = BlockTables(len(layout.groups), max_slots, max_blocks, ops=ops, streams=streams, device=device)
+        sampler = Sampler(
+            ops=ops,
+            streams=streams,
+            device=device,
+            max_slots=max_slots,
+            vocab_size=checkpoint.vocab_size,
+            logprobs_mode=self.config.model.logprobs_mode,
+            processors=load_processors(self.config, self.registry, device),
+        )
+        graphs = self.platform.graphs()
+        connector = self._make_connector(layout)
+        connector.register(self.memory.layer_bytes())
+        return Runner(
+            device=Device(ops, streams, graphs, device),
+            model=graphs.prepare(loaded.model),
+            layout=layout,
+            backends=backends,
+            state=state,
+            tables=tables,
+            sampler=sampler,
+            connector=connector,
+        )
+
+    def _make_connector(self, layout: KVLayout) -> ConnectorWorker:
+        name = self.config.transfer.kv_connector
+        if name is None:
+            return NullConnectorWorker(config=self.config, layout=layout)
+        connector: ConnectorWorker = self.registry.make("connector", name, self.config, part="worker", layout=layout)
+        return connector

@@ -1,0 +1,35 @@
+"""The process executor: one worker in a process of its own, so that host work overlaps with the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frame.core.interfaces.executor import Executor, StepHandle, WorkerFactory
+from frame.core.interfaces.kv import KVLayout
+from frame.core.interfaces.step import StepPlan
+
+
+class ProcessExecutor(Executor):
+    """Steps travel as msgpack over a socket; answers are awaited only when the engine asks for them."""
+
+    def __init__(self, *, config: Any, options: Any = None, workers: WorkerFactory) -> None:
+        super().__init__(config=config, options=options, workers=workers)
+        self._worker = workers.spawn(0)
+
+    def start(self) -> KVLayout:
+        return self._worker.start()
+
+    def execute(self, plan: StepPlan) -> None:
+        self._worker.execute(plan)
+
+    def sample(self, masks: bytes = b"") -> StepHandle:
+        return self._worker.sample(masks)
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+        return [self._worker.call(method, arguments)]
+
+    def check(self) -> None:
+        self._worker.check()
+
+    def close(self) -> None:
+        self._worker.close()

@@ -1,0 +1,111 @@
+"""The CPU platform: plain torch, host memory, no queues to wait for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
+from frame.core.ops import Ops
+
+#: Without an explicit size the cache takes at most this: CPU memory belongs to other programs too.
+DEFAULT_KV_BYTES = 4 << 30
+
+
+class CpuOptions(BaseModel):
+    """Settings of the CPU platform."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    native_dtype: bool = Field(False, description="Let dtype=auto keep 16-bit weights instead of widening to float32.")
+
+
+class CpuPlatform(Platform):
+    """Everything in host memory. 16-bit checkpoints are widened by "auto": most processors compute float32 faster."""
+
+    device_type = "cpu"
+
+    def __init__(self, *, config: Any, options: CpuOptions | None = None, local_rank: int = 0) -> None:
+        super().__init__(config=config, options=options or CpuOptions(), local_rank=local_rank)
+        threads = config.executor.num_threads
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    @classmethod
+    def probe(cls) -> str | None:
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def supports(self, spec: PlatformSpec) -> str | None:
+        reasons = []
+        if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            reasons.append(f"dtype {spec.dtype} is not one of float32, bfloat16, float16")
+        if spec.world_size != 1:
+            reasons.append(f"{spec.world_size} ranks asked for, one is supported")
+        if spec.deterministic:
+            reasons.append("deterministic is not supported")
+        return "; ".join(reasons) or None
+
+    def auto_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
+        return checkpoint if self.options.native_dtype else torch.float32
+
+    def ops(self) -> Ops:
+        return Ops()
+
+    def streams(self) -> Streams:
+        return HostStreams()
+
+    def memory(self) -> Memory:
+        return HostMemory()
+
+
+class Arrived(HostCopy):
+    """A copy that needs no waiting."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self._arrays = arrays
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> dict[str, np.ndarray]:
+        return self._arrays
+
+
+class HostStreams(Streams):
+    """Host memory is device memory: staging copies, copying out does not."""
+
+    def stage(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.copy())
+
+    def copy_out(self, tensors: Mapping[str, Tensor]) -> HostCopy:
+        return Arrived({name: tensor.numpy() for name, tensor in tensors.items()})
+
+    def synchronize(self) -> None:
+        return
+
+
+class HostMemory(Memory):
+    """The machine's memory, as the kernel reports it."""
+
+    def snapshot(self) -> MemorySnapshot:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = page * os.sysconf("SC_PHYS_PAGES")
+        free = page * os.sysconf("SC_AVPHYS_PAGES")
+        with open("/proc/self/statm") as file:
+            held = page * int(file.read().split()[1])
+        return MemorySnapshot(total=total, free=free, held=held, peak=held)
+
+    def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int, full_bytes: int) -> int:
+        """What all requests need, within a quarter of what was free, 4 GiB and the configured share of the machine."""
+        share = int(start.total * utilization) - weights_bytes
+        return max(0, min(DEFAULT_KV_BYTES, start.free // 4, share, full_bytes))
