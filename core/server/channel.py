@@ -1,0 +1,146 @@
+"""Length-prefixed msgpack frames over Unix sockets, for threads and for asyncio.
+
+A frame is 4 bytes of length (big-endian) and one message. A peer that sends more than the limit, or anything that is
+not one of the expected messages, is cut off. Knows no message's meaning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..interfaces.wire import decode, encode
+
+#: Largest frame that is sent or accepted.
+MAX_FRAME_BYTES = 1 << 28
+_LENGTH = struct.Struct(">I")
+_PATH_LIMIT = 90
+_PEER = struct.Struct("3i")
+
+
+class FrameTooLargeError(ValueError):
+    """A message exceeds the size limit of the channel."""
+
+
+def private_folder() -> Path:
+    """Makes a folder that only this user may enter (0700), with a path short enough for Unix sockets."""
+    folder = tempfile.mkdtemp(prefix="frame-")
+    if len(folder) > _PATH_LIMIT:
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="frame-", dir="/tmp")
+    return Path(folder)
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening Unix socket at `path`, for this user only."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(16)
+    return listener
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Whether the peer runs as this user (or as root)."""
+    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return uid in (os.getuid(), 0)
+
+
+def pack(message: Any, limit: int = MAX_FRAME_BYTES) -> bytes:
+    """A message as a frame; raises `FrameTooLargeError`."""
+    data = encode(message)
+    if len(data) > limit:
+        raise FrameTooLargeError(f"a message of {len(data)} bytes exceeds the channel's limit of {limit}")
+    return _LENGTH.pack(len(data)) + data
+
+
+class Channel:
+    """A socket that carries frames, for blocking threads: one may read while another writes.
+
+    `kind` is the union of messages that may arrive.
+    """
+
+    def __init__(self, connection: socket.socket, kind: Any, limit: int = MAX_FRAME_BYTES) -> None:
+        self._socket = connection
+        self._kind = kind
+        self._limit = limit
+
+    def send(self, message: Any) -> None:
+        """Blocks until all of it is handed over; raises `OSError` when the peer is gone."""
+        self._socket.sendall(pack(message, self._limit))
+
+    def receive(self) -> Any:
+        """The next message, None at the end. Raises `ValueError` for what is none, `OSError` for a broken socket."""
+        header = self._read(_LENGTH.size)
+        if header is None:
+            return None
+        (length,) = _LENGTH.unpack(header)
+        if length > self._limit:
+            raise FrameTooLargeError(f"a peer announced {length} bytes; the channel's limit is {self._limit}")
+        data = self._read(length)
+        return None if data is None else decode(bytes(data), self._kind)
+
+    def close(self) -> None:
+        """Ends the conversation; the peer and a thread that reads here see the end."""
+        with contextlib.suppress(OSError):  # the peer was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _read(self, size: int) -> bytearray | None:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = self._socket.recv_into(view)
+            if not count:
+                return None
+            view = view[count:]
+        return data
+
+
+class AsyncChannel:
+    """The same over asyncio streams."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: Any, limit: int = MAX_FRAME_BYTES
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._kind = kind
+        self._limit = limit
+
+    @classmethod
+    async def connect(cls, path: str, kind: Any) -> AsyncChannel:
+        """Connects to a listening Unix socket; raises `OSError` when nobody listens."""
+        reader, writer = await asyncio.open_unix_connection(path)
+        return cls(reader, writer, kind)
+
+    @classmethod
+    async def wrap(cls, connection: socket.socket, kind: Any) -> AsyncChannel:
+        """Takes over a connected Unix socket."""
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        return cls(reader, writer, kind)
+
+    async def send(self, message: Any) -> None:
+        """Waits while the peer is slow; raises `OSError` when it is gone."""
+        self._writer.write(pack(message, self._limit))
+        await self._writer.drain()
+
+    async def receive(self) -> Any:
+        """As `Channel.receive`."""
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if length > self._limit:
+                raise FrameTooLargeError(f"a peer announced {length} bytes; the channel's limit is {self._limit}")
+            return decode(await self._reader.readexactly(length), self._kind)
+        except asyncio.IncompleteReadError:
+            return None
+
+    def close(self) -> None:
+        """Ends the conversation."""
+        self._writer.close()

@@ -1,0 +1,196 @@
+"""The asyncio client of an engine process: `EngineClient`.
+
+`RemoteEngine` speaks to whatever engine it is attached to and fails its requests when that engine dies;
+`start_engine` gives it an engine process of its own. Knows no text and no HTTP; imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineDeadError, EngineInfo
+from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
+from ..interfaces.wire import decode
+from .channel import AsyncChannel
+from .messages import Abort, Add, Call, EngineDown, EngineNews, EngineUp, FromEngine, Outputs, Reply, Stage
+from .supervisor import EngineSupervisor
+
+logger = logging.getLogger("frame.server")
+
+OnStage = Callable[[Stage], None]
+
+
+class RemoteEngine:
+    """An engine in another process. Requests are tracked, so that none is left without an end.
+
+    `news` tells it where the engine is and when it is gone; `close` also runs `on_close` (the owner of the process).
+    """
+
+    def __init__(self, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._on_close = on_close
+        self._info: EngineInfo | None = None
+        self._channel: AsyncChannel | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._outputs: asyncio.Queue[list[EngineOutput] | None] = asyncio.Queue()
+        self._unfinished: set[str] = set()
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._ids = itertools.count()
+        self._error: str | None = "the engine is starting"
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the engine; raises `EngineDeadError` before the first one was ready."""
+        if self._info is None:
+            raise EngineDeadError(self._error or "there is no engine")
+        return self._info
+
+    @property
+    def error(self) -> str | None:
+        """None while the engine serves, else why it does not."""
+        return self._error
+
+    async def news(self, message: EngineNews) -> None:
+        """Takes what a supervisor says: attaches to a new engine, lets a dead one go."""
+        if isinstance(message, EngineUp):
+            await self._attach(message)
+        elif isinstance(message, EngineDown):
+            ending = "" if message.final else "; it is being started again"
+            await self._detach(f"{message.error}{ending}")
+
+    async def add(self, request: EngineRequest) -> None:
+        """Sends a request; raises `EngineDeadError` when there is no engine now."""
+        channel = self._connected()
+        self._unfinished.add(request.request_id)
+        try:
+            await channel.send(Add(request))
+        except OSError:
+            raise EngineDeadError(self._error or "the engine process is gone") from None
+        except ValueError:
+            self._unfinished.discard(request.request_id)
+            raise
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests; unknown ids are ignored."""
+        wanted = [request_id for request_id in request_ids if request_id in self._unfinished]
+        if wanted and self._channel is not None:
+            with contextlib.suppress(OSError):  # the reader ends them all
+                await self._channel.send(Abort(wanted))
+
+    async def outputs(self) -> AsyncIterator[list[EngineOutput]]:
+        """Everything the engine emits, in order, for one consumer; ends when the client is closed."""
+        while (batch := await self._outputs.get()) is not None:
+            yield batch
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges now; raises `EngineDeadError`."""
+        stats: EngineStats = await self._call("stats", None, EngineStats)
+        return stats
+
+    async def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        """As `EngineCore.call`; raises `RuntimeError` with what the engine says."""
+        return await self._call(method, arguments, Any)
+
+    async def close(self) -> None:
+        """Ends the connection, and the engine process when this client started it. May be called twice."""
+        await self._detach("the client is closed")
+        self._outputs.put_nowait(None)
+        if self._on_close is not None:
+            await self._on_close()
+
+    def _connected(self) -> AsyncChannel:
+        if self._channel is None or self._error is not None:
+            raise EngineDeadError(self._error or "there is no engine")
+        return self._channel
+
+    async def _call(self, method: str, arguments: dict[str, Any] | None, kind: Any) -> Any:
+        channel = self._connected()
+        number = next(self._ids)
+        future = self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            await channel.send(Call(number, method, arguments))
+            return decode(await future, kind)
+        except OSError:
+            raise EngineDeadError(self._error or "the engine process is gone") from None
+        finally:
+            del self._calls[number]
+
+    async def _attach(self, message: EngineUp) -> None:
+        try:
+            channel = await AsyncChannel.connect(message.path, FromEngine)
+        except OSError as error:
+            await self._detach(f"no engine listens ({error.strerror})")
+            return
+        self._channel = channel
+        self._info = message.info
+        self._error = None
+        self._reader = asyncio.create_task(self._read(channel))
+
+    async def _detach(self, error: str) -> None:
+        self._error = error
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            self._reader = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._fail(error)
+
+    async def _read(self, channel: AsyncChannel) -> None:
+        try:
+            while (message := await channel.receive()) is not None:
+                self._take(message)
+        except (OSError, ValueError) as error:
+            logger.warning("the connection to the engine broke: %s", error)
+        self._error = "the engine process is gone"
+        self._fail(self._error)
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                if output.finish_reason is not None:
+                    self._unfinished.discard(output.request_id)
+            self._outputs.put_nowait(message.outputs)
+        elif isinstance(message, Reply) and (future := self._calls.get(message.id)) is not None and not future.done():
+            if message.error is None:
+                future.set_result(message.value)
+            else:
+                future.set_exception(RuntimeError(message.error))
+
+    def _fail(self, error: str) -> None:
+        """Ends everything that waits for an engine which will not answer."""
+        lost = [EngineOutput(request_id=name, finish_reason="error", error=error) for name in self._unfinished]
+        self._unfinished.clear()
+        if lost:
+            self._outputs.put_nowait(lost)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(error))
+
+
+async def start_engine(
+    config: FrameConfig, *, on_stage: OnStage | None = None, command: Sequence[str] | None = None
+) -> RemoteEngine:
+    """Starts an engine process and returns its client once it is ready.
+
+    The process is started again when it dies, `server.max_engine_restarts` times in a row; `close` ends it. Raises
+    `EngineDeadError` with the cause when it does not become ready.
+    """
+
+    async def news(message: EngineNews) -> None:
+        if isinstance(message, Stage):
+            if on_stage is not None:
+                on_stage(message)
+            return
+        await client.news(message)
+
+    supervisor = EngineSupervisor(config, news, command)
+    client = RemoteEngine(on_close=supervisor.stop)
+    await supervisor.start()
+    return client

@@ -1,0 +1,95 @@
+"""What the processes of a server tell each other, as typed structs.
+
+Three conversations: a client and its engine (requests, outputs, calls); an engine and its supervisor (start-up); the
+supervisor and an API process (is there an engine, and why not). Knows no transport.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..interfaces.client import EngineInfo
+from ..interfaces.engine import EngineOutput, EngineRequest
+
+
+class Add(msgspec.Struct, tag=True):
+    """Client to engine: start a request."""
+
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, tag=True):
+    """Client to engine: end requests; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class Call(msgspec.Struct, tag=True):
+    """Client to engine: a control method by name ("stats" reads the counters); answered by `Reply` with its id."""
+
+    id: int
+    method: str
+    arguments: dict[str, Any] | None = None
+
+
+class Outputs(msgspec.Struct, tag=True):
+    """Engine to client: what one step added to this client's requests."""
+
+    outputs: list[EngineOutput]
+
+
+class Reply(msgspec.Struct, tag=True):
+    """Engine to client: the answer to a `Call`; `value` is msgpack, `error` one sentence when it failed."""
+
+    id: int
+    value: bytes = b""
+    error: str | None = None
+
+
+class Stage(msgspec.Struct, tag=True):
+    """A stage of the start-up has begun; `seconds` since the process started."""
+
+    name: str
+    seconds: float
+
+
+class Ready(msgspec.Struct, tag=True):
+    """Engine to supervisor: it listens on its socket now."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The start-up failed, or the process gives up; `error` is the root cause in one sentence."""
+
+    error: str
+
+
+class EngineUp(msgspec.Struct, tag=True):
+    """Supervisor to clients: an engine listens on the Unix socket `path`."""
+
+    path: str
+    info: EngineInfo
+
+
+class EngineDown(msgspec.Struct, tag=True):
+    """Supervisor to clients: there is no engine now; `final` when none will be started again."""
+
+    error: str
+    final: bool = False
+
+
+class Serving(msgspec.Struct, tag=True):
+    """API process to supervisor: it answers HTTP requests, under these model names."""
+
+    model_names: list[str]
+
+
+#: by direction
+ToEngine = Add | Abort | Call
+FromEngine = Outputs | Reply
+EngineReport = Stage | Ready | Failed
+EngineNews = Stage | EngineUp | EngineDown
+ApiReport = Serving | Failed

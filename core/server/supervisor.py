@@ -1,0 +1,206 @@
+"""Starts an engine process, follows its start-up, and starts it again when it dies.
+
+Used by `frame serve` and by an `AsyncLLM` that owns its engine. Knows no HTTP and no requests; imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineDeadError, EngineInfo
+from .channel import AsyncChannel, private_folder
+from .messages import EngineDown, EngineNews, EngineReport, EngineUp, Failed, Ready, Stage
+
+#: A ready engine that lived this long was not one of "deaths in a row".
+_STEADY_SECONDS = 60.0
+_STOP_SECONDS = 8.0
+
+News = Callable[[EngineNews], Awaitable[None]]
+
+
+def frame_command(subcommand: str) -> list[str]:
+    """The command line that starts a subcommand of frame in a child process."""
+    return [sys.executable, "-m", "frame", subcommand]
+
+
+async def spawn(command: Sequence[str], arguments: Sequence[str], kind: object, fds: Sequence[int] = ()) -> Child:
+    """Starts a child in a session of its own, joined by a control channel that carries `kind` to us.
+
+    The child finds its end as `--control-fd`; the end of the channel is the end of either side.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            *arguments,
+            "--control-fd",
+            str(theirs.fileno()),
+            pass_fds=(theirs.fileno(), *fds),
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return Child(process, await AsyncChannel.wrap(ours, kind))
+
+
+class Child:
+    """A child process and the channel to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: AsyncChannel) -> None:
+        self.process = process
+        self.channel = channel
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the child alone; nothing when it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends the child and all that it started, at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def stop(self, seconds: float = _STOP_SECONDS) -> None:
+        """Hangs up, so that the child ends by itself, and ends it by force after `seconds`."""
+        self.channel.close()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.process.wait(), seconds)
+        self.kill()
+        await self.process.wait()
+
+    async def death(self) -> str:
+        """Waits for the end and says what it was."""
+        status = await self.process.wait()
+        self.kill()  # whatever it left behind
+        self.channel.close()
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+
+class EngineSupervisor:
+    """Keeps one engine process alive. `news` is awaited for every stage, start and death.
+
+    `command` starts an engine process (tests bring their own).
+    """
+
+    def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
+        self._config = config
+        self._news = news
+        self._command = command or frame_command("engine")
+        self._folder: Path | None = None
+        self._child: Child | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._launches = 0
+        self._deaths = 0
+        self.pid: int | None = None
+
+    async def start(self) -> EngineInfo:
+        """Starts the engine and returns once it is ready; raises `EngineDeadError` with the cause otherwise."""
+        self._folder = private_folder()
+        server = self._config.server.model_copy(update={"api_key": []})
+        text = self._config.model_copy(update={"server": server}).model_dump_json()
+        config_file = self._folder / "config.json"
+        config_file.touch(0o600)
+        config_file.write_text(text)
+        try:
+            info = await self._launch()
+        except BaseException:
+            await self.stop()
+            raise
+        self._task = asyncio.create_task(self._watch())
+        return info
+
+    async def wait(self) -> None:
+        """Returns when no engine will be started any more (the last `EngineDown` says why)."""
+        if self._task is not None:
+            await self._task
+
+    async def stop(self) -> None:
+        """Ends the engine process and removes what it needed. May be called twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        if self._child is not None:
+            await self._child.stop()
+            self._child = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    async def _launch(self) -> EngineInfo:
+        """Starts a process and waits until it is ready; raises `EngineDeadError`."""
+        if self._folder is None:
+            raise EngineDeadError("the engine was stopped")
+        self._launches += 1
+        path = self._folder / f"engine-{self._launches}.sock"
+        arguments = ("--config-file", str(self._folder / "config.json"), "--socket", str(path))
+        self._child = await spawn(self._command, arguments, EngineReport)
+        self.pid = self._child.process.pid
+        limit = self._config.server.ready_seconds
+        try:
+            info = await asyncio.wait_for(self._follow(self._child), limit)
+        except TimeoutError:
+            await self._child.stop(0)
+            raise EngineDeadError(
+                f"the engine was not ready after {limit:g} seconds (ready_seconds); the last stage is shown above"
+            ) from None
+        await self._news(EngineUp(str(path), info))
+        return info
+
+    async def _follow(self, child: Child) -> EngineInfo:
+        while True:
+            match await child.channel.receive():
+                case Stage() as stage:
+                    await self._news(stage)
+                case Ready(info=info):
+                    return info
+                case Failed(error=error):
+                    await child.death()
+                    raise EngineDeadError(error)
+                case _:
+                    raise EngineDeadError(f"the engine process {await child.death()} before it was ready")
+
+    async def _watch(self) -> None:
+        """Waits for deaths and answers each with a new start, until there are too many in a row."""
+        ready_at = time.monotonic()
+        while self._child is not None:
+            failed = await self._last_words(self._child)
+            death = f"the engine process {await self._child.death()}"
+            cause = f"{death}: {failed}" if failed else death
+            if time.monotonic() - ready_at > _STEADY_SECONDS:
+                self._deaths = 0
+            while True:
+                self._deaths += 1
+                if self._deaths > self._config.server.max_engine_restarts:
+                    await self._news(EngineDown(f"{cause} ({self._deaths} deaths in a row)", final=True))
+                    return
+                await self._news(EngineDown(cause))
+                try:
+                    await self._launch()
+                    break
+                except EngineDeadError as error:
+                    cause = str(error)
+            ready_at = time.monotonic()
+
+    @staticmethod
+    async def _last_words(child: Child) -> str | None:
+        """What the engine says before the end of its channel."""
+        failed = None
+        try:
+            while (message := await child.channel.receive()) is not None:
+                if isinstance(message, Failed):
+                    failed = message.error
+        except (OSError, ValueError):
+            pass
+        return failed

@@ -1,0 +1,127 @@
+"""An engine process without a model: repeats each prompt, token by token. Faults are asked for in `extra_args`.
+
+`config.plugin["fake"]`: `delay` seconds a step, `startup` seconds, `broken` (start-up error), `dies` (exit status
+before ready).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.client import EngineInfo
+from frame.core.interfaces.engine import EngineOutput, EngineRequest, EngineStats
+from frame.core.interfaces.step import LogprobRows
+from frame.core.server.engine_process import EngineProcess
+
+
+class FakeEngine:
+    def __init__(self, config: FrameConfig, vocab_size: int = 4096) -> None:
+        self.info = EngineInfo(
+            max_model_len=config.model.max_model_len or 512,
+            vocab_size=vocab_size,
+            num_blocks=100,
+            block_size=16,
+            platform="fake",
+            attention=["fake"],
+            dtype="float32",
+        )
+        self._delay = float(config.plugin.get("fake", {}).get("delay", 0.0))
+        self._running: dict[str, tuple[EngineRequest, int]] = {}
+        self._pending: list[EngineOutput] = []
+        self._counters = EngineStats(num_blocks=100)
+
+    def add(self, request: EngineRequest) -> None:
+        if (request.params.extra_args or {}).get("fault") == "add":
+            raise ValueError("this request can never run")
+        self._running[request.request_id] = (request, 0)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            if self._running.pop(request_id, None) is not None:
+                self._pending.append(EngineOutput(request_id=request_id, finish_reason="abort"))
+
+    def step(self) -> list[EngineOutput]:
+        outputs, self._pending = self._pending, []
+        if self._running and self._delay:
+            time.sleep(self._delay)
+        for request_id, (request, count) in list(self._running.items()):
+            fault = (request.params.extra_args or {}).get("fault")
+            if fault == "step" and count == 2:
+                raise RuntimeError("the device said no")
+            if fault == "exit" and count == 2:
+                os._exit(7)
+            outputs.append(self._advance(request_id, request, count))
+        self._counters.steps += 1
+        return outputs
+
+    def _advance(self, request_id: str, request: EngineRequest, count: int) -> EngineOutput:
+        prompt = request.prompt_ids
+        token = int(prompt[count % len(prompt)])
+        output = EngineOutput(request_id=request_id, token_ids=[token], num_cached=0 if count == 0 else None)
+        if request.params.logprobs is not None:
+            columns = np.arange(request.params.logprobs + 1, dtype=np.int32)
+            ids = np.where(columns == 0, token, columns).astype(np.int32)[None]
+            output.logprobs = LogprobRows(
+                token_ids=ids, logprobs=-columns.astype(np.float32)[None], ranks=np.ones(1, np.int32)
+            )
+        if request.params.prompt_logprobs is not None and count == 0:
+            rows = prompt[1:, None].astype(np.int32)
+            output.prompt_logprobs = LogprobRows(
+                token_ids=rows, logprobs=np.full(rows.shape, -0.5, np.float32), ranks=np.ones(len(rows), np.int32)
+            )
+        self._counters.generated_tokens += 1
+        if count + 1 >= request.max_tokens:
+            output.finish_reason = "length"
+        if token in (request.params.stop_token_ids or []):
+            output.finish_reason, output.stop_reason = "stop", token
+        if output.finish_reason is not None:
+            del self._running[request_id]
+        else:
+            self._running[request_id] = (request, count + 1)
+        return output
+
+    def has_unfinished(self) -> bool:
+        return bool(self._running or self._pending)
+
+    def stats(self) -> EngineStats:
+        self._counters.running = len(self._running)
+        return self._counters
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        if method == "echo":
+            return arguments
+        if method == "reset_prefix_cache":
+            return True
+        raise ValueError(f"no method {method!r}")
+
+    def close(self) -> None:
+        self._running.clear()
+
+
+def make_fake(config: FrameConfig, stage: Callable[[str], None]) -> FakeEngine:
+    options = config.plugin.get("fake", {})
+    stage("pretending")
+    time.sleep(float(options.get("startup", 0.0)))
+    if "dies" in options:
+        os._exit(int(options["dies"]))
+    if "broken" in options:
+        raise ValueError(str(options["broken"]))
+    return FakeEngine(config, int(options.get("vocab_size", 4096)))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config-file", type=Path)
+    parser.add_argument("--socket", type=Path)
+    parser.add_argument("--control-fd", type=int)
+    arguments = parser.parse_args()
+    tree = FrameConfig.model_validate_json(arguments.config_file.read_text())
+    raise SystemExit(EngineProcess(tree, arguments.socket, arguments.control_fd, make_fake).run())

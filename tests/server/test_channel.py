@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import struct
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+
+from frame.core.interfaces import EngineOutput, EngineRequest, SamplingParams
+from frame.core.server.channel import AsyncChannel, Channel, FrameTooLargeError, listen, pack, private_folder
+from frame.core.server.messages import Abort, Add, FromEngine, Outputs, ToEngine
+
+
+def test_messages_survive_the_trip() -> None:
+    left, right = socket.socketpair()
+    sender, receiver = Channel(left, FromEngine), Channel(right, ToEngine)
+    request = EngineRequest(
+        request_id="a", prompt_ids=np.arange(5, dtype=np.int32), params=SamplingParams(stop="x"), max_tokens=3, seed=1
+    )
+    sender.send(Add(request))
+    sender.send(Abort(["a", "b"]))
+    added, aborted = receiver.receive(), receiver.receive()
+    assert added.request.prompt_ids.tolist() == [0, 1, 2, 3, 4]
+    assert added.request.params == request.params
+    assert aborted == Abort(["a", "b"])
+    sender.close()
+    assert receiver.receive() is None
+    receiver.close()
+
+
+@pytest.mark.parametrize("data", [pickle.dumps({"a": 1}), b"\xc1", b"\x81\xa4type\xa4Evil", b""])
+def test_anything_else_is_refused(data: bytes) -> None:
+    left, right = socket.socketpair()
+    receiver = Channel(right, ToEngine)
+    left.sendall(struct.pack(">I", len(data)) + data)
+    with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
+        receiver.receive()
+    left.close()
+    receiver.close()
+
+
+def test_size_limit_holds_on_both_ends() -> None:
+    left, right = socket.socketpair()
+    receiver = Channel(right, ToEngine, limit=64)
+    with pytest.raises(FrameTooLargeError):
+        pack(Abort(["x" * 100]), limit=64)
+    left.sendall(struct.pack(">I", 65))
+    with pytest.raises(FrameTooLargeError, match="65 bytes"):
+        receiver.receive()
+    left.close()
+    receiver.close()
+
+
+def test_private_folder_and_socket() -> None:
+    folder = private_folder()
+    path = folder / "s"
+    listener = listen(path)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert path.stat().st_mode & 0o777 == 0o600
+    listener.close()
+    path.unlink()
+    folder.rmdir()
+
+
+async def test_asyncio_side() -> None:
+    left, right = socket.socketpair()
+    remote = Channel(left, ToEngine)
+    channel = await AsyncChannel.wrap(right, FromEngine)
+    outputs = [EngineOutput(request_id="a", token_ids=list(range(1000))) for _ in range(300)]
+    thread = threading.Thread(target=lambda: remote.send(Outputs(outputs)))
+    thread.start()
+    assert (await channel.receive()).outputs == outputs
+    await channel.send(Abort(["a"]))
+    assert await asyncio.to_thread(remote.receive) == Abort(["a"])
+    remote.close()
+    assert await channel.receive() is None
+    channel.close()
+    thread.join()

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces import EngineDeadError, EngineOutput, EngineRequest, SamplingParams
+from frame.core.server.client import RemoteEngine, start_engine
+from frame.core.server.messages import Stage
+
+COMMAND = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
+
+
+def config(restarts: int = 3, **fake: Any) -> FrameConfig:
+    return FrameConfig.model_validate({"server": {"max_engine_restarts": restarts}, "plugin": {"fake": fake}})
+
+
+def request(name: str, tokens: int = 4, **extra: Any) -> EngineRequest:
+    params = SamplingParams(max_tokens=tokens, extra_args=extra or None)
+    return EngineRequest(
+        request_id=name, prompt_ids=np.arange(1, 4, dtype=np.int32), params=params, max_tokens=tokens, seed=0
+    )
+
+
+class Collector:
+    """Consumes a client's outputs and files them by request."""
+
+    def __init__(self, client: RemoteEngine) -> None:
+        self.ids: dict[str, list[int]] = {}
+        self.ends: dict[str, EngineOutput] = {}
+        self.changed = asyncio.Event()
+        self.task = asyncio.create_task(self._run(client))
+
+    async def _run(self, client: RemoteEngine) -> None:
+        async for batch in client.outputs():
+            for output in batch:
+                self.ids.setdefault(output.request_id, []).extend(output.token_ids)
+                if output.finish_reason is not None:
+                    self.ends[output.request_id] = output
+            self.changed.set()
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def end(self, name: str) -> EngineOutput:
+        await self.until(lambda: name in self.ends)
+        return self.ends[name]
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[RemoteEngine]:
+    client = await start_engine(config(delay=0.002), command=COMMAND)
+    yield client
+    await client.close()
+
+
+def engine_pid(client: RemoteEngine) -> int:
+    pid = client._on_close.__self__.pid  # type: ignore[union-attr]
+    assert isinstance(pid, int)
+    return pid
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+async def test_requests_outputs_and_calls(client: RemoteEngine) -> None:
+    collector = Collector(client)
+    assert client.error is None
+    assert client.info.platform == "fake"
+    for number in range(20):
+        await client.add(request(f"r{number}", 4 + number))
+    for number in range(20):
+        assert (await collector.end(f"r{number}")).finish_reason == "length"
+        assert len(collector.ids[f"r{number}"]) == 4 + number
+    assert collector.ids["r0"] == [1, 2, 3, 1]
+    assert (await client.stats()).generated_tokens == sum(4 + number for number in range(20))
+    assert await client.call("echo", {"a": 1}) == {"a": 1}
+    with pytest.raises(RuntimeError, match="no method 'nonsense'"):
+        await client.call("nonsense")
+
+
+async def test_abort_ends_a_request(client: RemoteEngine) -> None:
+    collector = Collector(client)
+    await client.add(request("long", 400))
+    await collector.until(lambda: len(collector.ids.get("long", [])) > 3)
+    await client.abort(["long", "unknown"])
+    assert (await collector.end("long")).finish_reason == "abort"
+    assert (await client.stats()).running == 0
+
+
+async def test_a_refused_request_and_a_failed_step_leave_the_engine_alive(client: RemoteEngine) -> None:
+    collector = Collector(client)
+    await client.add(request("never", fault="add"))
+    assert (await collector.end("never")).error == "this request can never run"
+    await client.add(request("bad", 100, fault="step"))
+    end = await collector.end("bad")
+    assert end.finish_reason == "error"
+    assert end.error is not None
+    assert "the device said no" in end.error
+    await client.add(request("good"))
+    assert (await collector.end("good")).finish_reason == "length"
+
+
+async def test_a_killed_engine_fails_its_requests_and_comes_back(client: RemoteEngine) -> None:
+    collector = Collector(client)
+    await client.add(request("doomed", 400))
+    await collector.until(lambda: "doomed" in collector.ids)
+    pid = engine_pid(client)
+    os.kill(pid, signal.SIGKILL)
+    assert (await collector.end("doomed")).finish_reason == "error"
+    assert client.error is not None
+    with pytest.raises(EngineDeadError):
+        await client.add(request("early"))
+    async with asyncio.timeout(20):
+        while client.error is not None:
+            await asyncio.sleep(0.02)
+    assert engine_pid(client) != pid
+    await client.add(request("after"))
+    assert (await collector.end("after")).finish_reason == "length"
+
+
+async def test_too_many_deaths_in_a_row_are_final() -> None:
+    client = await start_engine(config(restarts=1, delay=0.001), command=COMMAND)
+    collector = Collector(client)
+    try:
+        for number in range(2):
+            async with asyncio.timeout(20):
+                while client.error is not None:
+                    await asyncio.sleep(0.02)
+            await client.add(request(f"killer{number}", 100, fault="exit"))
+            assert (await collector.end(f"killer{number}")).finish_reason == "error"
+        async with asyncio.timeout(20):
+            while "deaths in a row" not in (client.error or ""):
+                await asyncio.sleep(0.02)
+        assert client.error == "the engine process ended with status 7 (2 deaths in a row)"
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("fake", "message"),
+    [
+        ({"broken": "KV pool too small for one request"}, "^KV pool too small for one request$"),
+        ({"dies": 9}, "the engine process ended with status 9 before it was ready"),
+    ],
+)
+async def test_death_before_ready_gives_the_cause(fake: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineDeadError, match=message):
+        await start_engine(config(**fake), command=COMMAND)
+
+
+async def test_start_up_limit() -> None:
+    tree = FrameConfig.model_validate({"server": {"ready_seconds": 1.5}, "plugin": {"fake": {"startup": 60}}})
+    with pytest.raises(EngineDeadError, match=r"not ready after 1\.5 seconds"):
+        await start_engine(tree, command=COMMAND)
+
+
+async def test_stages_are_reported_and_no_process_is_left() -> None:
+    stages: list[Stage] = []
+    client = await start_engine(config(), on_stage=stages.append, command=COMMAND)
+    assert [stage.name for stage in stages] == ["pretending"]
+    pid = engine_pid(client)
+    assert alive(pid)
+    await client.close()
+    await client.close()
+    assert not alive(pid)
+
+
+def test_the_engine_ends_with_its_parent() -> None:
+    script = (
+        "import asyncio, sys\nfrom frame.core.config.tree import FrameConfig\n"
+        "from frame.core.server.client import start_engine\n"
+        "async def main():\n"
+        f"    client = await start_engine(FrameConfig(), command={COMMAND!r})\n"
+        "    print(client._on_close.__self__.pid, flush=True)\n    await asyncio.sleep(60)\nasyncio.run(main())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pid)
+
+
+def test_the_client_imports_no_torch() -> None:
+    script = "import sys, frame.core.server.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
