@@ -6,7 +6,6 @@ import a target; choosing is the registry's.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from . import hookspecs
+from .config.errors import near
 from .interfaces.provider import API_VERSION, Provider
 
 logger = logging.getLogger(__name__)
@@ -84,12 +84,6 @@ class Failure:
     version: str
     entry: str
     reason: str
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that says what a misspelt name may have meant; empty when nothing is close."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
 def installed(packages: set[Any] | None) -> list[EntryPoint]:

@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel, ValidationError
 
+from .config.errors import near
 from .interfaces.provider import API_VERSION, Provider
-from .offers import HERE, KINDS, Choice, Failure, Offer, PluginError, collect, import_target, installed, near
+from .offers import HERE, KINDS, Choice, Failure, Offer, PluginError, collect, import_target, installed
 
 logger = logging.getLogger(__name__)
 

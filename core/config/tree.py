@@ -8,9 +8,9 @@ whole tree. Facts that follow from these live in the objects that derive them. K
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 
 class Section(BaseModel):
@@ -65,6 +65,17 @@ class ModelConfig(Section):
     seed: int = Field(0, description="Seed for requests that bring none.")
     deterministic: bool = Field(False, description="Every request gives the same bits whatever it is batched with.")
 
+    @field_serializer("logits_processors", when_used="json")
+    def _name_classes(self, processors: list[Any]) -> list[str]:
+        """Classes travel between processes by name only; one that cannot be imported there is refused."""
+        names = []
+        for processor in processors:
+            name = processor if isinstance(processor, str) else f"{processor.__module__}:{processor.__qualname__}"
+            if name.startswith("__main__:") or "<locals>" in name:
+                raise ValueError(f"logits processor {name} cannot be imported by another process; put it in a module")
+            names.append(name)
+        return names
+
 
 class CacheConfig(Section):
     """The KV cache."""
@@ -102,6 +113,15 @@ class SchedulerConfig(Section):
     async_scheduling: bool = Field(True, description="Plan the next step before the tokens of this one have arrived.")
     stream_interval: int = Field(1, ge=1, description="Tokens in a streamed output.")
     max_queue: int = Field(4096, ge=1, description="Requests that may wait; more are refused.")
+
+    @model_validator(mode="after")
+    def _check_partial_prefills(self) -> Self:
+        if self.max_long_partial_prefills > self.max_num_partial_prefills:
+            raise ValueError(
+                f"max_long_partial_prefills {self.max_long_partial_prefills} is above "
+                f"max_num_partial_prefills {self.max_num_partial_prefills}"
+            )
+        return self
 
 
 class ExecutorConfig(Section):
@@ -178,6 +198,12 @@ class ObservabilityConfig(Section):
     disable_log_stats: bool = Field(True, description="Keep no statistics for `get_metrics`.")
     profile_dir: str | None = Field(None, description="Absolute folder for profiler traces.")
 
+    @model_validator(mode="after")
+    def _check_profile_dir(self) -> Self:
+        if self.profile_dir is not None and not self.profile_dir.startswith("/"):
+            raise ValueError(f"profile_dir must be an absolute path, got {self.profile_dir!r}")
+        return self
+
 
 class FrameConfig(Section):
     """The whole configuration. `plugin` maps a plugin's name to its own settings."""
@@ -192,3 +218,10 @@ class FrameConfig(Section):
     server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     plugin: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict, description="Settings of plugins by name.")
+
+    @classmethod
+    def from_flat(cls, **values: Any) -> FrameConfig:
+        """The tree from flat names, as `LLM(**values)` takes them; None means the default. Raises `ConfigError`."""
+        from .flat import from_flat
+
+        return from_flat(values)

@@ -1,0 +1,30 @@
+"""The error of wrong settings, and the sentence that it carries."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, wrong or contradicts another; the message is one sentence naming it and its value."""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that says what a misspelt name may have meant; empty when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def sentence(error: ValidationError) -> str:
+    """What pydantic found first, as one sentence: the setting, what it must be, what it is."""
+    first = error.errors()[0]
+    names = [str(part) for part in first["loc"]]
+    name = names[1] if len(names) > 1 else ".".join(names)
+    text = first["msg"].removeprefix("Value error, ")
+    if not name:
+        return text
+    text = text.replace("Input should be", "must be").replace("Extra inputs are not permitted", "is unknown here")
+    return f"{name} {text}, got {first['input']!r:.200}"

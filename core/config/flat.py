@@ -1,0 +1,74 @@
+"""Flat settings (keyword arguments, flags, file keys) to the tree. Knows names and forms, not where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from .compat import TRANSLATIONS, UNUSED, VALUES, translate
+from .errors import ConfigError, near, sentence
+from .leaves import Leaf, leaves
+from .numbers import parse_integer
+from .tree import FrameConfig
+
+
+def from_flat(values: Mapping[str, Any]) -> FrameConfig:
+    """The tree with `values` set; None means the default, vLLM's names are understood.
+
+    Raises `ConfigError`, one sentence, for an unknown name (with near ones), a value out of range, a contradiction.
+    """
+    tree: dict[str, Any] = {}
+    for name, value in translate(values).items():
+        if name == "plugin":
+            tree["plugin"] = _plugin_settings(value)
+            continue
+        if name not in leaves():
+            raise ConfigError(f"no setting {name!r}{near(name, known_names())}")
+        own = leaves()[name]
+        tree.setdefault(own.section, {})[name] = convert(own, value)
+    try:
+        return FrameConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(sentence(error)) from None
+
+
+def to_flat(config: FrameConfig, skip: Iterable[str] = ()) -> dict[str, Any]:
+    """Every setting by name, and `plugin`; sections in `skip` are left out. `from_flat` of it is `config` again."""
+    flat = {
+        name: getattr(getattr(config, own.section), name) for name, own in leaves().items() if own.section not in skip
+    }
+    return flat | {"plugin": {name: dict(options) for name, options in config.plugin.items()}}
+
+
+def known_names() -> list[str]:
+    """Every name that `from_flat` takes."""
+    return [*leaves(), *TRANSLATIONS, *UNUSED, "plugin"]
+
+
+def convert(own: Leaf, value: Any) -> Any:
+    """`value` as the setting's type where its text form differs: human integers, one name for a list, a torch dtype."""
+    if own.kind == "int" and isinstance(value, str):
+        if own.name == "max_model_len" and value.strip().lower() == "auto":
+            return -1
+        try:
+            return parse_integer(value)
+        except ConfigError as error:
+            raise ConfigError(f"{own.name}: {error}") from None
+    if own.kind == "int" and isinstance(value, bool):
+        raise ConfigError(f"{own.name} must be an integer, got {value!r}")
+    if own.kind == "list" and (isinstance(value, (str, type)) or callable(value)):
+        return [value]
+    if own.kind == "list" and isinstance(value, tuple):
+        return list(value)
+    if own.kind in ("text", "choice") and not isinstance(value, str):
+        text = str(value).removeprefix("torch.") if own.name == "dtype" else str(value)
+        return VALUES.get((own.name, text), text)
+    return value
+
+
+def _plugin_settings(value: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, Mapping) or any(not isinstance(options, Mapping) for options in value.values()):
+        raise ConfigError(f"plugin must map names to their settings, got {value!r:.200}")
+    return {str(name): dict(options) for name, options in value.items()}
