@@ -1,0 +1,58 @@
+"""Why a backend cannot serve a layer: every reason, in the order in which the contract lists them.
+
+Knows no kernel; a backend states what it can as a `Capabilities`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from frame.core.interfaces.attention import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can; an empty tuple means any. A block size must be a multiple of one of `block_sizes`."""
+
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    kv_dtypes: tuple[torch.dtype, ...] = ()
+    block_sizes: tuple[int, ...] = (1,)
+    max_head_dim: int = 1 << 16
+    sinks: bool = True
+    alibi: bool = True
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The dtype without torch's prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def reasons(spec: AttentionSpec, can: Capabilities) -> list[str]:
+    """Every reason why `can` does not cover `spec`: sizes first, then what the layer is, then the device."""
+    found = []
+    if not 0 < spec.head_dim <= can.max_head_dim:
+        found.append(f"head size {spec.head_dim} not supported (at most {can.max_head_dim})")
+    if spec.num_kv_heads < 1 or spec.num_heads % spec.num_kv_heads:
+        found.append(f"{spec.num_heads} heads do not divide over {spec.num_kv_heads} KV heads")
+    for what, dtype, known in (("dtype", spec.dtype, can.dtypes), ("KV-cache dtype", spec.kv_dtype, can.kv_dtypes)):
+        if known and dtype not in known:
+            choices = ", ".join(map(name_of, known))
+            found.append(f"{what} {name_of(dtype)} not supported (there are: {choices})")
+    if spec.block_size < 1 or not any(spec.block_size % size == 0 for size in can.block_sizes):
+        found.append(
+            f"block size {spec.block_size} not supported (multiples of {', '.join(map(str, can.block_sizes))})"
+        )
+    if spec.mla:
+        found.append("MLA not supported")
+    if spec.sinks and not can.sinks:
+        found.append("attention sinks not supported")
+    if spec.alibi and not can.alibi:
+        found.append("ALiBi not supported")
+    if spec.kind != "decoder":
+        found.append(f"attention kind {spec.kind!r} not supported (there are: 'decoder')")
+    if can.devices and spec.device_type not in can.devices:
+        found.append(f"device {spec.device_type!r} not supported (there are: {', '.join(can.devices)})")
+    return found
