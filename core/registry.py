@@ -192,9 +192,9 @@ class Registry:
             where = ".".join(str(part) for part in first["loc"])
             raise PluginError(f"option {where} of plugin {provider.name!r}: {first['msg']}") from None
 
-    def make(self, kind: str, name: str, config: Any, *args: Any, part: str = "", **kwargs: Any) -> Any:
-        """Builds the plugin called `name`: `Class(*args, config=config, options=…, **kwargs)`."""
-        provider = self.choose(kind, name)
+    def make(self, kind: str, name: str | Provider, config: Any, *args: Any, part: str = "", **kwargs: Any) -> Any:
+        """Builds a plugin, by name or as chosen before: `Class(*args, config=config, options=…, **kwargs)`."""
+        provider = self.choose(kind, name) if isinstance(name, str) else name
         made = self.resolve(provider, part)
         return made(*args, config=config, options=self.options(provider, config), **kwargs)
 

@@ -23,8 +23,9 @@ def sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     names = [str(part) for part in first["loc"]]
     name = names[1] if len(names) > 1 else ".".join(names)
-    text = first["msg"].removeprefix("Value error, ")
-    if not name:
-        return text
-    text = text.replace("Input should be", "must be").replace("Extra inputs are not permitted", "is unknown here")
+    if first["type"] == "value_error":
+        return first["msg"].removeprefix("Value error, ")
+    text = (
+        first["msg"].replace("Input should be", "must be").replace("Extra inputs are not permitted", "is unknown here")
+    )
     return f"{name} {text}, got {first['input']!r:.200}"

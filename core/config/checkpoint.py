@@ -1,0 +1,217 @@
+"""Facts of a checkpoint folder: config.json with the user's overrides, lengths, dtype, end tokens, sampling defaults.
+
+Reads the small JSON files only. Knows no torch and no weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .context_length import derive_max_model_len
+from .errors import ConfigError
+from .tree import FrameConfig
+
+DEMO_FOLDER = Path(__file__).parent.parent / "demo"
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is known of a checkpoint before any weight is read.
+
+    `hf` is config.json with `hf_overrides` merged in, `text` its text model's part. `max_model_len` is the user's
+    limit, or what the model was made for; `model_max_len` always the latter. `dtype` is the type of the stored weights
+    by its torch name. `generation` holds the default sampling values, {} when none are wanted.
+    """
+
+    folder: Path
+    hf: dict[str, Any]
+    text: dict[str, Any]
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    model_max_len: int
+    dtype: str
+    eos_token_ids: list[int]
+    generation: dict[str, Any]
+
+    @property
+    def model_type(self) -> str:
+        """The family's name in transformers."""
+        return str(self.text.get("model_type", self.hf.get("model_type", "")))
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens that layers with a window see; None without one. Which layers have it is the model's matter."""
+        window = self.text.get("sliding_window")
+        return int(window) if window and self.text.get("use_sliding_window", True) else None
+
+
+def read_checkpoint(config: FrameConfig) -> Checkpoint:
+    """Reads the folder that `config.model` names; an empty name is the demo model.
+
+    Raises `ConfigError`, one sentence: folder or config.json missing, unreadable, without an architecture, or
+    `max_model_len` above what the model was made for.
+    """
+    folder = find_folder(config.model.model, config.model.revision)
+    hf = merge(_read_json(folder / "config.json", "a checkpoint has one"), config.model.hf_overrides)
+    text = _text_part(hf, folder)
+    architectures = hf.get("architectures") or text.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ConfigError(
+            f"{folder / 'config.json'} names no architecture; "
+            'give one with --hf-overrides \'{"architectures": ["LlamaForCausalLM"]}\''
+        )
+    model_max_len = derive_max_model_len(text)
+    stored = _read_optional(folder / "generation_config.json")
+    return Checkpoint(
+        folder=folder,
+        hf=hf,
+        text=text,
+        architecture=architectures[0],
+        vocab_size=_positive(text, "vocab_size", folder),
+        max_model_len=_max_model_len(config.model.max_model_len, model_max_len, folder),
+        model_max_len=model_max_len,
+        dtype=_dtype(hf, text),
+        eos_token_ids=_eos_token_ids(stored, text, hf),
+        generation=_generation(config, stored),
+    )
+
+
+def find_folder(model: str, revision: str | None = None) -> Path:
+    """The folder of a checkpoint: a path, or "org/name" that was downloaded with the Hugging Face tools before."""
+    if not model:
+        return DEMO_FOLDER
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        if folder.exists():
+            raise ConfigError(f"model {model!r} is a file; name the folder of the checkpoint")
+        cached = _hub_cache() / f"models--{model.replace('/', '--')}"
+        if not cached.is_dir():
+            raise ConfigError(
+                f"no folder {model!r}; give the path of a checkpoint (downloads are left to other tools: `hf download`)"
+            )
+        folder = cached
+    snapshots = folder / "snapshots"
+    if revision is not None:
+        return _revision_folder(folder, revision)
+    if snapshots.is_dir() and not (folder / "config.json").exists():
+        return _revision_folder(folder, "main")
+    return folder
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` on top; mappings are merged key by key, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _hub_cache() -> Path:
+    home = os.environ.get("HF_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
+
+
+def _revision_folder(folder: Path, revision: str) -> Path:
+    """The snapshot that `revision` names: a subfolder, a commit under snapshots/, or a branch under refs/."""
+    if Path(revision).is_absolute() or ".." in Path(revision).parts:
+        raise ConfigError(f"revision {revision!r} must be a name, not a path")
+    reference = folder / "refs" / revision
+    names = [reference.read_text().strip()] if reference.is_file() else []
+    for candidate in (*(folder / "snapshots" / name for name in (*names, revision)), folder / revision):
+        if candidate.is_dir():
+            return candidate
+    known = sorted(path.name for path in (folder / "snapshots").glob("*") if path.is_dir())
+    raise ConfigError(f"no revision {revision!r} in {folder}; there are: {', '.join(known) or 'none'}")
+
+
+def _read_json(path: Path, needed: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no {path.name} in {path.parent}; {needed}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return _read_json(path, "") if path.exists() else {}
+
+
+def _text_part(hf: dict[str, Any], folder: Path) -> dict[str, Any]:
+    part = hf.get("text_config", hf)
+    if not isinstance(part, dict):
+        raise ConfigError(f"text_config in {folder / 'config.json'} must be an object, got {type(part).__name__}")
+    if "vocab_size" in part:
+        return part
+    # Some published folders leave out what equals the family's defaults; those are in transformers (slow to import).
+    from transformers import AutoConfig
+
+    try:
+        defaults = AutoConfig.for_model(part.get("model_type", hf.get("model_type", ""))).to_dict()
+    except ValueError:
+        return part
+    return merge(defaults, part)
+
+
+def _positive(text: Mapping[str, Any], key: str, folder: Path) -> int:
+    value = text.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{key} in {folder / 'config.json'} must be a positive integer, got {value!r}")
+    return value
+
+
+def _max_model_len(wanted: int | None, model_max_len: int, folder: Path) -> int:
+    if wanted is None or wanted == -1:
+        return model_max_len
+    if wanted == 0:
+        raise ConfigError("max_model_len must be at least 1, or -1 for what fits in memory, got 0")
+    if wanted > model_max_len:
+        raise ConfigError(
+            f"max_model_len {wanted} is above the {model_max_len} tokens that the model in {folder} was made for; "
+            'lower it, or extend the model with --hf-overrides (rope_parameters, or "max_position_embeddings")'
+        )
+    return wanted
+
+
+def _dtype(hf: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    stored = next((part[key] for part in (text, hf) for key in ("dtype", "torch_dtype") if part.get(key)), "float32")
+    name = str(stored).removeprefix("torch.")
+    return name if name in _DTYPES else "float32"
+
+
+def _eos_token_ids(*sources: Mapping[str, Any]) -> list[int]:
+    """The end tokens of every source, each once; the generation config's first."""
+    found: dict[int, None] = {}
+    for source in sources:
+        value = source.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and not isinstance(token, bool):
+                found.setdefault(token)
+    return list(found)
+
+
+def _generation(config: FrameConfig, stored: dict[str, Any]) -> dict[str, Any]:
+    """Default sampling values: from the checkpoint, another folder, or nowhere, with the user's on top."""
+    source = config.model.generation_config
+    if source == "frame":
+        values: dict[str, Any] = {}
+    elif source == "auto":
+        values = stored
+    else:
+        path = Path(source).expanduser()
+        file = path if path.is_file() else path / "generation_config.json"
+        values = _read_json(file, "--generation-config names a folder that has one, auto or frame")
+    return merge(values, config.model.override_generation_config)

@@ -1,0 +1,56 @@
+"""How many tokens a model was made for, from its config.json. Knows the field's many names for it, and rope scaling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import ConfigError
+
+_LENGTH_KEYS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length",
+    "max_seq_length", "seq_len",
+)  # fmt: skip
+#: Rope types whose stated length is already the extended one.
+_EXTENDED = frozenset(("su", "longrope", "llama3", "default", "mrope", "proportional"))
+#: A model that states no length gets this one.
+_FALLBACK = 2048
+
+
+def derive_max_model_len(text: Mapping[str, Any]) -> int:
+    """Tokens of prompt and output: the smallest stated length, times the factor of rope scaling where that extends it.
+
+    Raises `ConfigError` for a length or factor that is no positive number.
+    """
+    stated = [_number(key, text[key]) for key in _LENGTH_KEYS if text.get(key) is not None]
+    length = min(stated, default=float(_FALLBACK))
+    if str(text.get("model_type", "")).startswith("gemma3"):
+        return int(length)  # its stated length includes the scaling
+    factor = 1.0
+    for rope in rope_parameters(text):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind in _EXTENDED or rope.get("factor") is None:
+            continue
+        factor = max(factor, _number("rope factor", rope["factor"]))
+        if kind == "yarn" and rope.get("original_max_position_embeddings") is not None:
+            length = _number("original_max_position_embeddings", rope["original_max_position_embeddings"])
+    return int(length * factor)
+
+
+def rope_parameters(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Rope settings in any of their forms: `rope_parameters` (also one per layer type) or the older `rope_scaling`.
+
+    When both are there, `rope_parameters` counts.
+    """
+    value = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(value, Mapping):
+        return []
+    nested = [part for part in value.values() if isinstance(part, Mapping)]
+    return nested or [value]
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"{name} of the model must be a positive number, got {value!r}")
+    return float(value)
