@@ -29,7 +29,7 @@ def group_layers(specs: Mapping[str, KVSpec], block_size: int) -> tuple[KVGroup,
     if not kinds:
         return ()
     size = min(len(names) for names in kinds.values())
-    if max(len(names) for names in kinds.values()) < 1.5 * size:
+    if max(len(names) for names in kinds.values()) <= 1.5 * size:
         size = max(len(names) for names in kinds.values())
     groups = []
     for spec, names in kinds.items():

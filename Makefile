@@ -1,0 +1,56 @@
+# `make serve` talks, `make test` proves, `make check` is what CI asks before it.
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: serve setup test test-slow test-gpu check fix docs docs-serve bench clean
+
+serve: $(VENV)/.run  ## install and serve the demo model on 127.0.0.1:8000
+	$(BIN)/frame serve
+
+setup: $(VENV)/.dev  ## install everything that developing needs
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[fast]'
+	touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[fast,test,check,docs]'
+	touch $@ $(VENV)/.run
+
+test: $(VENV)/.dev  ## all tests that need no GPU
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu
+
+check: $(VENV)/.dev  ## formatting, lint, types, who imports whom
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(VENV)/.dev  ## format and mend what lint can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev  ## build the site into site/
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.dev
+	$(BIN)/mkdocs serve
+
+bench: $(VENV)/.dev  ## compare with transformers on this machine
+	$(BIN)/python benchmarks/offline_cpu.py
+	$(BIN)/python benchmarks/step_time.py
+
+clean:
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache
