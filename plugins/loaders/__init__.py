@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from frame import Provider, hookimpl
 
+_HERE = "frame.plugins.loaders"
+_API = ">=0.1,<0.2"
+
 
 @hookimpl
 def frame_weight_loaders() -> list[Provider]:
-    """Offers nothing yet."""
-    return []
+    """Safetensors files, and random weights on request."""
+    return [
+        Provider(
+            "safetensors",
+            f"{_HERE}.safetensors:SafetensorsLoader",
+            api=_API,
+            summary="safetensors files, single or sharded, mapped and read once",
+            preference=10,
+        ),
+        Provider("dummy", f"{_HERE}.dummy:DummyLoader", api=_API, summary="small random weights, no file read"),
+    ]

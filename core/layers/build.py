@@ -1,0 +1,153 @@
+"""`ModelBuild`: hands a model its parts, for one rank, unquantised. Knows no model and no checkpoint file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..interfaces.attention import AttentionSpec
+from ..interfaces.model import Build, Groups, Shard
+from ..ops import Ops
+from .attention import Attention, local_slopes
+from .embedding import Head, VocabEmbedding
+from .experts import Experts
+from .linear import AttentionInput, empty_parameter, local_kv_heads, make_linear, split_evenly
+from .norm import LayerNorm, RMSNorm
+
+
+@dataclass(kw_only=True)
+class ModelBuild(Build):
+    """The default build. `max_model_len` is the longest sequence served (0: what the checkpoint says).
+
+    Every attention layer that it made stands in `attention_layers`, by name, in the order of making.
+    """
+
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+    ops: Ops
+    groups: Groups
+    block_size: int
+    kv_dtype: torch.dtype
+    device_type: str
+    deterministic: bool = False
+    max_model_len: int = 0
+    attention_layers: dict[str, Attention] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.max_model_len <= 0:
+            self.max_model_len = int(self.config.max_position_embeddings)
+
+    def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
+        size = self.groups.pipeline.size
+        if size != 1:
+            raise ValueError(f"layers cannot be split into {size} pipeline stages yet; use 1")
+        return nn.ModuleList([make(index) for index in range(count)])
+
+    def linear(
+        self,
+        prefix: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        shard: Shard | None = None,
+        parts: Mapping[str, int] | None = None,
+        transposed: bool = False,
+    ) -> nn.Module:
+        return make_linear(
+            self, prefix, in_features, out_features, bias=bias, shard=shard, parts=parts, transposed=transposed
+        )
+
+    def attention_input(
+        self,
+        prefix: str,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        bias: bool = False,
+        names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
+        transposed: bool = False,
+    ) -> nn.Module:
+        return AttentionInput(
+            self, prefix, hidden_size, num_heads, num_kv_heads, head_dim, bias=bias, names=names, transposed=transposed
+        )
+
+    def attention(
+        self,
+        prefix: str,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: bool = False,
+        alibi_slopes: Tensor | None = None,
+    ) -> Attention:
+        if prefix in self.attention_layers:
+            raise ValueError(f"two attention layers are called {prefix!r}")
+        heads = split_evenly(f"the attention heads of {prefix}", num_heads, self.groups.tensor)
+        mine = slice(self.groups.tensor.rank * heads, (self.groups.tensor.rank + 1) * heads)
+        spec = AttentionSpec(
+            num_heads=heads,
+            num_kv_heads=local_kv_heads(prefix, num_kv_heads, self.groups.tensor)[0],
+            head_dim=head_dim,
+            scale=scale,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            block_size=self.block_size,
+            device_type=self.device_type,
+            window=window,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            alibi=alibi_slopes is not None,
+            deterministic=self.deterministic,
+        )
+        layer = Attention(
+            prefix,
+            spec,
+            sinks=empty_parameter(self, heads) if sinks else None,
+            alibi_slopes=local_slopes(alibi_slopes, mine, self.device),
+            head_slice=mine,
+            total_heads=num_heads,
+        )
+        self.attention_layers[prefix] = layer
+        return layer
+
+    def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:
+        return VocabEmbedding(self, prefix, num_embeddings, dim, shard=shard)
+
+    def head(
+        self, prefix: str, hidden_size: int, vocab_size: int, *, tied: nn.Module | None = None, bias: bool = False
+    ) -> nn.Module:
+        return Head(self, prefix, hidden_size, vocab_size, tied=tied, bias=bias)
+
+    def norm(
+        self, prefix: str, dim: int, *, eps: float, kind: Literal["rms", "layer"] = "rms", offset: float = 0.0
+    ) -> nn.Module:
+        if kind == "layer":
+            return LayerNorm(self, prefix, dim, eps)
+        return RMSNorm(self, prefix, dim, eps, offset)
+
+    def experts(
+        self,
+        prefix: str,
+        num_experts: int,
+        top_k: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        renormalize: bool = True,
+        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> nn.Module:
+        return Experts(
+            self, prefix, num_experts, top_k, hidden_size, intermediate_size, renormalize=renormalize, names=names
+        )

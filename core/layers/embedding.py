@@ -1,0 +1,91 @@
+"""Token embedding and output head, sharded over the vocabulary. They know ids and rows, no text."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..interfaces.model import Build
+from ..parallel.group import ProcessGroup, SingleGroup
+from .linear import empty_parameter
+from .weights import WeightSlot
+
+
+class VocabRows(nn.Module):
+    """A rank's rows of a [vocabulary, dim] table, padded so that every rank holds equally many."""
+
+    def __init__(self, build: Build, prefix: str, vocab_size: int, dim: int, group: ProcessGroup) -> None:
+        super().__init__()
+        self.prefix, self.vocab_size, self.dim, self.group = prefix, vocab_size, dim, group
+        self.num_rows = -(-vocab_size // group.size)
+        self.start = group.rank * self.num_rows
+        self.weight = empty_parameter(build, self.num_rows, dim)
+        self.num_used = max(0, min(vocab_size - self.start, self.num_rows))
+        self.weight.data[self.num_used :].zero_()
+
+    def weight_slots(self) -> list[WeightSlot]:
+        rows = slice(self.start, self.start + self.num_used)
+        shape, region = (self.vocab_size, self.dim), (slice(0, self.num_used),)
+        return [WeightSlot(f"{self.prefix}.weight", shape, self.weight, (rows,), region)]
+
+
+class VocabEmbedding(VocabRows):
+    """Rows by id; with `shard` each rank looks up its own rows and the sum over the tensor group is the result."""
+
+    def __init__(self, build: Build, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> None:
+        super().__init__(build, prefix, num_embeddings, dim, build.groups.tensor if shard else SingleGroup())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids (any integer type) [T] → [T, dim]."""
+        if self.group.size == 1:
+            return functional.embedding(ids, self.weight)
+        local = ids - self.start
+        mine = (local >= 0) & (local < self.num_used)
+        rows = functional.embedding(torch.where(mine, local, torch.zeros_like(local)), self.weight)
+        return self.group.all_reduce(rows * mine.unsqueeze(-1).to(rows.dtype))
+
+
+class Head(nn.Module):
+    """Output projection to float32 logits. With `tied` it multiplies by the embedding's rows and owns none."""
+
+    def __init__(
+        self,
+        build: Build,
+        prefix: str,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        tied: nn.Module | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        group = build.groups.tensor
+        if tied is not None and not (isinstance(tied, VocabEmbedding) and tied.group.size == group.size):
+            raise ValueError(f"{prefix} can only be tied to an embedding that is sharded like it, not to {tied}")
+        self.prefix, self.vocab_size, self.group = prefix, vocab_size, group
+        self.tied = tied is not None
+        self.table = (
+            tied if isinstance(tied, VocabEmbedding) else VocabRows(build, prefix, vocab_size, hidden_size, group)
+        )
+        self.bias = empty_parameter(build, self.table.num_rows) if bias else None
+        if self.bias is not None:
+            self.bias.data[self.table.num_used :].zero_()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] → float32 [N, vocab_size], the same on every rank."""
+        logits = functional.linear(hidden, self.table.weight, self.bias)
+        if self.group.size > 1:
+            logits = self.group.all_gather(logits, dim=-1)[..., : self.vocab_size]
+        return logits.float()
+
+    def weight_slots(self) -> list[WeightSlot]:
+        """Some checkpoints hold a copy of a tied weight, which is not read."""
+        slots: list[WeightSlot] = []
+        if self.tied:
+            slots.append(WeightSlot(f"{self.prefix}.weight", (self.vocab_size, self.table.dim), None))
+        if self.bias is not None:
+            used = self.table.num_used
+            rows = slice(self.table.start, self.table.start + used)
+            slots.append(WeightSlot(f"{self.prefix}.bias", (self.vocab_size,), self.bias, (rows,), (slice(0, used),)))
+        return slots

@@ -1,0 +1,198 @@
+"""Linear layers over this rank's shard of one or several checkpoint tensors.
+
+They know which rows or columns they hold, and nothing of what they are used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..interfaces.model import Build, Shard
+from ..parallel.group import ProcessGroup
+from .weights import WeightSlot
+
+
+def split_evenly(what: str, count: int, group: ProcessGroup) -> int:
+    """`count` over the ranks of `group`; raises `ValueError` naming `what` when it does not divide."""
+    if count % group.size:
+        raise ValueError(f"{what}: {count} cannot be split over {group.size} ranks")
+    return count // group.size
+
+
+def empty_parameter(build: Build, *shape: int) -> nn.Parameter:
+    """An uninitialised parameter on the build's device; nothing is computed for it."""
+    return nn.Parameter(torch.empty(shape, dtype=build.dtype, device=build.device), requires_grad=False)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Output rows taken from the checkpoint tensor `name` (without suffix): `count` of its `total`, from `start`."""
+
+    name: str
+    total: int
+    start: int
+    count: int
+
+
+class LinearShard(nn.Module):
+    """W [Σ rows.count, columns] and b, put together from the rows of one or more checkpoint tensors.
+
+    `columns` is the slice of the tensors' `in_features` columns that this rank holds.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        rows: Sequence[Rows],
+        in_features: int,
+        columns: slice,
+        *,
+        bias: bool = False,
+        transposed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.rows, self.in_features, self.columns, self.transposed = tuple(rows), in_features, columns, transposed
+        out_features = sum(part.count for part in rows)
+        self.weight = empty_parameter(build, out_features, columns.stop - columns.start)
+        self.bias = empty_parameter(build, out_features) if bias else None
+
+    def weight_slots(self) -> list[WeightSlot]:
+        """One slot a run of rows, for the weight and for the bias."""
+        slots: list[WeightSlot] = []
+        offset = 0
+        for part in self.rows:
+            taken, region = slice(part.start, part.start + part.count), (slice(offset, offset + part.count),)
+            offset += part.count
+            shape, index = (part.total, self.in_features), (taken, self.columns)
+            if self.transposed:
+                shape, index = (shape[1], shape[0]), (index[1], index[0])
+            slots.append(
+                WeightSlot(f"{part.name}.weight", shape, self.weight, index, region, transposed=self.transposed)
+            )
+            if self.bias is not None:
+                slots.append(WeightSlot(f"{part.name}.bias", (part.total,), self.bias, (taken,), region))
+        return slots
+
+
+class Linear(LinearShard):
+    """y = x Wᵀ + b, with all inputs and the outputs of this rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] → [..., Σ rows.count]."""
+        return functional.linear(x, self.weight, self.bias)
+
+
+class RowLinear(LinearShard):
+    """Shards inputs: every rank multiplies its columns, the sum over the group is the result, then the bias."""
+
+    def __init__(
+        self,
+        build: Build,
+        prefix: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        transposed: bool = False,
+    ) -> None:
+        group = build.groups.tensor
+        width = split_evenly(f"the inputs of {prefix}", in_features, group)
+        columns = slice(group.rank * width, (group.rank + 1) * width)
+        rows = [Rows(prefix, out_features, 0, out_features)]
+        super().__init__(build, rows, in_features, columns, bias=bias, transposed=transposed)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., this rank's inputs] → [..., out_features], the same on every rank."""
+        if self.group.size == 1:
+            return functional.linear(x, self.weight, self.bias)
+        y = self.group.all_reduce(functional.linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
+
+
+class AttentionInput(LinearShard):
+    """Query, key and value projection in one product, sharded by heads.
+
+    With fewer key/value heads than ranks, each head is held by several ranks.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        prefix: str,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        bias: bool,
+        names: Sequence[str],
+        transposed: bool,
+    ) -> None:
+        group = build.groups.tensor
+        heads = split_evenly(f"the attention heads of {prefix}", num_heads, group)
+        kv_heads, first_kv = local_kv_heads(prefix, num_kv_heads, group)
+        wanted = (
+            (num_heads, group.rank * heads, heads),
+            (num_kv_heads, first_kv, kv_heads),
+            (num_kv_heads, first_kv, kv_heads),
+        )
+        rows: list[Rows] = []
+        base = 0
+        fused_total = (num_heads + 2 * num_kv_heads) * head_dim
+        for i, (total, first, count) in enumerate(wanted):
+            if len(names) == 1:
+                rows.append(Rows(f"{prefix}.{names[0]}", fused_total, (base + first) * head_dim, count * head_dim))
+                base += total
+            else:
+                rows.append(Rows(f"{prefix}.{names[i]}", total * head_dim, first * head_dim, count * head_dim))
+        super().__init__(build, rows, hidden_size, slice(0, hidden_size), bias=bias, transposed=transposed)
+        self.head_dim = head_dim
+        self.sizes = [part.count for part in rows]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, hidden_size] → query [T, heads, head_dim], key, value [T, kv_heads, head_dim]: views of one tensor."""
+        joined = functional.linear(x, self.weight, self.bias)
+        query, key, value = joined.split(self.sizes, dim=-1)
+        shape = (x.shape[0], -1, self.head_dim)
+        return query.view(shape), key.view(shape), value.view(shape)
+
+
+def local_kv_heads(prefix: str, num_kv_heads: int, group: ProcessGroup) -> tuple[int, int]:
+    """(number, first) of the key/value heads that this rank holds; heads are repeated over ranks when they are few."""
+    if num_kv_heads < group.size and group.size % num_kv_heads == 0:
+        return 1, group.rank * num_kv_heads // group.size
+    count = split_evenly(f"the key/value heads of {prefix}", num_kv_heads, group)
+    return count, group.rank * count
+
+
+def make_linear(
+    build: Build,
+    prefix: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool,
+    shard: Shard | None,
+    parts: Mapping[str, int] | None,
+    transposed: bool,
+) -> LinearShard:
+    """The layer that `Build.linear` describes. Raises `ValueError` when parts and size disagree or do not divide."""
+    if shard == "row":
+        if parts:
+            raise ValueError(f"{prefix}: a row-sharded layer cannot be put together from parts {list(parts)}")
+        return RowLinear(build, prefix, in_features, out_features, bias=bias, transposed=transposed)
+    group = build.groups.tensor
+    named = {f"{prefix}.{name}": size for name, size in parts.items()} if parts else {prefix: out_features}
+    if sum(named.values()) != out_features:
+        raise ValueError(f"{prefix}: the parts {dict(parts or {})} do not add up to {out_features} outputs")
+    rows: list[Rows] = []
+    for name, size in named.items():
+        count = split_evenly(f"the outputs of {name}", size, group) if shard == "column" else size
+        rows.append(Rows(name, size, group.rank * count if shard == "column" else 0, count))
+    return Linear(build, rows, in_features, slice(0, in_features), bias=bias, transposed=transposed)

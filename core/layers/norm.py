@@ -1,0 +1,54 @@
+"""Normalisation layers: a weight and the op that applies it. The same on every rank."""
+
+from __future__ import annotations
+
+from typing import overload
+
+from torch import Tensor, nn
+
+from ..interfaces.model import Build
+from .linear import empty_parameter
+from .weights import WeightSlot
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · (weight + offset), over the last dimension (Zhang & Sennrich 2019)."""
+
+    def __init__(self, build: Build, prefix: str, dim: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__()
+        self.prefix, self.dim, self.eps, self.offset, self.ops = prefix, dim, eps, offset, build.ops
+        self.weight = empty_parameter(build, dim)
+
+    @overload
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """norm(x), or with a residual (norm(x + residual), x + residual); x [..., dim]."""
+        if residual is None:
+            return self.ops.rms_norm(x, self.weight, self.eps, self.offset)
+        return self.ops.add_rms_norm(x, residual, self.weight, self.eps, self.offset)
+
+    def weight_slots(self) -> list[WeightSlot]:
+        return [WeightSlot(f"{self.prefix}.weight", (self.dim,), self.weight)]
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / std · weight + bias, over the last dimension (Ba et al. 2016)."""
+
+    def __init__(self, build: Build, prefix: str, dim: int, eps: float) -> None:
+        super().__init__()
+        self.prefix, self.dim, self.eps, self.ops = prefix, dim, eps, build.ops
+        self.weight, self.bias = empty_parameter(build, dim), empty_parameter(build, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] → [..., dim]."""
+        return self.ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def weight_slots(self) -> list[WeightSlot]:
+        return [
+            WeightSlot(f"{self.prefix}.weight", (self.dim,), self.weight),
+            WeightSlot(f"{self.prefix}.bias", (self.dim,), self.bias),
+        ]

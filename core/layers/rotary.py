@@ -1,0 +1,180 @@
+"""Rotary position embedding: one table of cosines and sines a model (or layer type), shared by its layers.
+
+Frequencies depend on the positions only, never on the batch, so cached keys stay valid: the variants that stretch
+with the sequence ("dynamic", "longrope") are fixed by the longest sequence that the engine serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..interfaces.model import Build
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """What the frequencies follow from. `parameters` are the checkpoint's, for one layer type."""
+
+    parameters: Mapping[str, Any]
+    dim: int
+    base: float
+    max_position_embeddings: int
+    max_model_len: int
+
+    @property
+    def original_max_len(self) -> int:
+        """Length of sequences in pre-training, before the context was stretched."""
+        return int(self.parameters.get("original_max_position_embeddings") or self.max_position_embeddings)
+
+    @property
+    def stretch(self) -> float:
+        """The factor of the context's length; derived from the lengths where the checkpoint gives none."""
+        return float(self.parameters.get("factor") or self.max_position_embeddings / self.original_max_len)
+
+    def exponents(self) -> Tensor:
+        """2i / dim for i < dim / 2, float32."""
+        return torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
+
+
+Frequencies = tuple[Tensor, float]
+
+
+def _default(spec: RopeSpec) -> Frequencies:
+    """base^(-2i/dim) (Su et al. 2021)."""
+    return 1.0 / spec.base ** spec.exponents(), 1.0
+
+
+def _linear(spec: RopeSpec) -> Frequencies:
+    """Positions divided by the factor (Chen et al. 2023)."""
+    return _default(spec)[0] / spec.stretch, 1.0
+
+
+def _dynamic(spec: RopeSpec) -> Frequencies:
+    """A larger base once sequences outgrow pre-training (NTK-aware scaling)."""
+    length = max(spec.max_model_len, spec.max_position_embeddings)
+    growth = spec.stretch * length / spec.max_position_embeddings - (spec.stretch - 1)
+    base = spec.base * growth ** (spec.dim / (spec.dim - 2))
+    return 1.0 / base ** spec.exponents(), 1.0
+
+
+def _llama3(spec: RopeSpec) -> Frequencies:
+    """Long waves divided by the factor, short ones kept, a ramp between (Llama 3.1)."""
+    low, high = float(spec.parameters["low_freq_factor"]), float(spec.parameters["high_freq_factor"])
+    plain = _default(spec)[0]
+    turns = spec.original_max_len * plain / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * kept + plain / spec.stretch * (1 - kept), 1.0
+
+
+def _yarn(spec: RopeSpec) -> Frequencies:
+    """Interpolated and plain frequencies mixed by how often they turn in pre-training (Peng et al. 2023)."""
+    parameters, dim = spec.parameters, spec.dim
+
+    def dimension(turns: float) -> float:
+        return dim * math.log(spec.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(spec.base))
+
+    low, high = dimension(parameters.get("beta_fast") or 32), dimension(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low if high != low else 0.001
+    interpolated = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    plain = _default(spec)[0]
+    return plain / spec.stretch * interpolated + plain * (1 - interpolated), _yarn_scale(spec)
+
+
+def _yarn_scale(spec: RopeSpec) -> float:
+    given = spec.parameters.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def scale(weight: float) -> float:
+        return 1.0 if spec.stretch <= 1 else 0.1 * weight * math.log(spec.stretch) + 1.0
+
+    mscale, all_dim = spec.parameters.get("mscale"), spec.parameters.get("mscale_all_dim")
+    return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
+
+
+def _longrope(spec: RopeSpec) -> Frequencies:
+    """A learned divisor for each frequency, one set for long and one for short sequences (Ding et al. 2024)."""
+    long = spec.max_model_len > spec.original_max_len
+    divisors = torch.tensor(spec.parameters["long_factor" if long else "short_factor"], dtype=torch.float32)
+    scale = spec.parameters.get("attention_factor")
+    if scale is None:
+        stretch = spec.stretch
+        scale = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(spec.original_max_len))
+    return 1.0 / (divisors * spec.base ** spec.exponents()), float(scale)
+
+
+_VARIANTS: Mapping[str, Callable[[RopeSpec], Frequencies]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
+}
+
+
+def rope_parameters(config: Any, layer_type: str | None = None) -> dict[str, Any]:
+    """The rope settings of a Hugging Face configuration, in its old form or its new one, for one layer type."""
+    found = getattr(config, "rope_parameters", None)
+    if found is None:
+        found = dict(getattr(config, "rope_scaling", None) or {})
+        found.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
+    elif layer_type is not None and isinstance(found.get(layer_type), Mapping):
+        found = found[layer_type]
+    parameters = dict(found)
+    original = getattr(config, "original_max_position_embeddings", None)
+    if original and "original_max_position_embeddings" not in parameters:
+        parameters["original_max_position_embeddings"] = original
+    return parameters
+
+
+def rope_frequencies(config: Any, head_dim: int, max_model_len: int, layer_type: str | None = None) -> Frequencies:
+    """(inverse frequencies float32 [rotary_dim / 2], factor on cosines and sines) of a configuration.
+
+    Raises `ValueError` for an unknown variant.
+    """
+    parameters = rope_parameters(config, layer_type)
+    variant = parameters.get("rope_type") or parameters.get("type") or "default"
+    if variant not in _VARIANTS:
+        raise ValueError(f"no rope variant {variant!r}; there are: {', '.join(sorted(_VARIANTS))}")
+    spec = RopeSpec(
+        parameters=parameters,
+        dim=int(head_dim * parameters.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))),
+        base=float(parameters.get("rope_theta") or 10000.0),
+        max_position_embeddings=config.max_position_embeddings,
+        max_model_len=max_model_len,
+    )
+    return _VARIANTS[variant](spec)
+
+
+class RotaryEmbedding(nn.Module):
+    """Turns queries and keys by their positions. `layer_type` picks among per-layer-type settings.
+
+    `interleaved` pairs neighbouring features instead of the two halves of a head.
+    """
+
+    cos_sin: Tensor
+
+    def __init__(
+        self, build: Build, head_dim: int, *, layer_type: str | None = None, interleaved: bool = False
+    ) -> None:
+        super().__init__()
+        self.ops, self.interleaved = build.ops, interleaved
+        frequencies, scale = rope_frequencies(build.config, head_dim, build.max_model_len, layer_type)
+        angles = torch.outer(torch.arange(build.max_model_len, dtype=torch.float32), frequencies)
+        table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
+        self.register_buffer("cos_sin", table.to(build.device), persistent=False)
+
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """positions int64 [T], query [T, H, D], key [T, Hk, D] → the turned query and key."""
+        return self.ops.rotary(query, key, positions, self.cos_sin, self.interleaved)

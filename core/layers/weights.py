@@ -1,0 +1,160 @@
+"""Where the tensors of a checkpoint go: every layer states its slots, and loading matches names against them.
+
+Knows no file format (that is the loader's) and no model family (renaming is data on the model class).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..interfaces.loader import LazyTensor, WeightLoader
+from ..interfaces.model import Model
+
+Index = tuple[slice, ...]
+_MAX_NAMED = 6
+
+
+class WeightError(ValueError):
+    """Checkpoint and model do not fit: names the tensors that are missing, unexpected or of a wrong shape."""
+
+
+@dataclass(frozen=True)
+class WeightSlot:
+    """One checkpoint tensor (or a piece of it) and the region of a parameter that it fills.
+
+    `shape` is the whole tensor's in the checkpoint and `index` the piece of it that this rank takes. The piece, its
+    last two axes swapped when `transposed`, is copied into `parameter[region]`. A slot without parameter is a tensor
+    that may be present and is not read. A fused tensor names in `covers` the tensors that it stands for.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parameter: nn.Parameter | None
+    index: Index = ()
+    region: Index = ()
+    transposed: bool = False
+    covers: tuple[str, ...] = ()
+
+    def write(self, piece: Tensor) -> None:
+        """Copies `piece` (already cut to `index`) into place, casting to the parameter's dtype."""
+        if self.parameter is None:
+            return
+        with torch.no_grad():
+            target = self.parameter.data[self.region] if self.region else self.parameter.data
+            target.copy_(piece.transpose(-1, -2) if self.transposed else piece)
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What loading read. `num_bytes` counts this rank's pieces only."""
+
+    num_tensors: int
+    num_bytes: int
+    seconds: float
+
+
+class WeightMap:
+    """The slots of every layer of a model, by checkpoint name."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._renames = [(re.compile(pattern), replacement) for pattern, replacement in model.renames]
+        self._ignores = [re.compile(pattern) for pattern in model.ignores]
+        self._slots: dict[str, list[WeightSlot]] = {}
+        for module in model.modules():
+            for slot in getattr(module, "weight_slots", list)():
+                self._slots.setdefault(slot.name, []).append(slot)
+        self._required = [
+            name
+            for name, slots in self._slots.items()
+            if any(slot.parameter is not None and not slot.covers for slot in slots)
+        ]
+
+    def match(self, name: str) -> Sequence[WeightSlot] | None:
+        """The slots of a checkpoint tensor; empty when it is ignored, None when no layer knows it."""
+        if any(pattern.fullmatch(name) for pattern in self._ignores):
+            return ()
+        for pattern, replacement in self._renames:
+            name = pattern.sub(replacement, name)
+        return self._slots.get(name)
+
+    def plan(self, tensors: Iterable[LazyTensor], complete: bool) -> list[tuple[LazyTensor, Sequence[WeightSlot]]]:
+        """Pairs tensors with their slots; raises `WeightError` with everything that does not fit."""
+        found: list[tuple[LazyTensor, Sequence[WeightSlot]]] = []
+        unexpected: list[str] = []
+        misshaped: list[str] = []
+        covered: set[str] = set()
+        for tensor in tensors:
+            slots = self.match(tensor.name)
+            if slots is None:
+                unexpected.append(tensor.name)
+                continue
+            covered.update(name for slot in slots for name in (slot.covers or (slot.name,)))
+            if slots and slots[0].parameter is not None and tuple(tensor.shape) != slots[0].shape:
+                misshaped.append(_misshaped(tensor.name, tensor.shape, slots[0].shape))
+            else:
+                found.append((tensor, slots))
+        missing = [name for name in self._required if name not in covered] if complete else []
+        if missing or unexpected or misshaped:
+            raise WeightError(self._complaint(missing, unexpected, misshaped))
+        return found
+
+    def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Copies whole tensors by checkpoint name; raises `WeightError` for one that does not fit. Partial is fine."""
+        names: set[str] = set()
+        for name, tensor in pairs:
+            slots = self.match(name)
+            if slots is None:
+                raise WeightError(self._complaint([], [name], []))
+            for slot in slots:
+                if slot.parameter is None:
+                    continue
+                if tuple(tensor.shape) != slot.shape:
+                    raise WeightError(self._complaint([], [], [_misshaped(name, tensor.shape, slot.shape)]))
+                slot.write(tensor[slot.index] if slot.index else tensor)
+            names.add(name)
+        return names
+
+    def _complaint(self, missing: list[str], unexpected: list[str], misshaped: list[str]) -> str:
+        kinds = (("missing", missing), ("unexpected", unexpected), ("of a wrong shape", misshaped))
+        found = "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds if names)
+        return f"the checkpoint does not fit {type(self._model).__name__}: tensors {found}"
+
+
+def load_weights(model: Model, loader: WeightLoader) -> LoadReport:
+    """Reads each tensor of `loader` once, only this rank's piece of it, into the parameters of `model`.
+
+    Everything is checked before the first byte is read. Raises `WeightError`, or what the loader raises.
+    """
+    start = time.perf_counter()
+    plan = WeightMap(model).plan(loader.tensors(), loader.complete)
+    num_bytes = 0
+    filled: set[int] = set()
+    for tensor, slots in plan:
+        for slot in slots:
+            if slot.parameter is None:
+                continue
+            piece = tensor.read(slot.index)
+            num_bytes += piece.numel() * piece.element_size()
+            slot.write(piece)
+            filled.add(id(slot.parameter))
+    if not loader.complete:
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in filled:
+                loader.fill(name, parameter.data)
+    model.finish_load()
+    return LoadReport(len(plan), num_bytes, time.perf_counter() - start)
+
+
+def _misshaped(name: str, shape: Sequence[int], expected: Sequence[int]) -> str:
+    return f"{name} is {list(shape)}, expected {list(expected)}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")

@@ -1,0 +1,39 @@
+"""Random weights for a checkpoint that has none: benchmarks, and models whose weights arrive later."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from frame.core.interfaces.loader import LazyTensor, WeightLoader
+
+
+class DummyLoader(WeightLoader):
+    """Small random values, filled where the parameter lies; the same for the same seed and parameter name."""
+
+    def supports(self, folder: Path) -> str | None:
+        del folder
+        asked = self.config.load.load_format
+        return None if asked.rpartition(":")[2] == "dummy" else "random weights are made only when asked for by name"
+
+    def tensors(self) -> Iterator[LazyTensor]:
+        return iter(())
+
+    @property
+    def complete(self) -> bool:
+        return False
+
+    def fill(self, name: str, parameter: Tensor) -> None:
+        """Matrices around 0, norm weights around 1, biases small: activations keep their scale through the layers."""
+        seed = (self.config.model.seed << 32) ^ zlib.crc32(name.encode())
+        generator = torch.Generator(device=parameter.device).manual_seed(seed & (2**63 - 1))
+        if parameter.dim() > 1:
+            parameter.uniform_(-0.05, 0.05, generator=generator)
+        elif name.endswith("bias"):
+            parameter.uniform_(-0.01, 0.01, generator=generator)
+        else:
+            parameter.uniform_(0.9, 1.1, generator=generator)

@@ -1,0 +1,159 @@
+"""What decoder-only families share: the parts of a layer, put together by each family's file, and the stack around.
+
+Knows no family: sizes, names and features come from the file that builds the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from frame.core.interfaces.model import Build, ForwardStep, Model
+from frame.core.layers import RotaryEmbedding
+
+Gate = Callable[[Tensor], Tensor]
+
+
+class GatedMLP(nn.Module):
+    """down(gate(x) · up(x)), gate and up in one product. `activation` takes both halves [T, 2 · intermediate]."""
+
+    def __init__(
+        self, build: Build, prefix: str, intermediate_size: int, activation: Gate, *, bias: bool = False
+    ) -> None:
+        super().__init__()
+        hidden_size = build.config.hidden_size
+        parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        self.gate_up = build.linear(prefix, hidden_size, 2 * intermediate_size, bias=bias, shard="column", parts=parts)
+        self.down = build.linear(f"{prefix}.down_proj", intermediate_size, hidden_size, bias=bias, shard="row")
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.activation(self.gate_up(x)))
+        return out
+
+
+class RotaryAttention(nn.Module):
+    """Projections, the optional norms of each query and key head, rotary positions, attention, output projection."""
+
+    def __init__(
+        self,
+        inputs: nn.Module,
+        rotary: RotaryEmbedding,
+        attention: nn.Module,
+        output: nn.Module,
+        *,
+        query_norm: nn.Module | None = None,
+        key_norm: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.inputs, self.attention, self.output = inputs, attention, output
+        self.query_norm, self.key_norm = query_norm or nn.Identity(), key_norm or nn.Identity()
+        self.rotary = rotary
+
+    def forward(self, hidden: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
+        """[T, hidden_size] → [T, hidden_size]."""
+        query, key, value = self.inputs(hidden)
+        query, key = self.rotary(positions, self.query_norm(query), self.key_norm(key))
+        out: Tensor = self.output(self.attention(query, key, value, step))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Norm, attention, norm, feed-forward, the sums carried as a residual that the next norm adds."""
+
+    def __init__(self, attention_norm: nn.Module, attention: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm, self.attention, self.mlp_norm, self.mlp = attention_norm, attention, mlp_norm, mlp
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, positions: Tensor, step: ForwardStep
+    ) -> tuple[Tensor, Tensor]:
+        """hidden [T, hidden_size] is what the layer before added to `residual` (None before the first layer)."""
+        if residual is None:
+            residual, hidden = hidden, self.attention_norm(hidden)
+        else:
+            hidden, residual = self.attention_norm(hidden, residual)
+        hidden = self.attention(hidden, positions, step)
+        hidden, residual = self.mlp_norm(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class Decoder(Model):
+    """Embedding, layers, norm and head under the usual names ("model.embed_tokens", "model.layers.0", …).
+
+    `make_layer(prefix, index)` makes a layer that is called as (hidden, residual, positions, step) and returns
+    (hidden, residual).
+    """
+
+    ignores: ClassVar[Sequence[str]] = (r".*rotary_emb\.inv_freq",)
+
+    def __init__(self, *, build: Build, make_layer: Callable[[str, int], nn.Module], norm_offset: float = 0.0) -> None:
+        super().__init__(build=build)
+        config = build.config
+        hidden_size, vocab_size = config.hidden_size, config.vocab_size
+        self.embedding = build.embedding("model.embed_tokens", vocab_size, hidden_size)
+        self.layers = build.layers(config.num_hidden_layers, lambda index: make_layer(f"model.layers.{index}", index))
+        self.norm = build.norm("model.norm", hidden_size, eps=config.rms_norm_eps, offset=norm_offset)
+        tied = self.embedding if config.tie_word_embeddings else None
+        self.head = build.head("lm_head", hidden_size, vocab_size, tied=tied)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """ids [T] → [T, hidden_size]."""
+        out: Tensor = self.embedding(input_ids)
+        return out
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        step: ForwardStep,
+        *,
+        embeds: Tensor | None = None,
+        stage_inputs: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        del stage_inputs  # `Build.layers` makes no stages
+        hidden = first_hidden(self.embed, input_ids, embeds)
+        residual: Tensor | None = None
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual, positions, step)
+        out: Tensor = self.norm(hidden, residual)[0]
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.head(hidden)
+        return out
+
+
+def first_hidden(embed: Callable[[Tensor], Tensor], input_ids: Tensor | None, embeds: Tensor | None) -> Tensor:
+    """`embeds` where given, else the embedding of `input_ids`; raises `ValueError` when there is neither."""
+    if embeds is not None:
+        return embeds
+    if input_ids is None:
+        raise ValueError("a forward pass needs input_ids or embeds")
+    return embed(input_ids)
+
+
+def head_shape(config: Any) -> tuple[int, int, int]:
+    """(query heads, key/value heads, head size) of a configuration; newer ones name the head size."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_attention_heads, config.num_key_value_heads, head_dim
+
+
+def sliding_window(config: Any, index: int) -> int:
+    """The window of layer `index`, 0 for full attention, from `layer_types` and `sliding_window`."""
+    sliding = config.layer_types[index] == "sliding_attention"
+    return int(config.sliding_window) if sliding and config.sliding_window else 0
+
+
+def gate_activation(build: Build, name: str) -> Gate:
+    """The op for the gated activation that a checkpoint calls `name`; raises `ValueError` for an unknown one."""
+    gates: dict[str, Gate] = {
+        "silu": build.ops.silu_mul,
+        "gelu_pytorch_tanh": build.ops.gelu_tanh_mul,
+        "gelu_new": build.ops.gelu_tanh_mul,
+    }
+    if name not in gates:
+        raise ValueError(f"no gated activation {name!r}; there are: {', '.join(sorted(gates))}")
+    return gates[name]

@@ -1,0 +1,87 @@
+"""Runs a model without an engine: one sequence, full causal attention over a plain list of keys and values."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.attention import AttentionBackend, LayerParams
+from frame.core.interfaces.model import ForwardStep, Groups, Model
+from frame.core.layers import ModelBuild, load_weights
+from frame.core.ops import Ops
+from frame.core.parallel.group import ProcessGroup, SingleGroup
+from frame.core.registry import Registry
+from frame.plugins.loaders.safetensors import SafetensorsLoader
+
+
+class DenseAttention(AttentionBackend):
+    """Keeps keys and values of every layer, and attends to all of them under the causal (windowed) mask."""
+
+    def __init__(self, spec: Any, **kwargs: Any) -> None:
+        super().__init__(spec, **kwargs)
+        self.past: list[Tensor] = []
+
+    @classmethod
+    def supports(cls, spec: Any) -> str | None:
+        return None
+
+    def plan(self, batch: Any) -> Any:
+        return None
+
+    def forward(
+        self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: Any
+    ) -> Any:
+        del kv_cache, plan
+        spec, new = layer.spec, torch.stack((key, value))
+        self.past = [torch.cat((*self.past, new), dim=1)]
+        keys, values = self.past[0].repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=2)
+        scores = torch.einsum("qhd,khd->hqk", query, keys) * spec.scale
+        if spec.soft_cap:
+            scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+        ends = torch.arange(len(keys) - len(query), len(keys))
+        distance = ends[:, None] - torch.arange(len(keys))[None, :]
+        hidden = distance < 0
+        if spec.window:
+            hidden |= distance >= spec.window
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def make_model(folder: Path, group: ProcessGroup | None = None, **build: Any) -> Model:
+    """The model of a checkpoint, in float32, loaded and bound to dense attention."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    group = group or SingleGroup()
+    maker = ModelBuild(
+        config=config.get_text_config(),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        ops=Ops(),
+        groups=Groups(group, SingleGroup(), SingleGroup()),
+        block_size=16,
+        kv_dtype=torch.float32,
+        device_type="cpu",
+        **build,
+    )
+    registry = Registry.load()
+    model = registry.resolve(registry.choose("model", config.architectures[0]))(build=maker)
+    load_weights(model, SafetensorsLoader(folder, config=FrameConfig()))
+    for layer in maker.attention_layers.values():
+        layer.bind(0, DenseAttention(layer.spec, config=None, ops=maker.ops), torch.empty(0))
+    return model
+
+
+def run(model: Model, ids: list[int], chunks: list[int]) -> Tensor:
+    """float32 logits [len(ids), vocab_size], computed in steps of the given numbers of tokens."""
+    rows = []
+    with torch.inference_mode():
+        start = 0
+        for count in chunks:
+            tokens = torch.tensor(ids[start : start + count], dtype=torch.int32)
+            positions = torch.arange(start, start + count)
+            rows.append(model.logits(model(tokens, positions, ForwardStep(plans=[None]))))
+            start += count
+    return torch.cat(rows)
