@@ -85,6 +85,16 @@ class LogprobRows(msgspec.Struct, kw_only=True):
     ranks: np.ndarray
 
 
+class TokenMasks(msgspec.Struct, kw_only=True):
+    """Grammar masks of one step: bit v % 32 of `words[i, v // 32]` says whether slot `slots[i]` may draw token v.
+
+    `words` int32 [n, ceil(vocab_size / 32)]. Slots that are not listed may draw anything.
+    """
+
+    slots: np.ndarray
+    words: np.ndarray
+
+
 class TransferReport(msgspec.Struct, kw_only=True):
     """What a connector's worker side did in one step.
 

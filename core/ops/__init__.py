@@ -6,7 +6,7 @@ the oracle of kernel tests, so they are written to be read. Knows no layer, no m
 
 from __future__ import annotations
 
-from . import activation, attention, experts, norm, rotary, step
+from . import activation, attention, experts, logits, norm, rotary, sampling, step
 
 
 class Ops:
@@ -26,6 +26,17 @@ class Ops:
     # experts
     route = staticmethod(experts.route)
     fused_experts = staticmethod(experts.fused_experts)
+    # sampling
+    greedy = staticmethod(sampling.greedy)
+    draw = staticmethod(sampling.draw)
+    keep_threshold = staticmethod(sampling.keep_threshold)
+    add_bias = staticmethod(logits.add_bias)
+    keep_only = staticmethod(logits.keep_only)
+    apply_bitmask = staticmethod(logits.apply_bitmask)
+    match_tails = staticmethod(logits.match_tails)
+    penalize = staticmethod(logits.penalize)
+    count_tokens = staticmethod(logits.count_tokens)
+    top_logprobs = staticmethod(logits.top_logprobs)
     # the step
     write_rows = staticmethod(step.write_rows)
     write_values = staticmethod(step.write_values)

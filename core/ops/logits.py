@@ -1,0 +1,77 @@
+"""Changing logits before a draw, and reading log-probabilities from them.
+
+All in place on float32 logits [N, V]. Knows no request: which rows and ids are meant comes in as index vectors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:
+    """logits[rows[i], token_ids[i]] += values[i]; entries may repeat. A value of -inf forbids the token."""
+    logits.index_put_((rows, token_ids), values, accumulate=True)
+
+
+def keep_only(logits: Tensor, rows: Tensor, entry_rows: Tensor, token_ids: Tensor) -> None:
+    """Sets every logit of `rows` [n] to -inf except at (entry_rows[i], token_ids[i])."""
+    kept = logits[entry_rows, token_ids]
+    logits.index_fill_(0, rows, -torch.inf)
+    logits[entry_rows, token_ids] = kept
+
+
+def apply_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    """Forbids in logits[rows[i]] every id v whose bit v % 32 of words[i, v // 32] is 0; `words` int32 [n, ceil(V / 32)]."""
+    vocab_size = logits.shape[-1]
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = ((words[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :vocab_size]
+    logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+
+
+def match_tails(tails: Tensor, patterns: Tensor) -> Tensor:
+    """bool [E]: whether patterns[i] [W] equals tails[i] [W]; -1 in a pattern matches anything."""
+    return ((tails == patterns) | (patterns == -1)).all(-1)
+
+
+def penalize(
+    logits: Tensor,
+    rows: Tensor,
+    in_prompt: Tensor,
+    output_counts: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+) -> None:
+    """Penalties of `rows` [n] of `logits`, whose `in_prompt` bool [n, V] and `output_counts` int32 [n, V] are given.
+
+    Repetition (Keskar et al. 2019): logits of tokens in prompt or output are divided by it where positive, else
+    multiplied. Then frequency times the count in the output, and presence where that is not 0, are subtracted.
+    """
+    part = logits[rows]
+    seen = in_prompt | (output_counts > 0)
+    factor = repetition[:, None]
+    part = torch.where(seen, torch.where(part > 0, part / factor, part * factor), part)
+    part -= frequency[:, None] * output_counts
+    part -= presence[:, None] * (output_counts > 0)
+    logits[rows] = part
+
+
+def count_tokens(counts: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """counts[rows[i], token_ids[i]] += 1; `counts` int32 [C, V], entries may repeat."""
+    ones = torch.ones(1, dtype=counts.dtype, device=counts.device).expand(len(rows))
+    counts.index_put_((rows.long(), token_ids.long()), ones, accumulate=True)
+
+
+def top_logprobs(logits: Tensor, token_ids: Tensor, k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(ids int32 [N, k+1], values float32 [N, k+1], ranks int32 [N]): column 0 is token_ids[i], the rest the k best.
+
+    Values are log-softmax of `logits` [N, V], or the logits themselves without `normalize`. Rank 1 is the best.
+    """
+    values = logits.log_softmax(-1) if normalize else logits
+    chosen = token_ids.long()[:, None]
+    own = values.gather(-1, chosen)
+    ranks = (values > own).sum(-1, dtype=torch.int32) + 1
+    best = values.topk(k, -1)
+    ids = torch.cat([chosen, best.indices], -1).to(torch.int32)
+    return ids, torch.cat([own, best.values], -1), ranks

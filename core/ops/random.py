@@ -1,0 +1,96 @@
+"""Counter-based randomness: noise as a pure function of (request seed, position, purpose, token id).
+
+Nothing is drawn from a generator, so batching, order, preemption and sharding cannot shift a request's noise. The
+integer part is the same bits on every platform; the two logarithms agree to an ulp. Knows no request and no batch.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_MASK_34 = (1 << 34) - 1
+_MASK_37 = (1 << 37) - 1
+_MASK_33 = (1 << 33) - 1
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+_TOKEN_1 = 0x7FEB352D
+_TOKEN_2 = 0x846CA68B - (1 << 32)
+#: Elements of noise computed at once: what a processor's cache holds, and enough for a device without one.
+_CHUNK = 1 << 18
+
+
+class Purpose(IntEnum):
+    """What a number is drawn for; each has its own stream at every position."""
+
+    TOKEN = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
+
+
+def _mix64(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele, Lea & Flood 2014) on int64, which wraps; shifts are logical."""
+    x = (x ^ ((x >> 30) & _MASK_34)) * _MIX_1
+    x = (x ^ ((x >> 27) & _MASK_37)) * _MIX_2
+    return x ^ ((x >> 31) & _MASK_33)
+
+
+def stream_keys(seeds: Tensor, positions: Tensor, purpose: int = Purpose.TOKEN) -> Tensor:
+    """int64 [N]: a key for each (seed, position, purpose): mix(mix(seed + φ) + 8·position + purpose), wrapping.
+
+    `seeds` int64 [N] holds the 64 bits of each seed, `positions` int64 [N] where the token will stand.
+    """
+    return _mix64(_mix64(seeds + _GOLDEN) + (positions * 8 + int(purpose)))
+
+
+def token_hash(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """int32, the 32 hash bits of `token_ids` int32 under `keys` int64; the two broadcast.
+
+    The lowbias32 mixer (Wellons 2018) keyed twice: the key's low word is added before, its high word in the middle.
+    All arithmetic is 32-bit and wraps; shifts are logical.
+    """
+    low = keys.to(torch.int32)
+    high = (keys >> 32).to(torch.int32)
+    x = token_ids + low
+    shifted = x >> 16
+    x ^= shifted.bitwise_and_(0xFFFF)
+    x *= _TOKEN_1
+    torch.bitwise_right_shift(x, 15, out=shifted)
+    x ^= shifted.bitwise_and_(0x1FFFF)
+    x += high
+    x *= _TOKEN_2
+    torch.bitwise_right_shift(x, 16, out=shifted)
+    x ^= shifted.bitwise_and_(0xFFFF)
+    return x
+
+
+def gumbel(bits: Tensor) -> Tensor:
+    """float32 Gumbel noise of int32 hash bits: -log(-log1p(-(u + 0.5) / 2^32)), u the bits as an unsigned number.
+
+    The exponential inside keeps full relative precision where the noise is large, which is what decides an argmax.
+    Always finite: between -2.82 and 22.88.
+    """
+    x = bits.to(torch.float32)
+    x += torch.where(bits < 0, 2.0**32, 0.0)
+    x += 0.5
+    x *= 2.0**-32
+    x.clamp_(max=1.0 - 2.0**-24)
+    return x.neg_().log1p_().neg_().log_().neg_()
+
+
+def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """float32 noise of `token_ids` int32 under `keys` int64 (broadcast)."""
+    return gumbel(token_hash(keys, token_ids))
+
+
+def add_gumbel_noise(scores: Tensor, keys: Tensor) -> None:
+    """scores[i, v] += noise of token v under keys[i]; `scores` float32 [N, V], in place."""
+    rows, width = scores.shape
+    token_ids = torch.arange(width, dtype=torch.int32, device=scores.device)
+    step = max(1, _CHUNK // width)
+    for start in range(0, rows, step):
+        scores[start : start + step] += gumbel_noise(keys[start : start + step, None], token_ids)

@@ -1,0 +1,139 @@
+"""Log-probabilities of prompt tokens, chunk by chunk as the prompt is computed. Knows no sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from ..interfaces.platform import HostCopy, Streams
+from ..interfaces.step import LogprobRows, NewRequest, StepPlan
+from ..ops import Ops
+
+#: Most positions whose logits are computed at once, whatever the length of a chunk.
+MAX_ROWS = 128
+
+
+@dataclass
+class _Progress:
+    """A request that asked: k, where its prompt ends, and the first position not yet scored."""
+
+    request_id: str
+    k: int
+    prompt_len: int
+    scored: int
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Positions first .. first + count - 1 of one row of the plan; their hidden states start at `offset`."""
+
+    row: int
+    slot: int
+    k: int
+    first: int
+    count: int
+    offset: int
+
+
+class PromptChunks:
+    """Log-probabilities of one step's prompt tokens, on their way to the host."""
+
+    def __init__(self, copies: list[tuple[int, HostCopy]]) -> None:
+        self._copies = copies
+
+    def rows(self) -> dict[int, LogprobRows]:
+        """By row of the plan; waits for the copies."""
+        parts: dict[int, list[dict[str, np.ndarray]]] = {}
+        for row, copy in self._copies:
+            parts.setdefault(row, []).append(copy.wait())
+        return {
+            row: LogprobRows(
+                token_ids=np.concatenate([part["ids"] for part in found]),
+                logprobs=np.concatenate([part["values"] for part in found]),
+                ranks=np.concatenate([part["ranks"] for part in found]),
+            )
+            for row, found in parts.items()
+        }
+
+
+class PromptLogprobs:
+    """Scores the prompts of the slots that asked: the hidden state at position i scores prompt token i + 1.
+
+    Chunks come out in order and each position once: a request that was preempted within its prompt goes on after the
+    last position that was scored, and one that had finished its prompt is not scored again. This is remembered by
+    request id until the prompt is complete or `forget` is called.
+    """
+
+    def __init__(self, *, ops: Ops, logprobs_mode: str) -> None:
+        self._ops = ops
+        self._normalize = logprobs_mode.endswith("logprobs")
+        self._slots: dict[int, _Progress] = {}
+        self._preempted: dict[str, int] = {}
+
+    def add(self, request: NewRequest) -> None:
+        """A request takes its slot."""
+        self._slots.pop(request.slot, None)
+        k = request.params.prompt_logprobs
+        if k is None or len(request.token_ids) > request.prompt_len:
+            return
+        scored = self._preempted.pop(request.request_id, 0)
+        self._slots[request.slot] = _Progress(request.request_id, k, request.prompt_len, scored)
+
+    def remove(self, slot: int) -> None:
+        """The request left its slot, finished or preempted; an empty slot is fine."""
+        progress = self._slots.pop(slot, None)
+        if progress is not None and 0 < progress.scored < progress.prompt_len - 1:
+            self._preempted[progress.request_id] = progress.scored
+
+    def forget(self, request_ids: list[str]) -> None:
+        """These requests are over and will not come back."""
+        if self._preempted:
+            for request_id in request_ids:
+                self._preempted.pop(request_id, None)
+
+    def collect(
+        self,
+        plan: StepPlan,
+        hidden: Tensor,
+        token_table: Tensor,
+        compute_logits: Callable[[Tensor], Tensor],
+        streams: Streams,
+    ) -> PromptChunks | None:
+        """Scores the prompt tokens that `hidden` [T, H] of this step covers; None when nobody asked.
+
+        `token_table` int32 [R, max_len] holds the prompts. Logits are computed for a bounded number of rows at a time.
+        """
+        self.forget(plan.finished_ids)
+        if not self._slots:
+            return None
+        copies: list[tuple[int, HostCopy]] = []
+        for span in self._spans(plan):
+            for start in range(0, span.count, MAX_ROWS):
+                count = min(MAX_ROWS, span.count - start)
+                logits = compute_logits(hidden[span.offset + start :][:count]).float()
+                first = span.first + start + 1
+                targets = token_table[span.slot, first : first + count]
+                k = logits.shape[-1] if span.k < 0 else min(span.k, logits.shape[-1])
+                ids, values, ranks = self._ops.top_logprobs(logits, targets, k, self._normalize)
+                copies.append((span.row, streams.copy_out({"ids": ids, "values": values, "ranks": ranks})))
+        return PromptChunks(copies) if copies else None
+
+    def _spans(self, plan: StepPlan) -> list[_Span]:
+        spans = []
+        offset = 0
+        scheduled, computed = plan.num_scheduled.tolist(), plan.num_computed.tolist()
+        for row, slot in enumerate(plan.slots.tolist()):
+            progress = self._slots.get(slot)
+            if progress is not None:
+                start, end = computed[row], computed[row] + scheduled[row]
+                first, last = max(start, progress.scored), min(end, progress.prompt_len - 1)
+                if first < last:
+                    spans.append(_Span(row, slot, progress.k, first, last - first, offset + first - start))
+                    progress.scored = last
+                if end >= progress.prompt_len - 1:
+                    del self._slots[slot]
+            offset += scheduled[row]
+        return spans

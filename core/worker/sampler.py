@@ -1,0 +1,175 @@
+"""The sampler: turns logits into tokens for the slots of a batch, and keeps what that needs by slot.
+
+grammar masks → token rules → logits processors → penalties → temperature → argmax-invariant processors → filters and
+draw → log-probabilities → counts. A greedy batch without any of it is one argmax. Knows no scheduling and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..interfaces.logits import LogitsProcessor
+from ..interfaces.platform import Streams
+from ..interfaces.step import NewRequest, TokenMasks
+from ..interfaces.wire import decode
+from ..ops import Ops
+from .penalties import Penalties
+from .processor_slots import ProcessorSlots
+from .sampled import LogprobTensors, Sampled
+from .sampling_slots import EDITS, BatchParameters, Need, SamplingSlots
+from .token_rules import TokenRules
+
+
+class Sampler:
+    """Draws tokens. One per worker; `sample` calls follow one another in step order.
+
+    Everything that a draw changes (counts, tails) stays on the device, so that the next step sees it before the host
+    does. `processors` are called in the order given.
+    """
+
+    def __init__(
+        self,
+        *,
+        ops: Ops,
+        streams: Streams,
+        device: torch.device,
+        max_slots: int,
+        vocab_size: int,
+        logprobs_mode: str = "raw_logprobs",
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
+        self.logprobs_mode = logprobs_mode
+        self._raw = logprobs_mode.startswith("raw")
+        self._normalize = logprobs_mode.endswith("logprobs")
+        self._ops = ops
+        self._streams = streams
+        self._slots = SamplingSlots(max_slots, vocab_size, streams)
+        self._rules = TokenRules(max_slots, vocab_size, ops=ops, streams=streams, device=device)
+        self._penalties = Penalties(max_slots, vocab_size, ops=ops, streams=streams, device=device)
+        self._processors = ProcessorSlots(max_slots, processors)
+
+    def add(self, request: NewRequest) -> None:
+        """A request takes its slot; whatever was there is gone.
+
+        Raises `ValueError` when its parameters name ids outside the vocabulary.
+        """
+        needs = self._rules.add(request) | self._processors.add(request)
+        if self._penalties.add(request):
+            needs |= Need.PENALTIES
+        self._slots.add(request, needs)
+
+    def remove(self, slot: int) -> None:
+        """The request left its slot; an empty slot is fine."""
+        self._slots.remove(slot)
+        self._rules.remove(slot)
+        self._penalties.remove(slot)
+        self._processors.remove(slot)
+
+    def apply_staged_writes(self) -> None:
+        """Sends what the requests added since the last call need on the device."""
+        self._rules.apply_staged_writes()
+        self._penalties.apply_staged_writes()
+
+    def needs_host_tokens(self, host_slots: np.ndarray) -> bool:
+        """Whether a processor of one of these slots reads output ids, so that `deliver` must be up to date."""
+        return self._processors.needs_output_ids(host_slots)
+
+    def deliver(self, host_slots: np.ndarray, token_ids: np.ndarray) -> None:
+        """Tokens [N] of slots [N] reached the host; called once for each, in step order."""
+        self._processors.deliver(host_slots, token_ids)
+
+    def sample(
+        self, logits: Tensor, slots: Tensor, host_slots: np.ndarray, lengths: Tensor, masks: bytes = b""
+    ) -> Sampled:
+        """Draws one token a row. Row i of `logits` float [N, V], which may be overwritten, belongs to `slots[i]`.
+
+        `host_slots` are the same slots on the host, `lengths` int64 [N] the tokens each row knows so far, which is
+        the position of the token being drawn; `masks` an encoded `TokenMasks` or empty.
+        """
+        del slots
+        batch = self._slots.batch(host_slots)
+        if not batch.need and not masks:
+            token_ids, best = self._ops.greedy(logits)
+            return Sampled(token_ids, best.isfinite())
+        logits = logits.float()
+        kept = [logits.index_select(0, group.index) if self._raw else None for group in batch.logprobs]
+        if masks:
+            self._apply_masks(logits, host_slots, masks)
+        if batch.need & EDITS:
+            logits = self._edit(logits, host_slots, lengths, batch)
+        token_ids, finite = self._draw(logits, host_slots, lengths, batch)
+        logprobs = [
+            self._logprobs(group_index, logits if raw is None else raw, token_ids, batch)
+            for group_index, raw in enumerate(kept)
+        ]
+        self._remember(token_ids, host_slots, batch)
+        return Sampled(token_ids, finite, logprobs)
+
+    def _apply_masks(self, logits: Tensor, host_slots: np.ndarray, masks: bytes) -> None:
+        given = decode(masks, TokenMasks)
+        row_of = {slot: row for row, slot in enumerate(host_slots.tolist())}
+        places = [place for place, slot in enumerate(given.slots.tolist()) if slot in row_of]
+        if places:
+            rows = np.array([row_of[int(given.slots[place])] for place in places], np.int64)
+            self._ops.apply_bitmask(logits, self._streams.stage(rows), self._streams.stage(given.words[places]))
+
+    def _edit(self, logits: Tensor, host_slots: np.ndarray, lengths: Tensor, batch: BatchParameters) -> Tensor:
+        if batch.need & (Need.RULES | Need.TAILS):
+            self._rules.apply(logits, lengths, host_slots, batch.key)
+        if batch.need & Need.PROCESSORS:
+            logits = self._processors.apply(logits, host_slots, invariant=False)
+        if batch.need & Need.PENALTIES:
+            self._penalties.apply(logits, host_slots, _asked(batch, Need.PENALTIES), batch.key)
+        return logits
+
+    def _draw(
+        self, logits: Tensor, host_slots: np.ndarray, lengths: Tensor, batch: BatchParameters
+    ) -> tuple[Tensor, Tensor]:
+        if batch.draw is None:
+            token_ids, best = self._ops.greedy(logits)
+            return token_ids, best.isfinite()
+        draw = batch.draw
+        scores, temperature = logits, draw.temperature
+        if batch.need & Need.INVARIANT_PROCESSORS:
+            random = temperature > 0
+            scores = logits / torch.where(random, temperature, 1.0)[:, None]
+            scores = self._processors.apply(scores, host_slots, invariant=True, rows=_asked(batch, Need.RANDOM))
+            temperature = random.float()
+        token_ids = self._ops.draw(scores, temperature, draw.top_k, draw.top_p, draw.min_p, draw.seeds, lengths)
+        return token_ids, scores.gather(-1, token_ids.long()[:, None]).squeeze(-1).isfinite()
+
+    def _logprobs(self, group_index: int, logits: Tensor, token_ids: Tensor, batch: BatchParameters) -> LogprobTensors:
+        group = batch.logprobs[group_index]
+        if not self._raw:
+            logits = self._processed(logits.index_select(0, group.index), group.index, batch)
+        drawn = token_ids.index_select(0, group.index)
+        ids, values, ranks = self._ops.top_logprobs(logits, drawn, group.width, self._normalize)
+        return LogprobTensors(group.rows, group.counts, ids, values, ranks)
+
+    def _processed(self, logits: Tensor, index: Tensor, batch: BatchParameters) -> Tensor:
+        """Logits as they were drawn from: random rows with temperature and filters, greedy ones without."""
+        if batch.draw is None:
+            return logits
+        temperature, top_k, top_p, min_p = (
+            values.index_select(0, index)
+            for values in (batch.draw.temperature, batch.draw.top_k, batch.draw.top_p, batch.draw.min_p)
+        )
+        scores = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+        threshold = self._ops.keep_threshold(scores, top_k, top_p, min_p)
+        return scores.masked_fill(scores < threshold[:, None], -torch.inf)
+
+    def _remember(self, token_ids: Tensor, host_slots: np.ndarray, batch: BatchParameters) -> None:
+        if batch.need & Need.PENALTIES:
+            self._penalties.count(token_ids, host_slots, _asked(batch, Need.PENALTIES), batch.key)
+        if batch.need & Need.TAILS:
+            self._rules.extend(token_ids, host_slots, batch.key)
+
+
+def _asked(batch: BatchParameters, need: Need) -> np.ndarray:
+    """bool [N]: the rows that need it."""
+    asked: np.ndarray = (batch.needs & need) != 0
+    return asked

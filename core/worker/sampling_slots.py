@@ -1,0 +1,145 @@
+"""Sampling parameters of every slot, on the host, and the part of them that one batch needs on the device.
+
+A batch's part is built when its composition changes and kept while it does not, so that a steady batch costs one
+comparison. Knows no logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+
+import numpy as np
+from torch import Tensor
+
+from ..interfaces.platform import Streams
+from ..interfaces.step import NewRequest
+
+#: Asked-for numbers of log-probabilities up to this are computed together; larger ones apart from them.
+NARROW_LOGPROBS = 32
+
+
+class Need(IntFlag):
+    """What a request needs beyond the argmax of its logits."""
+
+    RANDOM = 1
+    FILTER = 2
+    LOGPROBS = 4
+    PENALTIES = 8
+    RULES = 16
+    TAILS = 32
+    PROCESSORS = 64
+    INVARIANT_PROCESSORS = 128
+
+
+#: What changes logits before the draw.
+EDITS = Need.PENALTIES | Need.RULES | Need.TAILS | Need.PROCESSORS
+
+
+@dataclass(frozen=True)
+class DrawParameters:
+    """What `Ops.draw` takes, one value a row of the batch, on the device."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+
+
+@dataclass(frozen=True)
+class LogprobGroup:
+    """Rows of a batch whose log-probabilities are computed together.
+
+    `index` the rows on the device, `rows` and `counts` (k of each) on the host, `width` the largest k.
+    """
+
+    index: Tensor
+    rows: np.ndarray
+    counts: np.ndarray
+    width: int
+
+
+@dataclass(frozen=True)
+class BatchParameters:
+    """The sampling parameters of one batch composition. `draw` is None when every row is greedy."""
+
+    key: tuple[int, bytes]
+    needs: np.ndarray
+    need: int
+    draw: DrawParameters | None
+    logprobs: list[LogprobGroup]
+
+
+class SamplingSlots:
+    """Parameters by slot. `version` grows whenever a slot changes."""
+
+    def __init__(self, max_slots: int, vocab_size: int, streams: Streams) -> None:
+        self.vocab_size = vocab_size
+        self.version = 0
+        self.needs = np.zeros(max_slots, np.int32)
+        self.temperature = np.zeros(max_slots, np.float32)
+        self.top_k = np.zeros(max_slots, np.int32)
+        self.top_p = np.ones(max_slots, np.float32)
+        self.min_p = np.zeros(max_slots, np.float32)
+        self.seeds = np.zeros(max_slots, np.int64)
+        self.logprobs = np.full(max_slots, -1, np.int32)
+        self._streams = streams
+        self._batch: BatchParameters | None = None
+
+    def add(self, request: NewRequest, needs: Need) -> None:
+        """Sets every field of the request's slot; `needs` are those that the parameters here do not tell."""
+        params, slot = request.params, request.slot
+        self.version += 1
+        greedy = params.greedy
+        self.temperature[slot] = 0.0 if greedy else params.temperature
+        self.top_k[slot] = 0 if greedy or params.top_k >= self.vocab_size else max(params.top_k, 0)
+        self.top_p[slot] = 1.0 if greedy else params.top_p
+        self.min_p[slot] = 0.0 if greedy else params.min_p
+        self.seeds[slot] = np.uint64(request.seed % 2**64).view(np.int64)
+        wanted = params.logprobs
+        self.logprobs[slot] = -1 if wanted is None else self.vocab_size if wanted < 0 else min(wanted, self.vocab_size)
+        if not greedy:
+            needs |= Need.RANDOM
+        if self.top_k[slot] > 0 or self.top_p[slot] < 1 or self.min_p[slot] > 0:
+            needs |= Need.FILTER
+        if wanted is not None:
+            needs |= Need.LOGPROBS
+        self.needs[slot] = needs
+
+    def remove(self, slot: int) -> None:
+        """Sets every field of the slot to what asks for nothing."""
+        self.version += 1
+        self.needs[slot] = self.temperature[slot] = self.top_k[slot] = self.min_p[slot] = self.seeds[slot] = 0
+        self.top_p[slot] = 1.0
+        self.logprobs[slot] = -1
+
+    def batch(self, slots: np.ndarray) -> BatchParameters:
+        """The parameters of the batch whose rows are `slots` int32 [N]."""
+        key = (self.version, slots.tobytes())
+        if self._batch is None or self._batch.key != key:
+            needs = self.needs[slots]
+            need = int(np.bitwise_or.reduce(needs)) if len(needs) else 0
+            self._batch = BatchParameters(
+                key=key,
+                needs=needs,
+                need=need,
+                draw=self._draw_parameters(slots) if need & Need.RANDOM else None,
+                logprobs=self._logprob_groups(slots) if need & Need.LOGPROBS else [],
+            )
+        return self._batch
+
+    def _draw_parameters(self, slots: np.ndarray) -> DrawParameters:
+        stage = self._streams.stage
+        values = stage(np.stack([self.temperature[slots], self.top_p[slots], self.min_p[slots]]))
+        return DrawParameters(values[0], stage(self.top_k[slots]), values[1], values[2], stage(self.seeds[slots]))
+
+    def _logprob_groups(self, slots: np.ndarray) -> list[LogprobGroup]:
+        counts = self.logprobs[slots]
+        groups = []
+        for chosen in ((counts >= 0) & (counts <= NARROW_LOGPROBS), counts > NARROW_LOGPROBS):
+            rows = np.flatnonzero(chosen)
+            if len(rows):
+                wanted = counts[rows]
+                groups.append(LogprobGroup(self._streams.stage(rows), rows, wanted, int(wanted.max())))
+        return groups
