@@ -1,0 +1,104 @@
+"""Token ids to text as they arrive, never showing half a character. Knows no stop string and no request."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from .pieces import Pieces
+
+#: Prompt tokens that new text is decoded after: a character has at most four bytes, each at most one token.
+NUM_CONTEXT_TOKENS = 5
+_REPLACEMENT = "\ufffd"
+#: Tokens that may wait for the rest of a character; more are not a character but broken text.
+_MAX_WAITING = 4
+
+
+class Detokenizer(Protocol):
+    """One output sequence."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes new ids; returns the whole characters that they completed."""
+
+    def flush(self) -> str:
+        """At the end: what is left of an unfinished character, as U+FFFD, or nothing."""
+
+
+class PieceDetokenizer:
+    """For tokenizers that only join tokens: looks bytes up and decodes UTF-8 as a stream, constant time a token."""
+
+    def __init__(self, pieces: Pieces, context: Sequence[int], skipped: frozenset[int]) -> None:
+        self._pieces = pieces
+        self._skipped = skipped
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.push(context)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        pieces, skipped = self._pieces, self._skipped
+        return self._decode(b"".join([pieces[token] for token in token_ids if token not in skipped]))
+
+    def flush(self) -> str:
+        return self._decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For any tokenizer: decodes the newest tokens together with those before them and shows the difference."""
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        context: Sequence[int],
+        skipped: frozenset[int],
+        unspaced: frozenset[int] = frozenset(),
+    ) -> None:
+        self._decode = decode
+        self._skipped = skipped
+        self._unspaced = unspaced
+        self._window = [token for token in context if token not in skipped]
+        self._prefix = decode(self._window) if self._window else ""
+        self._num_read = len(self._window)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join([self._push(token) for token in token_ids if token not in self._skipped])
+
+    def flush(self) -> str:
+        return self._advance(self._decode(self._window)) if len(self._window) > self._num_read else ""
+
+    def _push(self, token: int) -> str:
+        follows_special = token in self._unspaced and bool(self._window) and self._window[-1] in self._unspaced
+        self._window.append(token)
+        text = self._decode(self._window)
+        if text.endswith(_REPLACEMENT) and len(self._window) - self._num_read < _MAX_WAITING:
+            return ""
+        new = self._advance(text)
+        return new.lstrip(" ") if follows_special else new
+
+    def _advance(self, text: str) -> str:
+        """Shows `text` beyond what was shown, and drops the tokens before the newest shown ones from the window."""
+        if text.startswith(self._prefix):
+            new = text[len(self._prefix) :]
+        elif self._prefix.endswith(_REPLACEMENT):
+            new = text[len(self._prefix.rstrip(_REPLACEMENT)) :]
+        else:
+            new = self._decode(self._window[self._num_read :])
+        recent = self._window[self._num_read :]
+        prefix = self._decode(recent)
+        if prefix:
+            self._window, self._prefix = recent, prefix
+        else:
+            self._prefix = text
+        self._num_read = len(self._window)
+        return new
+
+
+def make_detokenizer(
+    tokenizer: Any, prompt_ids: Sequence[int], skip_special_tokens: bool, spaces_between_special_tokens: bool
+) -> Detokenizer:
+    """The detokeniser of one output. `tokenizer` is a `Tokenizer`; text continues the prompt, so spaces are kept."""
+    skipped: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
+    context = prompt_ids[-NUM_CONTEXT_TOKENS:]
+    if tokenizer.pieces is not None:
+        return PieceDetokenizer(tokenizer.pieces, context, skipped)
+    unspaced = frozenset() if spaces_between_special_tokens else tokenizer.special_ids
+    return WindowDetokenizer(tokenizer.decode_raw, context, skipped, unspaced)

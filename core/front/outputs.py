@@ -1,0 +1,122 @@
+"""What a caller gets back: `RequestOutput` and the `CompletionOutput`s in it. Plain data."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..interfaces.engine import FinishReason
+from .logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["CompletionOutput", "FlatLogprobs", "Logprob", "RequestMetrics", "RequestOutput"]
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds of `time.time`; None: not yet."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One output sequence of a request.
+
+    `stop_reason` is the stop string or stop token id that ended it; None for the end-of-sequence token and for length.
+    `cumulative_logprob` is known when log-probabilities were asked for. `error` says why finish_reason is "error".
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: SampleLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    lora_request: Any = None
+    routed_experts: Any = None
+    error: str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def _extend(self, later: CompletionOutput) -> None:
+        self.text += later.text
+        self.token_ids = [*self.token_ids, *later.token_ids]
+        if later.logprobs:
+            if self.logprobs is None:
+                self.logprobs = later.logprobs
+            else:
+                self.logprobs.extend(later.logprobs)  # type: ignore[arg-type]
+        self.cumulative_logprob = later.cumulative_logprob
+        self.finish_reason, self.stop_reason, self.error = later.finish_reason, later.stop_reason, later.error
+
+
+@dataclass(init=False)
+class RequestOutput:
+    """What is known of a request: its prompt and its outputs, ordered by index.
+
+    `num_cached_tokens` counts prompt tokens that were not computed. Keywords of newer callers are ignored with a
+    warning, so that outputs can be rebuilt from stored fields.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics | None = None
+    lora_request: Any = None
+    encoder_prompt: str | None = None
+    encoder_prompt_token_ids: list[int] | None = None
+    num_cached_tokens: int | None = None
+    kv_transfer_params: dict[str, Any] | None = field(default=None)
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int] | None,
+        prompt_logprobs: PromptLogprobs | None,
+        outputs: list[CompletionOutput],
+        finished: bool,
+        **more: Any,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.prompt_logprobs = prompt_logprobs
+        self.outputs = outputs
+        self.finished = finished
+        for name, value in more.items():
+            if name in RequestOutput.__dataclass_fields__:
+                setattr(self, name, value)
+            else:
+                logger.warning("RequestOutput ignores the unknown keyword %r", name)
+
+    def add(self, next_output: RequestOutput, aggregate: bool = True) -> None:
+        """Merges a later output of the same request: deltas are joined (`aggregate`), else the later one replaces."""
+        self.finished |= next_output.finished
+        self.kv_transfer_params = next_output.kv_transfer_params or self.kv_transfer_params
+        self.metrics = next_output.metrics or self.metrics
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = next_output.prompt_logprobs
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = next_output.num_cached_tokens
+        positions = {completion.index: position for position, completion in enumerate(self.outputs)}
+        for completion in next_output.outputs:
+            position = positions.get(completion.index)
+            if position is None:
+                self.outputs.append(completion)
+            elif aggregate:
+                self.outputs[position]._extend(completion)
+            else:
+                self.outputs[position] = completion
+        self.outputs.sort(key=lambda completion: completion.index)

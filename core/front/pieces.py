@@ -1,0 +1,98 @@
+"""The bytes that each token id stands for, read from a tokenizer's decoder.
+
+Works for decoders that only join tokens: byte-level BPE, and SentencePiece-like ones with byte
+fallback. Knows no stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+_WORD_START = "▁"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in of every byte: printable Latin-1 is itself, the rest follows from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+def _read_byte_level() -> Callable[[str], bytes]:
+    alphabet = _byte_alphabet()
+
+    def read(token: str) -> bytes:
+        if all(character in alphabet for character in token):
+            return bytes(alphabet[character] for character in token)
+        return token.encode()
+
+    return read
+
+
+def _read_fallback(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes((int(token[3:5], 16),))
+        except ValueError:
+            pass
+    return token.replace(_WORD_START, " ").encode()
+
+
+def _read_words(token: str) -> bytes:
+    return token.replace(_WORD_START, " ").encode()
+
+
+def _joins_with_fallback(steps: list[dict[str, Any]]) -> bool:
+    """Whether the decoder's steps are word marks to spaces, bytes, join, and at most a cut of the first space."""
+    for step in steps:
+        kind = step["type"]
+        if kind == "Replace":
+            if step.get("pattern") != {"String": _WORD_START} or step.get("content") != " ":
+                return False
+        elif kind == "Strip":
+            if step.get("content") != " " or step.get("stop", 0) != 0:
+                return False
+        elif kind not in ("ByteFallback", "Fuse"):
+            return False
+    return any(step["type"] == "ByteFallback" for step in steps) and any(step["type"] == "Replace" for step in steps)
+
+
+def _reader(decoder: dict[str, Any]) -> Callable[[str], bytes] | None:
+    kind = decoder.get("type")
+    if kind == "ByteLevel":
+        return _read_byte_level()
+    if kind == "Metaspace" and decoder.get("replacement") == _WORD_START:
+        return _read_words
+    if kind == "Sequence":
+        steps = decoder.get("decoders", [])
+        if [step["type"] for step in steps if step["type"] != "Fuse"] == ["ByteLevel"]:
+            return _read_byte_level()
+        if _joins_with_fallback(steps):
+            return _read_fallback
+    return None
+
+
+class Pieces(dict[int, bytes]):
+    """Token id → bytes, filled as ids are met. Ids that the tokenizer does not have are no bytes."""
+
+    def __init__(self, backend: Any, read: Callable[[str], bytes]) -> None:
+        super().__init__()
+        self._token_of = backend.id_to_token
+        self._read = read
+        for token_id, added in backend.get_added_tokens_decoder().items():
+            self[token_id] = added.content.encode()
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._token_of(token_id)
+        piece = self[token_id] = b"" if token is None else self._read(token)
+        return piece
+
+
+def read_pieces(backend: Any) -> Pieces | None:
+    """The table of a `tokenizers.Tokenizer`; None when its decoder does more than join tokens."""
+    if backend is None or backend.decoder is None:
+        return None
+    read = _reader(json.loads(backend.decoder.__getstate__()))
+    return None if read is None else Pieces(backend, read)

@@ -1,0 +1,162 @@
+"""The tokenizer of a checkpoint: text to ids and back. Loads its library on first use; knows no model."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .pieces import Pieces, read_pieces
+from .prompts import InvalidRequest
+
+#: tokenizer_config.json's classes that are nothing but tokenizer.json; loading them directly imports no torch.
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "vocab.txt", "spiece.model")
+
+
+class TokenizerError(InvalidRequest):
+    """There is no tokenizer, and text was given or asked for."""
+
+
+def _load(folder: Path) -> Any:
+    if not any((folder / name).is_file() for name in _FILES):
+        raise TokenizerError(
+            f"folder {str(folder)!r} has no tokenizer ({', '.join(_FILES)}): "
+            "pass token ids, or name one with 'tokenizer'"
+        )
+    try:
+        kind = json.loads((folder / "tokenizer_config.json").read_text()).get("tokenizer_class")
+    except (OSError, ValueError, AttributeError):
+        kind = None
+    try:
+        if kind in _PLAIN_CLASSES and (folder / "tokenizer.json").is_file():
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library raises whatever its parsers raise
+        message = str(error).strip().splitlines()
+        raise TokenizerError(
+            f"the tokenizer in {str(folder)!r} cannot be loaded: {message[0] if message else type(error).__name__}"
+        ) from error
+
+
+class Tokenizer:
+    """A transformers tokenizer (`hf`) with what the front asks of it often."""
+
+    def __init__(self, hf: Any) -> None:
+        self.hf = hf
+        #: the `tokenizers.Tokenizer` inside, or None
+        self.backend = getattr(hf, "backend_tokenizer", None)
+
+    @cached_property
+    def pieces(self) -> Pieces | None:
+        return read_pieces(self.backend)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that are not text: those that the tokenizer marks as special."""
+        ids = set(self.hf.all_special_ids)
+        if self.backend is not None:
+            ids.update(i for i, added in self.backend.get_added_tokens_decoder().items() if added.special)
+        return frozenset(ids)
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self.hf.get_vocab()), default=1)
+
+    @cached_property
+    def special_text(self) -> re.Pattern[str]:
+        """Matches the text of any added token."""
+        texts = sorted(self.hf.get_added_vocab(), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)) or "(?!)")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.hf.eos_token_id  # type: ignore[no-any-return]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; special tokens written out in it become those tokens."""
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        try:
+            encoded = self.hf(
+                texts,
+                add_special_tokens=add_special_tokens,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
+        except UnicodeEncodeError:
+            raise InvalidRequest("text holds a lone surrogate, which is no character", "prompt") from None
+        except TypeError as error:
+            if all(_is_encodable(text) for text in texts):
+                raise
+            raise InvalidRequest("text holds a lone surrogate, which is no character", "prompt") from error
+        return encoded["input_ids"]  # type: ignore[no-any-return]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence, as the library gives it."""
+        return self.hf.decode(list(token_ids), skip_special_tokens=skip_special_tokens)  # type: ignore[no-any-return]
+
+    def decode_raw(self, token_ids: Sequence[int]) -> str:
+        """As `decode` with special tokens, without any clean-up that looks at neighbours."""
+        if self.backend is not None:
+            return self.backend.decode(list(token_ids), skip_special_tokens=False)  # type: ignore[no-any-return]
+        return self.hf.decode(  # type: ignore[no-any-return]
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token; bytes that are no character read as U+FFFD."""
+        if self.pieces is not None:
+            return self.pieces[token_id].decode(errors="replace")
+        return self.decode_raw([token_id])
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class TokenizerSource:
+    """The tokenizer of a folder, loaded once by whoever asks first, from any thread. `folder` None: there is none."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._tokenizer: Tokenizer | None = None
+        self._error: str | None = None
+
+    def get(self) -> Tokenizer:
+        """The tokenizer; raises `TokenizerError` when there is none."""
+        with self._lock:
+            if self.folder is None:
+                raise TokenizerError("no tokenizer is loaded (skip_tokenizer_init): pass token ids")
+            if self._error is not None:
+                raise TokenizerError(self._error)
+            if self._tokenizer is None:
+                try:
+                    self._tokenizer = Tokenizer(_load(self.folder))
+                except TokenizerError as error:
+                    self._error = str(error)
+                    raise
+            return self._tokenizer
+
+    def get_or_none(self) -> Tokenizer | None:
+        """The tokenizer, or None when there is none (then outputs have no text)."""
+        try:
+            return self.get()
+        except TokenizerError:
+            return None

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from frame.core.front.tokenizer import Tokenizer, TokenizerSource
+from frame.core.testing import tokenizers as tiny
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tiny.save(tiny.byte_level(), tmp_path_factory.mktemp("front") / "bytes")
+
+
+@pytest.fixture(scope="session")
+def source(folder):
+    return TokenizerSource(folder)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(source) -> Tokenizer:
+    return source.get()
+
+
+@pytest.fixture(scope="session")
+def fallback_tokenizer(tmp_path_factory) -> Tokenizer:
+    return TokenizerSource(tiny.save(tiny.byte_fallback(), tmp_path_factory.mktemp("front") / "fallback")).get()
+
+
+@pytest.fixture(scope="session")
+def word_tokenizer(tmp_path_factory) -> Tokenizer:
+    return TokenizerSource(tiny.save(tiny.word_pieces(), tmp_path_factory.mktemp("front") / "words")).get()
