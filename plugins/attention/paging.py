@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.attention import AttentionBatch
+from frame.core.interfaces.attention import AttentionBatch, AttentionSpec
 
 #: Queries of a prompt are attended in tiles of this many, so that no mask is larger than this times the context.
 TILE = 256
@@ -21,20 +21,38 @@ MAX_PADDED_BYTES = 384 << 10
 
 
 @dataclass
-class DecodeGroup:
-    """n rows of one query token each and of similar length, padded to `length` keys and attended in one call.
+class CachedTokens:
+    """Which slots of the cache are read: a run of `length` from `start` on, or else the list `slots` int64."""
 
-    `tokens` int64 [n] are their places in the batch, None when they are all of it in order. `slots` [n * length]
-    name the cached tokens; past its own end a row repeats its last one, and `mask` [n, 1, 1, length] hides it
-    (None when no row is padded). `distance` like `mask`: key position - query position.
+    length: int
+    start: int | None
+    slots: Tensor
+
+    @classmethod
+    def of(cls, slots: np.ndarray, device: torch.device) -> CachedTokens:
+        """From int64 [n] on the host."""
+        flat = slots.reshape(-1)
+        length, start = len(flat), int(flat[0])
+        run = int(flat[-1]) - start == length - 1 and bool((flat[1:] > flat[:-1]).all())
+        return cls(length, start if run else None, torch.from_numpy(flat).to(device))
+
+
+@dataclass
+class DecodeGroup:
+    """`count` rows of one query token each and of similar length, padded to `length` keys and attended in one call.
+
+    `tokens` int64 [count] are their places in the batch, `whole` says that they are all of it in order. `cached` names
+    count · length tokens; past its own end a row repeats its last one, and `mask` [count, 1, 1, length] hides it (None
+    when no row is padded). `distance` like `mask`: key position - query position, for ALiBi.
     """
 
-    tokens: Tensor | None
-    slots: Tensor
+    tokens: Tensor
+    whole: bool
+    cached: CachedTokens
     count: int
     length: int
     mask: Tensor | None
-    distance: Tensor
+    distance: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -55,12 +73,13 @@ class Tile:
 class PromptRow:
     """A row of several query tokens [`start`, `end`).
 
-    `slots` name its cached tokens; None when the row has nothing else in the cache, so that the step's own keys serve.
+    `cached` names its tokens in the cache; None when the step's own keys are all there is. Without `tiles` the whole
+    row is one causal call.
     """
 
     start: int
     end: int
-    slots: Tensor | None
+    cached: CachedTokens | None
     tiles: list[Tile]
 
 
@@ -73,14 +92,16 @@ class StepRows:
     seq_lens: np.ndarray
     table: np.ndarray
     num_tokens: int
+    device: torch.device
 
     @classmethod
     def of(cls, batch: AttentionBatch) -> StepRows:
         """Reads the batch; on a device other than the CPU this waits for it."""
-        query_lens = batch.host_query_lens.astype(np.int64)
-        starts = np.cumsum(query_lens) - query_lens
-        seq_lens = batch.seq_lens.cpu().numpy().astype(np.int64)
-        return cls(starts, query_lens, seq_lens, batch.block_table.cpu().numpy(), batch.num_tokens)
+        query_lens = batch.host_query_lens
+        starts = query_lens.cumsum(dtype=np.int64) - query_lens
+        table = batch.block_table.cpu().numpy()
+        seq_lens = batch.seq_lens.cpu().numpy()
+        return cls(starts, query_lens, seq_lens, table, batch.num_tokens, batch.block_table.device)
 
 
 def row_slots(table: np.ndarray, first: np.ndarray, last: np.ndarray, block_size: int) -> np.ndarray:
@@ -89,15 +110,16 @@ def row_slots(table: np.ndarray, first: np.ndarray, last: np.ndarray, block_size
     `table` [n, max_blocks] is the block table of these rows.
     """
     length = int((last - first).max())
-    if first.any() or block_size == 1:
+    if block_size == 1 or first.any():
         positions = np.minimum(first[:, None] + np.arange(length), last[:, None] - 1)
         blocks = np.take_along_axis(table, positions // block_size, axis=1).astype(np.int64)
         places: np.ndarray = blocks * block_size + positions % block_size
         return places
     num_blocks = -(-length // block_size)
-    blocks = table[:, :num_blocks].astype(np.int64) * block_size
+    blocks = table[:, :num_blocks].astype(np.int64)
+    blocks *= block_size
     slots: np.ndarray = (blocks[:, :, None] + np.arange(block_size)).reshape(len(table), -1)[:, :length]
-    if int(last.min()) == length:
+    if len(table) == 1 or int(last.min()) == length:
         return slots
     rows = np.arange(len(table))
     return np.where(np.arange(length) < last[:, None], slots, slots[rows, last - 1][:, None])
@@ -111,33 +133,36 @@ def buckets(lengths: np.ndarray, token_bytes: int) -> list[np.ndarray]:
     if int(lengths.max()) * len(lengths) - int(lengths.sum()) <= budget:
         return [np.arange(len(lengths))]
     order = np.argsort(-lengths, kind="stable")
-    groups, start, padded = [], 0, 0
+    groups, start, longest, padded = [], 0, 0, 0
     for place, length in enumerate(lengths[order].tolist()):
-        padded += int(lengths[order[start]]) - length
+        longest = longest or length
+        padded += longest - length
         if padded > budget:
             groups.append(order[start:place])
-            start, padded = place, 0
+            start, longest, padded = place, length, 0
     groups.append(order[start:])
     return groups
 
 
-def decode_group(rows: StepRows, chosen: np.ndarray, window: int, block_size: int, like: Tensor) -> DecodeGroup:
-    """The group of the rows `chosen`; tensors get `like`'s device, the mask its dtype."""
+def decode_group(rows: StepRows, chosen: np.ndarray, spec: AttentionSpec) -> DecodeGroup:
+    """The group of the rows `chosen`."""
     last = rows.seq_lens[chosen]
-    first = np.maximum(last - window, 0) if window else np.zeros_like(last)
-    slots = row_slots(rows.table[chosen], first, last, block_size)
+    first = np.maximum(last - spec.window, 0) if spec.window else np.zeros_like(last)
+    slots = row_slots(rows.table[chosen], first, last, spec.block_size)
     count, length = slots.shape
-    device = like.device
     tokens = rows.starts[chosen]
     whole = count == rows.num_tokens and bool((tokens == np.arange(count)).all())
-    counts = torch.from_numpy(last - first).to(device)
-    distance = (torch.arange(length, device=device) - counts[:, None] + 1).view(count, 1, 1, length)
-    mask = None
-    if int((last - first).min()) < length:
-        mask = torch.zeros(distance.shape, dtype=like.dtype, device=device).masked_fill_(distance > 0, float("-inf"))
+    mask = distance = None
+    lengths = last - first
+    if int(lengths.min()) < length or spec.alibi:
+        ahead = (np.arange(length) - lengths[:, None] + 1).reshape(count, 1, 1, length)
+        distance = torch.from_numpy(ahead).to(rows.device)
+        hidden = np.where(ahead > 0, np.float32("-inf"), np.float32(0))
+        mask = torch.from_numpy(hidden).to(rows.device, spec.dtype)
     return DecodeGroup(
-        None if whole else torch.from_numpy(tokens).to(device),
-        torch.from_numpy(slots.reshape(-1)).to(device),
+        torch.from_numpy(tokens).to(rows.device),
+        whole,
+        CachedTokens.of(slots, rows.device),
         count,
         length,
         mask,
@@ -145,25 +170,21 @@ def decode_group(rows: StepRows, chosen: np.ndarray, window: int, block_size: in
     )
 
 
-def prompt_row(
-    rows: StepRows, row: int, window: int, block_size: int, from_cache: bool, device: torch.device
-) -> PromptRow:
-    """Row `row` cut into tiles of queries; each reads the keys from its first query's window to its last query.
-
-    `from_cache` reads also this step's keys back from the cache.
-    """
+def prompt_row(rows: StepRows, row: int, spec: AttentionSpec) -> PromptRow:
+    """Row `row` cut into tiles of queries; each reads the keys from its first query's window to its last query."""
     start, count, length = int(rows.starts[row]), int(rows.query_lens[row]), int(rows.seq_lens[row])
-    cached = length - count
-    first = max(0, cached - window + 1) if window else 0
-    slots = None
-    if cached or from_cache:
-        table = rows.table[row : row + 1]
-        found = row_slots(table, np.array([first]), np.array([length]), block_size)
-        slots = torch.from_numpy(found.reshape(-1)).to(device)
+    window, position = spec.window, length - count
+    first = max(0, position - window + 1) if window else 0
+    cached = None
+    if position or spec.dtype != spec.kv_dtype:
+        found = row_slots(rows.table[row : row + 1], np.array([first]), np.array([length]), spec.block_size)
+        cached = CachedTokens.of(found, rows.device)
+    plain = not (spec.soft_cap or spec.sinks or spec.alibi)
+    if plain and not position and not 0 < window < count:
+        return PromptRow(start, start + count, cached, [])
     tiles = []
     for place in range(0, count, TILE):
-        end = min(place + TILE, count)
-        position = cached + place
-        key_first = max(first, position - window + 1) if window else first
-        tiles.append(Tile(start + place, start + end, key_first - first, cached + end - first, position - key_first))
-    return PromptRow(start, start + count, slots, tiles)
+        end, query = min(place + TILE, count), position + place
+        key_first = max(first, query - window + 1) if window else first
+        tiles.append(Tile(start + place, start + end, key_first - first, position + end - first, query - key_first))
+    return PromptRow(start, start + count, cached, tiles)

@@ -1,0 +1,62 @@
+"""A layer's KV cache seen token by token: storing at slots, reading back runs or lists of slots.
+
+A slot is block · block_size + offset. Knows no row and no attention.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Workspace:
+    """Memory that gathers write into, kept between calls: fresh pages cost more than the copy itself."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def take(self, size: int, like: Tensor) -> Tensor:
+        """`size` elements of `like`'s dtype and device, valid until the next call."""
+        if self._memory.numel() < size or self._memory.dtype != like.dtype or self._memory.device != like.device:
+            self._memory = torch.empty(size + size // 4, dtype=like.dtype, device=like.device)
+        return self._memory[:size]
+
+
+class TokenCache:
+    """Views of one layer's cache [2, num_blocks, block_size, Hk, D] that lies in memory block by block.
+
+    Where a block's tokens follow each other at even distances and blocks without a gap, a slot is a row of one
+    matrix; elsewhere slots are split into block and offset at each access.
+    """
+
+    def __init__(self, kv_cache: Tensor, workspace: Workspace) -> None:
+        self.memory = kv_cache
+        self._tokens = kv_cache.permute(1, 2, 0, 3, 4)
+        self._block_size = kv_cache.shape[2]
+        self._row_shape = tuple(self._tokens.shape[2:])
+        self._workspace = workspace
+        self.flat = self._tokens.is_contiguous()
+        if self.flat:
+            rows = self._tokens.view(-1, *self._row_shape)
+            self._rows, self._row_size = rows.flatten(1), rows[0].numel()
+            self.keys, self.values = rows[:, 0], rows[:, 1]
+
+    def store(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """Writes `key`, `value` [n, Hk, D] at `slots` [n]."""
+        if key.dtype != self.memory.dtype:
+            key, value = key.to(self.memory.dtype), value.to(self.memory.dtype)
+        if self.flat:
+            self.keys.index_copy_(0, slots, key)
+            self.values.index_copy_(0, slots, value)
+            return
+        block, offset = slots // self._block_size, slots % self._block_size
+        self._tokens[block, offset, 0] = key
+        self._tokens[block, offset, 1] = value
+
+    def gather(self, slots: Tensor) -> Tensor:
+        """[n, 2, Hk, D] at `slots` [n], valid until the next gather of this group."""
+        if not self.flat:
+            return self._tokens[slots // self._block_size, slots % self._block_size]
+        count = slots.shape[0]
+        out = self._workspace.take(count * self._row_size, self._rows).view(count, self._row_size)
+        return torch.index_select(self._rows, 0, slots, out=out).view(count, *self._row_shape)
