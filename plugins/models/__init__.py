@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from frame import Provider, hookimpl
 
-_FAMILIES = (("LlamaForCausalLM", "llama:LlamaForCausalLM", "Llama 1 to 3, any rope variant"),)
+_FAMILIES = (
+    ("LlamaForCausalLM", "llama:LlamaForCausalLM", "Llama 1 to 3, any rope variant"),
+    ("MistralForCausalLM", "mistral:MistralForCausalLM", "Mistral, with or without a sliding window"),
+    ("Qwen2ForCausalLM", "qwen2:Qwen2ForCausalLM", "Qwen2 and Qwen2.5"),
+    ("Qwen3ForCausalLM", "qwen3:Qwen3ForCausalLM", "Qwen3"),
+    ("Qwen3MoeForCausalLM", "qwen3_moe:Qwen3MoeForCausalLM", "Qwen3 with routed experts"),
+    ("Gemma2ForCausalLM", "gemma2:Gemma2ForCausalLM", "Gemma 2"),
+    ("Gemma3ForCausalLM", "gemma3:Gemma3ForCausalLM", "Gemma 3, text"),
+    ("Gemma3ForConditionalGeneration", "gemma3:Gemma3ForConditionalGeneration", "Gemma 3, text part only"),
+    ("GPT2LMHeadModel", "gpt2:GPT2LMHeadModel", "GPT-2"),
+)
 
 
 @hookimpl

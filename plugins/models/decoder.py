@@ -80,6 +80,34 @@ class DecoderLayer(nn.Module):
         return self.mlp(hidden), residual
 
 
+class SandwichLayer(nn.Module):
+    """As `DecoderLayer`, with a second norm behind each part, before it is added. `…_norms` are (before, after)."""
+
+    def __init__(
+        self,
+        attention_norms: tuple[nn.Module, nn.Module],
+        attention: nn.Module,
+        mlp_norms: tuple[nn.Module, nn.Module],
+        mlp: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.before_attention, self.after_attention = attention_norms
+        self.before_mlp, self.after_mlp = mlp_norms
+        self.attention, self.mlp = attention, mlp
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, positions: Tensor, step: ForwardStep
+    ) -> tuple[Tensor, Tensor]:
+        """hidden [T, hidden_size] is what the layer before added to `residual` (None before the first layer)."""
+        if residual is None:
+            residual, hidden = hidden, self.before_attention(hidden)
+        else:
+            hidden, residual = self.before_attention(hidden, residual)
+        hidden = self.after_attention(self.attention(hidden, positions, step))
+        hidden, residual = self.before_mlp(hidden, residual)
+        return self.after_mlp(self.mlp(hidden)), residual
+
+
 class Decoder(Model):
     """Embedding, layers, norm and head under the usual names ("model.embed_tokens", "model.layers.0", …).
 

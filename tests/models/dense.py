@@ -32,7 +32,7 @@ class DenseAttention(AttentionBackend):
 
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: Any
-    ) -> Any:
+    ) -> Tensor:
         del kv_cache, plan
         spec, new = layer.spec, torch.stack((key, value))
         self.past = [torch.cat((*self.past, new), dim=1)]

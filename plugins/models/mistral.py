@@ -1,0 +1,38 @@
+"""Mistral: Llama without biases, every layer limited to a sliding window where the checkpoint gives one."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from frame.core.interfaces.model import Build
+from frame.core.layers import RotaryEmbedding
+
+from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape
+
+
+class MistralForCausalLM(Decoder):
+    """RMSNorm, rotary positions, grouped-query attention over a window, SwiGLU."""
+
+    def __init__(self, *, build: Build) -> None:
+        rotary = RotaryEmbedding(build, head_shape(build.config)[2])
+        super().__init__(build=build, make_layer=lambda prefix, index: _layer(build, prefix, rotary))
+
+
+def _layer(build: Build, prefix: str, rotary: RotaryEmbedding) -> nn.Module:
+    config = build.config
+    hidden_size, eps, window = config.hidden_size, config.rms_norm_eps, config.sliding_window or 0
+    num_heads, num_kv_heads, head_dim = head_shape(config)
+    name = f"{prefix}.self_attn"
+    attention = RotaryAttention(
+        build.attention_input(name, hidden_size, num_heads, num_kv_heads, head_dim),
+        rotary,
+        build.attention(name, num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, window=window),
+        build.linear(f"{name}.o_proj", num_heads * head_dim, hidden_size, shard="row"),
+    )
+    activation = gate_activation(build, config.hidden_act)
+    return DecoderLayer(
+        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps),
+        attention,
+        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps),
+        GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation),
+    )

@@ -1,0 +1,38 @@
+"""Qwen2 and Qwen2.5: biases on query, key and value; a sliding window in the layers that the checkpoint names."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from frame.core.interfaces.model import Build
+from frame.core.layers import RotaryEmbedding
+
+from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape, sliding_window
+
+
+class Qwen2ForCausalLM(Decoder):
+    """RMSNorm, rotary positions, grouped-query attention with biased inputs, SwiGLU."""
+
+    def __init__(self, *, build: Build) -> None:
+        rotary = RotaryEmbedding(build, head_shape(build.config)[2])
+        super().__init__(build=build, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary))
+
+
+def _layer(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn.Module:
+    config = build.config
+    hidden_size, eps, window = config.hidden_size, config.rms_norm_eps, sliding_window(config, index)
+    num_heads, num_kv_heads, head_dim = head_shape(config)
+    name = f"{prefix}.self_attn"
+    attention = RotaryAttention(
+        build.attention_input(name, hidden_size, num_heads, num_kv_heads, head_dim, bias=True),
+        rotary,
+        build.attention(name, num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, window=window),
+        build.linear(f"{name}.o_proj", num_heads * head_dim, hidden_size, shard="row"),
+    )
+    activation = gate_activation(build, config.hidden_act)
+    return DecoderLayer(
+        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps),
+        attention,
+        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps),
+        GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation),
+    )

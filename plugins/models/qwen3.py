@@ -1,0 +1,45 @@
+"""Qwen3: queries and keys are normalised head by head before they are turned."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from frame.core.interfaces.model import Build
+from frame.core.layers import RotaryEmbedding
+
+from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape, sliding_window
+
+
+class Qwen3ForCausalLM(Decoder):
+    """RMSNorm, rotary positions, grouped-query attention with normalised queries and keys, SwiGLU."""
+
+    def __init__(self, *, build: Build) -> None:
+        rotary = RotaryEmbedding(build, head_shape(build.config)[2])
+        super().__init__(build=build, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary))
+
+
+def qwen3_attention(build: Build, name: str, window: int, rotary: RotaryEmbedding) -> nn.Module:
+    """The attention block called `name`; Qwen3-MoE has the same."""
+    config = build.config
+    num_heads, num_kv_heads, head_dim = head_shape(config)
+    bias = config.attention_bias
+    return RotaryAttention(
+        build.attention_input(name, config.hidden_size, num_heads, num_kv_heads, head_dim, bias=bias),
+        rotary,
+        build.attention(name, num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, window=window),
+        build.linear(f"{name}.o_proj", num_heads * head_dim, config.hidden_size, bias=bias, shard="row"),
+        query_norm=build.norm(f"{name}.q_norm", head_dim, eps=config.rms_norm_eps),
+        key_norm=build.norm(f"{name}.k_norm", head_dim, eps=config.rms_norm_eps),
+    )
+
+
+def _layer(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn.Module:
+    config = build.config
+    hidden_size, eps = config.hidden_size, config.rms_norm_eps
+    activation = gate_activation(build, config.hidden_act)
+    return DecoderLayer(
+        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps),
+        qwen3_attention(build, f"{prefix}.self_attn", sliding_window(config, index), rotary),
+        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps),
+        GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation),
+    )

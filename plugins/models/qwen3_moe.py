@@ -1,0 +1,67 @@
+"""Qwen3-MoE: Qwen3 attention; the feed-forward part of most layers is a set of routed experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from frame.core.interfaces.model import Build
+from frame.core.layers import RotaryEmbedding
+
+from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation, head_shape
+from .qwen3 import qwen3_attention
+
+
+class Qwen3MoeForCausalLM(Decoder):
+    """RMSNorm, rotary positions, normalised queries and keys, top-k routed SwiGLU experts."""
+
+    def __init__(self, *, build: Build) -> None:
+        rotary = RotaryEmbedding(build, head_shape(build.config)[2])
+        super().__init__(build=build, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary))
+
+
+class SparseMLP(nn.Module):
+    """A router, and the experts that it prefers for each token."""
+
+    def __init__(self, build: Build, prefix: str) -> None:
+        super().__init__()
+        config = build.config
+        if config.hidden_act != "silu":
+            raise ValueError(f"experts are gated by 'silu', not by {config.hidden_act!r}")
+        self.router = build.linear(f"{prefix}.gate", config.hidden_size, config.num_experts)
+        self.experts = build.experts(
+            f"{prefix}.experts",
+            config.num_experts,
+            config.num_experts_per_tok,
+            config.hidden_size,
+            config.moe_intermediate_size,
+            renormalize=config.norm_topk_prob,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden_size] → [T, hidden_size]."""
+        out: Tensor = self.experts(x, self.router(x))
+        return out
+
+
+def _is_sparse(config: Any, index: int) -> bool:
+    if index in config.mlp_only_layers or config.num_experts == 0:
+        return False
+    return bool((index + 1) % config.decoder_sparse_step == 0)
+
+
+def _layer(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn.Module:
+    config = build.config
+    hidden_size, eps, window = config.hidden_size, config.rms_norm_eps, config.sliding_window or 0
+    if _is_sparse(config, index):
+        mlp: nn.Module = SparseMLP(build, f"{prefix}.mlp")
+    else:
+        activation = gate_activation(build, config.hidden_act)
+        mlp = GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation)
+    return DecoderLayer(
+        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps),
+        qwen3_attention(build, f"{prefix}.self_attn", window, rotary),
+        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps),
+        mlp,
+    )
