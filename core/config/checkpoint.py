@@ -14,6 +14,7 @@ from typing import Any
 
 from .context_length import derive_max_model_len
 from .errors import ConfigError
+from .mappings import merge
 from .tree import FrameConfig
 
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
@@ -103,15 +104,6 @@ def find_folder(model: str, revision: str | None = None) -> Path:
     if snapshots.is_dir() and not (folder / "config.json").exists():
         return _revision_folder(folder, "main")
     return folder
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `over` on top; mappings are merged key by key, everything else is replaced."""
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _hub_cache() -> Path:

@@ -74,6 +74,7 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "kv_transfer_config": _transfer,
     "attention_config": _attention,
     "device": lambda value: {"platform": value},
+    "disable_uvicorn_access_log": lambda value: {"disable_access_log": value},
 })  # fmt: skip
 
 _NO_EFFECT = "it has no effect here"
@@ -87,8 +88,10 @@ _OFF = (None, False)
 #: Arguments that nothing here acts on.
 UNUSED: Mapping[str, Unused] = MappingProxyType({
     "additional_config": Unused("platforms take settings through plugin options", (None, {})),
+    "allow_credentials": Unused(_NO_EFFECT, _OFF, switch=True),
     "allowed_local_media_path": Unused(_MEDIA, (None, "")),
     "allowed_media_domains": Unused(_MEDIA, (None, [])),
+    "api_server_count": Unused("one API process serves", (None, 1)),
     "calculate_kv_scales": Unused("scales of a quantised cache are not supported yet", _OFF, switch=True),
     "code_revision": Unused("no code of a checkpoint is run", (None,)),
     "collect_detailed_traces": Unused("traces are not exported yet", (None, [])),
@@ -107,6 +110,7 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "disable_mm_preprocessor_cache": Unused(_NO_EFFECT, switch=True),
     "disable_sliding_window": Unused("give --max-model-len instead", _OFF, switch=True),
     "download_dir": Unused("nothing is downloaded", (None, "")),
+    "enable_auto_tool_choice": Unused("tool parsers are not supported yet", _OFF, switch=True),
     "enable_eplb": Unused("expert parallelism is not supported yet", _OFF, switch=True),
     "enable_expert_parallel": Unused("expert parallelism is not supported yet", _OFF, switch=True),
     "enable_log_requests": Unused("requests are not logged", _OFF, switch=True),
@@ -155,8 +159,10 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "swap_space": Unused(_NO_EFFECT),
     "task": Unused(_NO_POOLING, (None, "auto", "generate")),
     "tokenizer_mode": Unused("tokenizers are read by transformers", (None, "auto", "hf", "fast")),
+    "tool_call_parser": Unused("tool parsers are not supported yet", (None, "")),
     "tokenizer_revision": Unused("give --tokenizer, a folder", (None,)),
     "trust_remote_code": Unused("no code of a checkpoint is ever run", _OFF, switch=True),
+    "uvicorn_log_level": Unused(_NO_EFFECT),
     "use_tqdm_on_load": Unused(_NO_EFFECT, switch=True),
     "worker_cls": Unused("give --platform or --executor, names of plugins", (None, "auto")),
     "worker_extension_cls": Unused("pass a function to collective_rpc instead", (None, "")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -60,12 +61,22 @@ def convert(own: Leaf, value: Any) -> Any:
         raise ConfigError(f"{own.name} must be an integer, got {value!r}")
     if own.kind == "list" and (isinstance(value, (str, type)) or callable(value)):
         return [value]
-    if own.kind == "list" and isinstance(value, tuple):
-        return list(value)
+    if own.kind == "list" and isinstance(value, (list, tuple)):
+        return _list(own, list(value))
     if own.kind in ("text", "choice") and not isinstance(value, str):
         text = str(value).removeprefix("torch.") if own.name == "dtype" else str(value)
         return VALUES.get((own.name, text), text)
     return value
+
+
+def _list(own: Leaf, items: list[Any]) -> list[Any]:
+    """`items`, or the JSON list that a single text item spells out (`--allowed-origins '["*"]'`)."""
+    if len(items) != 1 or not isinstance(items[0], str) or not items[0].startswith("["):
+        return items
+    try:
+        return list(json.loads(items[0]))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{own.name}: {items[0]!r} is not a JSON list: {error}") from None
 
 
 def _plugin_settings(value: Any) -> dict[str, dict[str, Any]]:

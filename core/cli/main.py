@@ -1,0 +1,104 @@
+"""The command `frame`: finds the subcommand that was typed and runs it. Knows no subcommand's arguments.
+
+Errors that are the user's to mend end as one sentence on stderr and status 1; a misspelt command or flag as status 2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
+
+from ..config.errors import ConfigError, near
+from ..config.flag_parser import FlagParser
+from ..interfaces.endpoint import Command
+from ..logging import configure_logging
+from ..offers import PluginError
+from ..registry import Registry
+
+#: Subcommands that are part of frame: name → module and class. They come before those of plugins.
+BUILT_IN: Mapping[str, str] = MappingProxyType({
+    "serve": "serve:ServeCommand",
+    "chat": "chat:ChatCommand",
+    "complete": "complete:CompleteCommand",
+    "plugins": "plugins:PluginsCommand",
+    "engine": "engine:EngineCommand",
+    "api": "api:ApiCommand",
+    "worker": "worker:WorkerCommand",
+})  # fmt: skip
+#: Subcommands that frame starts itself, as child processes.
+HIDDEN = frozenset(("engine", "api", "worker"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `frame ARGUMENTS` and returns the exit status."""
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return 130
+    except (ConfigError, PluginError) as error:
+        print(f"frame: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output has enough, as in `frame plugins | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version", "version"):
+        from importlib.metadata import version
+
+        print(f"frame {version('frame-llm')}")
+        return 0
+    name, *rest = arguments
+    command = _find(name)
+    if command is None:
+        known = [*sorted(set(BUILT_IN) - HIDDEN), *(provider.name for provider in Registry.load().providers("command"))]
+        print(f"frame: no command {name!r}{near(name, known)}; there are: {', '.join(known)}", file=sys.stderr)
+        return 2
+    parser = FlagParser(prog=f"frame {name}", description=command.help)
+    command.add_arguments(parser)
+    parsed = parser.parse_args(rest)
+    configure_logging(getattr(parsed, "log_level", "info"))
+    return command.run(parsed)
+
+
+def _find(name: str) -> Command | None:
+    if name in BUILT_IN:
+        return _built_in(name)
+    registry = Registry.load()
+    found = [
+        offer for offer in registry.offers if offer.kind == "command" and name.rpartition(":")[2] == offer.provider.name
+    ]
+    if not found:
+        return None
+    command: Command = registry.resolve(registry.choose("command", name))()
+    return command
+
+
+def _built_in(name: str) -> Command:
+    module, _, kind = BUILT_IN[name].partition(":")
+    command: Command = getattr(import_module(f".{module}", __package__), kind)()
+    return command
+
+
+def _help() -> str:
+    lines = {name: _built_in(name).help for name in BUILT_IN if name not in HIDDEN}
+    registry = Registry.load()
+    for provider in registry.providers("command"):
+        lines.setdefault(provider.name, provider.summary)
+    width = max(map(len, lines))
+    commands = "\n".join(f"  {name:<{width}}  {about}" for name, about in lines.items())
+    return (
+        f"usage: frame COMMAND [ARGUMENTS]\n\nLLM inference and serving whose every replaceable part is a plugin.\n\n"
+        f"{commands}\n\n`frame COMMAND --help` says more; `frame --version` prints the version."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""A YAML file of settings: flat names (dashes or underscores), or grouped by section, and `plugin`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError, near
+from .flat import known_names
+from .leaves import leaves, sections
+
+
+def read_config_file(path: str | Path) -> dict[str, Any]:
+    """The flat settings of a file. Raises `ConfigError` naming the file and what is wrong in it."""
+    content = _read(Path(path))
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        grouped = name in sections() and isinstance(value, Mapping)
+        for inner, setting in value.items() if grouped else [(name, value)]:
+            own = str(inner).replace("-", "_")
+            if own not in known_names():
+                raise ConfigError(f"{path}: no setting {inner!r}{near(own, known_names())}")
+            if grouped and (own not in leaves() or leaves()[own].section != name):
+                raise ConfigError(f"{path}: setting {own!r} does not belong to {name!r}")
+            if own in flat:
+                raise ConfigError(f"{path}: {own} is set twice")
+            flat[own] = setting
+    return flat
+
+
+def _read(path: Path) -> Mapping[Any, Any]:
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"configuration file {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_duplicates(path, node)
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path} must hold settings by name, got {type(content).__name__}")
+    return content
+
+
+def _refuse_duplicates(path: Path, node: Any) -> None:
+    """YAML keeps the last of equal keys without a word; a setting given twice is a mistake."""
+    import yaml
+
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        if str(key.value) in seen:
+            raise ConfigError(f"{path}: {key.value} is set twice (line {key.start_mark.line + 1})")
+        seen.add(str(key.value))
+        _refuse_duplicates(path, value)

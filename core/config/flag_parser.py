@@ -1,0 +1,123 @@
+"""An argument parser with the habits of this command line.
+
+Underscores count as dashes, mappings take dotted keys (`--hf-overrides.a.b 1`), `--help=GROUP` shows a part, and a
+misspelt flag gets one sentence with the near ones. Knows no setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from .errors import ConfigError, near
+from .mappings import merge, put
+
+N = TypeVar("N")
+
+
+class FlagParser(argparse.ArgumentParser):
+    """`mappings` are the destinations that take dotted keys; `show_help` answers `--help=NAME`."""
+
+    def __init__(self, *, prog: str | None = None, description: str | None = None, add_help: bool = True) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            add_help=add_help,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.mappings: dict[str, Callable[[str], Any]] = {}
+        self.show_help: Callable[[str], str] | None = None
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse, after our own forms have been taken out of `args`."""
+        import sys
+
+        try:
+            plain, dotted = self._take_dotted([_dashes(item) for item in (sys.argv[1:] if args is None else args)])
+            found, rest = super().parse_known_args(plain, namespace)
+            for name, value in dotted.items():
+                setattr(found, name, merge(getattr(found, name, None) or {}, value))
+        except ConfigError as error:
+            self.error(str(error))
+        return found, rest
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse; ends the process with one sentence for what no flag takes."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            name = rest[0].partition("=")[0]
+            if not name.startswith("-"):
+                self.error(f"unexpected argument {rest[0]!r}")
+            self.error(f"no flag {name!r}{near(name, self._option_string_actions)}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Prints one sentence and exits with status 2."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def _take_dotted(self, args: list[str]) -> tuple[list[str], Mapping[str, dict[str, Any]]]:
+        plain: list[str] = []
+        dotted: dict[str, dict[str, Any]] = {}
+        items = iter(range(len(args)))
+        for index in items:
+            item = args[index]
+            name, equals, value = item.partition("=")
+            if self.show_help is not None and equals and name in ("--help", "-h"):
+                self.exit(0, self.show_help(value))
+            first, dot, path = name.removeprefix("--").partition(".")
+            own = first.replace("-", "_")
+            if not (name.startswith("--") and dot and own in self.mappings):
+                plain.append(item)
+                continue
+            if not equals:
+                following = args[index + 1 : index + 2]
+                if following and not following[0].startswith("--"):
+                    value = following[0]
+                    next(items)
+                else:
+                    value = "true"
+            parts = path.split(".")
+            keep = 1 if own == "plugin" else 0  # a plugin's name is as its package wrote it
+            keys = parts[:keep] + [part.replace("-", "_") for part in parts[keep:]]
+            if not all(part.rstrip("+") for part in parts) or len(parts) <= keep:
+                raise ConfigError(f"{name}: write --{first}.{'NAME.FIELD' if keep else 'KEY'} VALUE")
+            put(dotted.setdefault(own, {}), keys, self.mappings[own](value))
+        return plain, dotted
+
+
+def read_json(text: str) -> Any:
+    """A dotted key's value: JSON where it is JSON (numbers, true, null, lists), else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def read_option(text: str) -> Any:
+    """A plugin option's value: the plugin's own types turn text into numbers; only lists and objects are JSON."""
+    return read_json(text) if text[:1] in ("[", "{") else text
+
+
+def read_mapping(text: str) -> dict[str, Any]:
+    """A JSON object; raises `argparse.ArgumentTypeError` for anything else."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a JSON object")
+    return value
+
+
+def _dashes(item: str) -> str:
+    """`--max_model_len=x` → `--max-model-len=x`; dotted keys and values are left alone."""
+    if not item.startswith("--"):
+        return item
+    name, equals, value = item.partition("=")
+    head, dot, tail = name.partition(".")
+    return head.replace("_", "-") + dot + tail + equals + value

@@ -1,0 +1,33 @@
+"""Nested mappings: merging, and dotted paths into them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import ConfigError
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` on top; mappings are merged key by key, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def put(target: dict[str, Any], path: list[str], value: Any) -> None:
+    """Sets target[path[0]][path[1]]… in place; a last part that ends in "+" appends to a list."""
+    for part in path[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"{'.'.join(path)}: {part} already has the value {target!r}")
+    last = path[-1]
+    if not last.endswith("+"):
+        target[last] = value
+        return
+    items = target.setdefault(last[:-1], [])
+    if not isinstance(items, list):
+        raise ConfigError(f"{'.'.join(path)}: {last[:-1]} is no list but {items!r}")
+    items.extend(value if isinstance(value, list) else [value])
