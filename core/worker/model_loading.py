@@ -65,6 +65,7 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
         kv_dtype=dtype if kv_name == "auto" else KV_DTYPES.get(kv_name) or getattr(torch, kv_name),
         device_type=platform.device_type,
         deterministic=config.model.deterministic,
+        max_model_len=checkpoint.max_model_len,
     )
     model_class = registry.resolve(registry.choose("model", checkpoint.architecture))
     with platform.memory().pool("weights"):
