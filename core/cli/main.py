@@ -72,10 +72,8 @@ def _find(name: str) -> Command | None:
     if name in BUILT_IN:
         return _built_in(name)
     registry = Registry.load()
-    found = [
-        offer for offer in registry.offers if offer.kind == "command" and name.rpartition(":")[2] == offer.provider.name
-    ]
-    if not found:
+    bare = name.rpartition(":")[2]
+    if not any(offer.kind == "command" and offer.provider.name == bare for offer in registry.offers):
         return None
     command: Command = registry.resolve(registry.choose("command", name))()
     return command

@@ -70,7 +70,7 @@ def check(registry: Registry, name: str | None, kind: str | None = None) -> int:
     """Runs the contract suite of each kind in which a plugin is called `name`; 0 when all of it passes."""
     if name is None:
         raise PluginError("frame plugins check needs the NAME of a plugin")
-    package, _, bare = name.rpartition(":")
+    bare = name.rpartition(":")[2]
     kinds = [
         other
         for other in KINDS
@@ -120,6 +120,5 @@ def _text(rows: list[Row]) -> str:
         (row.kind, row.name, row.package, row.version, row.api, row.status, row.why or row.summary) for row in rows
     ]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    padded = [[f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
