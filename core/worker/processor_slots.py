@@ -10,14 +10,20 @@ from torch import Tensor
 
 from ..interfaces.logits import LogitsProcessor
 from ..interfaces.step import NewRequest
+from .request_processors import RequestProcessors
 from .sampling_slots import Need
 
 
 class ProcessorSlots:
-    """The processors of one worker and the slots that opted in to each."""
+    """The processors of one worker and the slots that opted in to each.
 
-    def __init__(self, max_slots: int, processors: Sequence[LogitsProcessor]) -> None:
-        self._processors = list(processors)
+    Before those that were loaded come the callables that requests bring themselves.
+    """
+
+    def __init__(self, max_slots: int, processors: Sequence[LogitsProcessor], device: torch.device) -> None:
+        brought = RequestProcessors(lambda params: params.logits_processors or (), device=device)
+        self._loaded = bool(processors)
+        self._processors: list[LogitsProcessor] = [brought, *processors]
         self._opted = np.zeros((len(self._processors), max_slots), bool)
         self._reads = np.zeros(max_slots, bool)
         self._outputs: dict[int, list[int]] = {}
@@ -25,10 +31,9 @@ class ProcessorSlots:
     def add(self, request: NewRequest) -> Need:
         """Offers a request to every processor; says what its rows need."""
         slot, needs = request.slot, Need(0)
-        if not self._processors:
+        self.remove(slot)
+        if not (self._loaded or request.params.logits_processors):
             return needs
-        if slot in self._outputs:
-            self.remove(slot)
         prompt_ids: list[int] = request.token_ids[: request.prompt_len].tolist()
         output_ids: list[int] = request.token_ids[request.prompt_len :].tolist()
         self._outputs[slot] = output_ids

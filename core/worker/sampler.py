@@ -50,7 +50,7 @@ class Sampler:
         self._slots = SamplingSlots(max_slots, vocab_size, streams)
         self._rules = TokenRules(max_slots, vocab_size, ops=ops, streams=streams, device=device)
         self._penalties = Penalties(max_slots, vocab_size, ops=ops, streams=streams, device=device)
-        self._processors = ProcessorSlots(max_slots, processors)
+        self._processors = ProcessorSlots(max_slots, processors, device)
 
     def add(self, request: NewRequest) -> None:
         """A request takes its slot; whatever was there is gone.

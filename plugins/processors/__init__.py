@@ -1,4 +1,4 @@
-"""The default logits processors."""
+"""Logits processors. Everything of `SamplingParams` is done by the sampler itself, so frame ships none."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_logits_processors() -> list[Provider]:
-    """Offers nothing yet."""
+    """The logits processors that ship with frame."""
     return []
