@@ -11,7 +11,8 @@ from ..interfaces.step import StepPlan, StepResult, TransferReport
 
 if TYPE_CHECKING:
     from .prompt_logprobs import PromptChunks
-    from .sampler import Sampled, Sampler
+    from .sampled import Sampled
+    from .sampler import Sampler
 
 
 class PendingStep:
