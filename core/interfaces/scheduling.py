@@ -12,7 +12,9 @@ class Schedulable(Protocol):
     request_id: str
     priority: int
     arrival: float
-    num_computed: int
+
+    @property
+    def num_computed(self) -> int: ...
 
     @property
     def num_tokens(self) -> int: ...

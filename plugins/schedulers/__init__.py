@@ -1,11 +1,27 @@
-"""The default scheduling policies."""
+"""Scheduling policies that ship with frame."""
 
 from __future__ import annotations
 
 from frame import Provider, hookimpl
 
+_API = ">=0.1,<0.2"
+
 
 @hookimpl
 def frame_schedulers() -> list[Provider]:
-    """Offers nothing yet."""
-    return []
+    """The orders in which requests are admitted and give way."""
+    return [
+        Provider(
+            name="fcfs",
+            target="frame.plugins.schedulers.fcfs:FirstComeFirstServedPolicy",
+            api=_API,
+            summary="First come, first served.",
+            preference=10,
+        ),
+        Provider(
+            name="priority",
+            target="frame.plugins.schedulers.priority:PriorityPolicy",
+            api=_API,
+            summary="Lower priority values first, then first come, first served.",
+        ),
+    ]

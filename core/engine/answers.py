@@ -1,0 +1,176 @@
+"""What a step's result does to its requests: new tokens, ends, failures, transfers. Plans nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..interfaces.engine import EngineOutput
+from ..interfaces.step import LogprobRows, StepResult, TransferReport
+from .draft import LaunchedStep
+from .lifecycle import Lifecycle
+from .request import Request, RequestState
+
+LOAD_ERROR = "KV blocks of the request could not be loaded (kv_load_failure_policy is fail)"
+
+
+class Answers:
+    """Applies results in the order of their steps."""
+
+    def __init__(self, lifecycle: Lifecycle, *, fail_on_load: bool) -> None:
+        self._lifecycle = lifecycle
+        self._fail_on_load = fail_on_load
+        self.generated_tokens = 0
+
+    def accept(self, step: LaunchedStep, result: StepResult) -> list[EngineOutput]:
+        """The outputs of every row whose request still lives."""
+        plan, kv = step.plan, self._lifecycle.kv
+        if not len(plan.slots):
+            return []
+        blocks = ((plan.num_computed + plan.num_scheduled) // kv.block_size).tolist()
+        tokens = result.token_ids[:, 0].tolist()
+        rare = bool(result.logprobs or result.prompt_logprobs or result.failed)
+        outputs: list[EngineOutput] = []
+        rows = zip(step.requests, tokens, result.num_tokens.tolist(), blocks, plan.samples.tolist(), strict=True)
+        for row, (request, token, count, full, samples) in enumerate(rows):
+            if request is None or request.state is RequestState.FINISHED:
+                continue
+            if request.batch is None:
+                request.num_unanswered -= 1
+            elif full > request.num_published:
+                kv.publish(request, full * kv.block_size)
+            if rare and row in result.failed:
+                outputs.append(self._fail(request, result.failed[row]))
+                continue
+            output = None
+            if samples:
+                if not count:
+                    outputs.append(self._fail(request, "the step returned no token for the request"))
+                    continue
+                output = self._append(request, token)
+            if rare:
+                output = self._add_logprobs(output, request, step, row, result)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _append(self, request: Request, token: int) -> EngineOutput:
+        request.token_ids.append(token)
+        self.generated_tokens += 1
+        length = len(request.token_ids)
+        output: EngineOutput
+        if token in request.stop_ids and length >= request.min_len:
+            reason = None if token in request.eos_ids else token
+            output = self._lifecycle.finish(request, "stop", token_ids=(token,), stop_reason=reason)
+        elif length >= request.max_len:
+            output = self._lifecycle.finish(request, "length", token_ids=(token,))
+        else:
+            output = EngineOutput(request_id=request.request_id, token_ids=[token])
+        if not request.announced:
+            request.announced = True
+            output.num_cached = request.num_cached
+        return output
+
+    def _fail(self, request: Request, error: str) -> EngineOutput:
+        # whatever made the row fail may be in its blocks too
+        self._lifecycle.kv.withdraw_request(request)
+        return self._lifecycle.finish(request, "error", error=error)
+
+    def _add_logprobs(
+        self, output: EngineOutput | None, request: Request, step: LaunchedStep, row: int, result: StepResult
+    ) -> EngineOutput | None:
+        prompt = result.prompt_logprobs.get(row)
+        if prompt is not None:
+            # a prefill that was repeated after a preemption brings again what the front has
+            start = int(step.plan.num_computed[row])
+            prompt = drop_rows(prompt, request.num_prompt_logprobs - start)
+            request.num_prompt_logprobs += len(prompt.ranks)
+            if output is None and len(prompt.ranks):
+                output = EngineOutput(request_id=request.request_id)
+            if output is not None:
+                output.prompt_logprobs = prompt
+        if output is not None:
+            output.logprobs = result.logprobs.get(row)
+        return output
+
+    def fail_step(self, step: LaunchedStep, later: Sequence[LaunchedStep], error: str) -> list[EngineOutput]:
+        """A launched step raised: its requests end; those of later ones, which may have read its blocks, are redone."""
+        lifecycle = self._lifecycle
+        for launched in (step, *later):
+            lifecycle.kv.withdraw(launched.publications)
+        outputs = []
+        for request in (*step.requests, *step.loads):
+            if request is not None and request.state is not RequestState.FINISHED:
+                outputs.append(lifecycle.finish(request, "error", error=error))
+        for request in step.loads:
+            if request.loading:
+                lifecycle.loaded(request)
+        for launched in later:
+            for request in launched.requests:
+                if request is not None and request.state is not RequestState.FINISHED:
+                    lifecycle.roll_back(request, later)
+        return outputs
+
+    def apply_transfer(self, report: TransferReport, launched: Sequence[LaunchedStep]) -> list[EngineOutput]:
+        """Loads and saves that ended. Must come before the rows of the same result: it may drop some of them."""
+        lifecycle = self._lifecycle
+        lifecycle.transfers.report(report)
+        outputs = self._lose_blocks(set(report.failed_blocks), launched) if report.failed_blocks else []
+        for request_id in report.received:
+            request = lifecycle.loading.get(request_id)
+            if request is not None:
+                outputs += self._end_load(request)
+        for request_id in report.sent:
+            lifecycle.sent(request_id)
+        return outputs
+
+    def _end_load(self, request: Request) -> list[EngineOutput]:
+        lifecycle, good = self._lifecycle, request.num_good_blocks
+        request.num_good_blocks = None
+        outputs = []
+        if request.state is not RequestState.FINISHED:
+            if good is None:
+                lifecycle.kv.publish(request, request.num_loaded)
+            elif self._fail_on_load:
+                outputs.append(lifecycle.finish(request, "error", error=LOAD_ERROR))
+            else:
+                lifecycle.kv.publish(request, good * lifecycle.kv.block_size)
+                lifecycle.kv.free(request)
+                request.use_connector = False
+        lifecycle.loaded(request)
+        return outputs
+
+    def _lose_blocks(self, bad: set[int], launched: Sequence[LaunchedStep]) -> list[EngineOutput]:
+        lifecycle = self._lifecycle
+        for block in bad:
+            lifecycle.kv.pool.withdraw(block)
+        outputs = []
+        for request in list(lifecycle.requests.values()):
+            first = first_bad_block(request.blocks, bad)
+            if request.state is RequestState.LOADING:
+                if first is not None:
+                    known = request.num_good_blocks
+                    request.num_good_blocks = first if known is None else min(first, known)
+            elif first is not None:
+                lifecycle.kv.withdraw_request(request, first)
+                request.use_connector = False
+                if self._fail_on_load:
+                    outputs.append(lifecycle.finish(request, "error", error=LOAD_ERROR))
+                else:
+                    lifecycle.roll_back(request, launched)
+            elif request.num_unanswered:
+                # preempted in flight: whether it held one of them is no longer known
+                lifecycle.roll_back(request, launched)
+        return outputs
+
+
+def first_bad_block(tables: Iterable[Sequence[int]], bad: set[int]) -> int | None:
+    """The smallest index at which a table holds one of `bad`."""
+    indices = [index for table in tables for index, block in enumerate(table) if block in bad]
+    return min(indices, default=None)
+
+
+def drop_rows(rows: LogprobRows, count: int) -> LogprobRows:
+    """Without the first `count` positions."""
+    if count <= 0:
+        return rows
+    return LogprobRows(token_ids=rows.token_ids[count:], logprobs=rows.logprobs[count:], ranks=rows.ranks[count:])

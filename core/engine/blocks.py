@@ -1,0 +1,116 @@
+"""The pool of KV blocks: reference counts, free blocks in the order of their reuse, and what each block holds.
+
+Every operation is O(1) a block. Knows ids and hashes only: no request, no group's kind, no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Blocks 1 .. num_blocks - 1; block 0 is the null block and never handed out.
+
+    Free blocks form a doubly linked ring through block 0. Blocks that hold nothing reusable stand at its head, freed
+    blocks with a published hash at its tail: the least recently freed is taken first, and only then loses its hash.
+    """
+
+    def __init__(self, num_blocks: int, num_groups: int) -> None:
+        if num_blocks < 2:
+            raise ValueError(f"the KV cache needs at least 2 blocks (one is the null block), got {num_blocks}")
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks - 1
+        self._next = [*range(1, num_blocks), 0]
+        self._previous = [num_blocks - 1, *range(num_blocks - 1)]
+        self._references = [0] * num_blocks
+        self._published: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self._content: list[tuple[int, bytes] | None] = [None] * num_blocks
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are in use."""
+        return 1.0 - self.num_free / (self.num_blocks - 1)
+
+    @property
+    def num_published(self) -> int:
+        """Blocks that can be found by a hash."""
+        return sum(map(len, self._published))
+
+    def references(self, block: int) -> int:
+        """How many holders `block` has."""
+        return self._references[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes `count` free blocks, one reference each; raises `RuntimeError` when there are fewer."""
+        if count > self.num_free:
+            raise RuntimeError(f"{count} blocks asked for, {self.num_free} are free")
+        blocks = []
+        for _ in range(count):
+            block = self._next[0]
+            self._unlink(block)
+            self._references[block] = 1
+            if self._content[block] is not None:
+                self._forget(block)
+            blocks.append(block)
+        return blocks
+
+    def share(self, block: int) -> None:
+        """Adds a holder to a block that was found by its hash; takes it from the free ones if it was free."""
+        if self._references[block] == 0:
+            self._unlink(block)
+        self._references[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Takes one holder from each block (0 is skipped). Pass a request's last block first: tails go first."""
+        for block in blocks:
+            if block == 0:
+                continue
+            count = self._references[block] - 1
+            if count < 0:
+                raise RuntimeError(f"block {block} was released more often than it was taken")
+            self._references[block] = count
+            if count == 0:
+                self._link(block, at_head=self._content[block] is None)
+
+    def publish(self, group: int, block_hash: bytes, block: int) -> bool:
+        """Lets `block` be found by its hash; False when another block already is, or this one has a hash."""
+        published = self._published[group]
+        if block_hash in published or self._content[block] is not None:
+            return False
+        published[block_hash] = block
+        self._content[block] = (group, block_hash)
+        return True
+
+    def find(self, group: int, block_hash: bytes) -> int:
+        """The block of `group` that holds this content, 0 when there is none."""
+        return self._published[group].get(block_hash, 0)
+
+    def withdraw(self, block: int, block_hash: bytes | None = None) -> None:
+        """Makes `block` unfindable; with `block_hash` only while it is published under that."""
+        content = self._content[block]
+        if content is not None and (block_hash is None or content[1] == block_hash):
+            self._forget(block)
+
+    def withdraw_all(self) -> None:
+        """Empties the prefix cache; holders keep their blocks."""
+        for published in self._published:
+            published.clear()
+        self._content = [None] * self.num_blocks
+
+    def _forget(self, block: int) -> None:
+        content = self._content[block]
+        if content is not None:
+            del self._published[content[0]][content[1]]
+            self._content[block] = None
+
+    def _link(self, block: int, *, at_head: bool) -> None:
+        before = 0 if at_head else self._previous[0]
+        after = self._next[before]
+        self._next[before] = self._previous[after] = block
+        self._next[block], self._previous[block] = after, before
+        self.num_free += 1
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before], self._previous[after] = after, before
+        self.num_free -= 1

@@ -1,0 +1,104 @@
+"""A step while it is planned, and the record of a launched one. Knows arrays and requests, and takes no decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..interfaces.step import BlockAppend, NewRequest, StepPlan
+from .batch import Batch
+from .kv_cache import Publication
+from .request import Request
+
+
+@dataclass
+class LaunchedStep:
+    """What must be remembered of a launched step until it is answered.
+
+    `requests` [B] by row; None where the row's tokens must be dropped. `loads` are the asynchronous loads it starts.
+    """
+
+    plan: StepPlan
+    requests: list[Request | None]
+    publications: list[Publication]
+    loads: list[Request]
+
+
+@dataclass
+class StepDraft:
+    """Tokens given to running requests so far. `counts` int32 [num_slots]; `budget` tokens are left."""
+
+    budget: int
+    counts: np.ndarray
+    added: list[NewRequest] = field(default_factory=list)
+    loads: list[Request] = field(default_factory=list)
+    publications: dict[int, list[Publication]] = field(default_factory=dict)  # by slot
+    preempted: bool = False
+    num_partial: int = 0  # prompts that stay partly computed after this step
+    num_long_partial: int = 0
+    _grown: list[tuple[int, int, int, list[int]]] = field(default_factory=list)  # slot, group, offset, block ids
+
+    def give(self, slot: int, count: int) -> None:
+        """Schedules `count` tokens of `slot`."""
+        self.counts[slot] = count
+        self.budget -= count
+
+    def take_back(self, slot: int) -> list[Publication]:
+        """Drops all that was planned for `slot`; returns what was published for it."""
+        self.budget += int(self.counts[slot])
+        self.counts[slot] = 0
+        self._grown = [entry for entry in self._grown if entry[0] != slot]
+        return self.publications.pop(slot, [])
+
+    def grow(self, slot: int, group: int, offset: int, blocks: list[int]) -> None:
+        """Notes that the slot's table of `group` gained `blocks` from `offset` on."""
+        self._grown.append((slot, group, offset, blocks))
+
+    def _appends(self) -> list[BlockAppend]:
+        rows: dict[int, tuple[list[int], list[int], list[int]]] = {}
+        for slot, group, offset, blocks in self._grown:
+            slots, offsets, ids = rows.setdefault(group, ([], [], []))
+            slots.extend([slot] * len(blocks))
+            offsets.extend(range(offset, offset + len(blocks)))
+            ids.extend(blocks)
+        return [
+            BlockAppend(
+                group=group,
+                slots=np.array(slots, np.int32),
+                offsets=np.array(offsets, np.int32),
+                block_ids=np.array(ids, np.int32),
+            )
+            for group, (slots, offsets, ids) in sorted(rows.items())
+        ]
+
+    def launch(self, step: int, batch: Batch, removed_slots: list[int], finished_ids: list[str]) -> LaunchedStep:
+        """Makes the plan and counts it in the batch. Rows with fewer tokens come first, so decodes precede prefills."""
+        slots = batch.order
+        slots = slots[self.counts[slots] > 0]
+        counts = self.counts[slots]
+        if len(counts) and int(counts.max()) > 1:
+            order = np.argsort(counts, kind="stable")
+            slots, counts = slots[order], counts[order]
+        computed = batch.num_computed[slots]
+        samples = computed + counts == batch.num_planned[slots]
+        plan = StepPlan(
+            step=step,
+            removed_slots=np.array(removed_slots, np.int32),
+            added=self.added,
+            appends=self._appends(),
+            slots=slots,
+            num_scheduled=counts,
+            num_computed=computed,
+            samples=samples,
+            num_drafts=np.zeros(len(slots), np.int32),
+            finished_ids=finished_ids,
+            deterministic=bool(batch.deterministic[slots].any()),
+        )
+        batch.num_computed[slots] += counts
+        batch.num_planned[slots] += samples
+        batch.slots.launch(slots)
+        owners = batch.owners
+        requests = [owners[slot] for slot in slots.tolist()]
+        publications = [made for several in self.publications.values() for made in several]
+        return LaunchedStep(plan, requests, publications, self.loads)

@@ -1,0 +1,67 @@
+"""Chained hashes of blocks of token ids: equal in every process and on every machine.
+
+Every hash is over canonical msgpack of plain values. The root covers what decides a block's content besides the
+tokens; block i covers the hash before it and its own ids as little-endian int32. Knows no pool and no request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+#: Enters every root, so that a change of the encoding can never match blocks kept by an older version.
+ENCODING = "frame-block-1"
+
+
+def _digest(algorithm: str) -> Callable[[bytes], bytes]:
+    if algorithm == "sha256":
+        return lambda data: hashlib.sha256(data).digest()
+    if algorithm == "xxhash":
+        try:
+            xxhash: Any = import_module("xxhash")
+        except ImportError as error:
+            raise RuntimeError(
+                "prefix_caching_hash_algo 'xxhash' needs the package xxhash: pip install xxhash, or choose sha256"
+            ) from error
+        digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
+        return digest
+    raise ValueError(f"no block hash '{algorithm}'; there are: sha256, xxhash")
+
+
+class BlockHasher:
+    """Hashes for one layout: `numerics` names what decides the bits in a block (`KVLayout.numerics`)."""
+
+    def __init__(self, algorithm: str, *, numerics: str, block_size: int) -> None:
+        self._digest = _digest(algorithm)
+        self._numerics = numerics
+        self._block_size = block_size
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def root(
+        self,
+        *,
+        salt: str | None = None,
+        adapter: str | None = None,
+        media_keys: Sequence[str] = (),
+        deterministic: bool = False,
+    ) -> bytes:
+        """The parent of a request's first block."""
+        facts = [ENCODING, self._numerics, self._block_size, salt, adapter, list(media_keys), deterministic]
+        return self._digest(self._encode(facts))
+
+    def extend(self, hashes: list[bytes], root: bytes, token_ids: array[int], num_blocks: int) -> None:
+        """Appends the hashes of `token_ids`' blocks len(hashes) .. num_blocks - 1 to `hashes`."""
+        size, digest, encode = self._block_size, self._digest, self._encode
+        parent = hashes[-1] if hashes else root
+        for index in range(len(hashes), num_blocks):
+            ids = token_ids[index * size : (index + 1) * size]
+            if sys.byteorder == "big":
+                ids.byteswap()
+            parent = digest(encode((parent, ids.tobytes())))
+            hashes.append(parent)

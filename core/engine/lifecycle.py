@@ -1,0 +1,146 @@
+"""The moves of a request between waiting, loading, running and finished, and what each gives back. Decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ..interfaces.engine import EngineOutput, FinishReason
+from .batch import Batch
+from .draft import LaunchedStep, StepDraft
+from .kv_cache import KVCache
+from .request import Request, RequestState
+from .transfers import Transfers
+from .waiting import WaitingQueue
+
+
+class Lifecycle:
+    """Every unfinished request by id, and the finished ones that still hold something.
+
+    `removed_slots` and `finished_ids` are news for the worker that the next plan carries.
+    """
+
+    def __init__(self, *, kv: KVCache, batch: Batch, waiting: WaitingQueue, transfers: Transfers) -> None:
+        self.kv = kv
+        self.batch = batch
+        self.waiting = waiting
+        self.transfers = transfers
+        self.requests: dict[str, Request] = {}
+        self.loading: dict[str, Request] = {}  # by id; also finished ones whose load is under way
+        self.held: dict[str, Request] = {}  # finished, blocks read by the connector
+        self.removed_slots: list[int] = []
+        self.finished_ids: list[str] = []
+        self.finished_counts: Counter[str] = Counter()
+        self.num_preemptions = 0
+        self._draining: dict[int, Request] = {}  # by slot: finished, named by unanswered steps
+
+    @property
+    def num_waiting(self) -> int:
+        """Unfinished requests that do not run."""
+        return len(self.requests) - len(self.batch)
+
+    def preempt(self, request: Request, draft: StepDraft | None = None) -> None:
+        """Sends a running request back to the queue without blocks; what `draft` planned for it is dropped.
+
+        Tokens that are in flight are still accepted; until they are, it is not admitted again.
+        """
+        slot = request.slot
+        if draft is not None:
+            self.kv.withdraw(draft.take_back(slot))
+            draft.preempted = True
+        self.batch.leave(request)
+        self.removed_slots.append(slot)
+        self.kv.free(request)
+        request.state = RequestState.WAITING
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.add(request)
+
+    def roll_back(self, request: Request, launched: Iterable[LaunchedStep]) -> None:
+        """Recomputes a running or waiting request from its known tokens; what `launched` steps sample is dropped."""
+        for step in launched:
+            step.requests = [None if owner is request else owner for owner in step.requests]
+        if request.state is RequestState.RUNNING:
+            self.preempt(request)
+        elif request.state is RequestState.WAITING:
+            self.kv.free(request)
+        request.num_unanswered = 0
+
+    def load(self, request: Request) -> None:
+        """A waiting request's blocks are being filled by the connector."""
+        self.waiting.remove(request)
+        request.state = RequestState.LOADING
+        request.loading = True
+        self.loading[request.request_id] = request
+
+    def loaded(self, request: Request) -> None:
+        """The load ended: back to the queue with its blocks, or, when it finished meanwhile, to rest."""
+        del self.loading[request.request_id]
+        request.loading = False
+        if request.state is RequestState.FINISHED:
+            self._settle(request)
+        else:
+            request.state = RequestState.WAITING
+            self.waiting.add(request)
+
+    def finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        token_ids: Sequence[int] = (),
+        stop_reason: int | None = None,
+        error: str | None = None,
+    ) -> EngineOutput:
+        """Ends an unfinished request wherever it is; its slot and blocks follow when nobody uses them any more."""
+        drained = True
+        if request.state is RequestState.RUNNING:
+            slot = request.slot
+            drained = self.batch.leave(request)
+            if drained:
+                self.removed_slots.append(slot)
+            else:
+                self._draining[slot] = request
+        elif request.state is RequestState.WAITING:
+            self.waiting.remove(request)
+            request.num_unanswered = 0  # it has no blocks that those steps could touch
+        request.state = RequestState.FINISHED
+        del self.requests[request.request_id]
+        self.finished_counts[reason] += 1
+        request.held, parameters = self.transfers.finished(request)
+        if request.held:
+            self.held[request.request_id] = request
+        if drained:
+            self.finished_ids.append(request.request_id)
+            self._settle(request)
+        return EngineOutput(
+            request_id=request.request_id,
+            token_ids=list(token_ids),
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            error=error,
+            kv_transfer=parameters,
+        )
+
+    def answer(self, slots: np.ndarray) -> None:
+        """A step with these slots was answered: finished requests that waited for it give back slot and blocks."""
+        for slot in self.batch.slots.answer(slots):
+            request = self._draining.pop(slot, None)
+            if request is not None:
+                request.num_unanswered = 0
+                self.removed_slots.append(slot)
+                self.finished_ids.append(request.request_id)
+                self._settle(request)
+
+    def sent(self, request_id: str) -> None:
+        """The connector no longer reads the blocks of a finished request; unknown ids are ignored."""
+        request = self.held.pop(request_id, None)
+        if request is not None:
+            request.held = False
+            self._settle(request)
+
+    def _settle(self, request: Request) -> None:
+        if not (request.held or request.loading or request.num_unanswered):
+            self.kv.free(request)

@@ -1,0 +1,106 @@
+"""One request as the scheduler knows it: its ids, how far they are computed, its blocks. Knows no queue and no pool."""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..interfaces.engine import EngineRequest
+from ..interfaces.step import NewRequest
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+
+class QueueFullError(RuntimeError):
+    """As many requests wait as `max_queue` allows; try again later."""
+
+
+class RequestState(Enum):
+    """Where a request is. A preempted one is WAITING again; LOADING waits for a connector's asynchronous load."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """The state of one request. Only the scheduler's parts change it.
+
+    `token_ids` (int32) holds the prompt and every output token that reached the host; tokens that were sampled but not
+    answered yet are counted by the batch alone. `blocks[g]` lists the blocks of KV group g in order, 0 where a block
+    fell out of the window. `max_len` is the most tokens of prompt and output together.
+    """
+
+    def __init__(self, source: EngineRequest, *, sequence: int, max_len: int, num_groups: int, root: bytes) -> None:
+        self.source = source
+        self.request_id = source.request_id
+        self.params = source.params
+        self.priority = source.priority
+        self.arrival = source.arrival
+        self.sequence = sequence  # order of arrival at this engine; breaks ties
+        self.prompt_len = len(source.prompt_ids)
+        self.max_len = max_len
+        self.token_ids = array("i")
+        self.token_ids.frombytes(np.ascontiguousarray(source.prompt_ids, np.int32).tobytes())
+        self.token_ids.extend(source.output_ids)
+        eos = [] if source.params.ignore_eos else source.eos_token_ids
+        self.eos_ids = frozenset(eos)
+        self.stop_ids = self.eos_ids.union(source.params.stop_token_ids or ())
+        self.min_len = self.prompt_len + source.params.min_tokens
+
+        self.state = RequestState.WAITING
+        self.queue_key: tuple[Any, ...] = ()
+        self.batch: Batch | None = None
+        self.slot = -1
+        self.num_loaded = 0  # computed tokens whose blocks it holds while it has no slot
+        self.num_unanswered = 0  # launched rows that must be answered before it may resume
+        self.num_preemptions = 0
+
+        self.blocks: list[list[int]] = [[] for _ in range(num_groups)]
+        self.first_live = [0] * num_groups  # earlier entries of blocks[g] are 0
+        self.root = root
+        self.hashes: list[bytes] = []
+        self.num_published = 0  # full blocks that are in the prefix cache, or could not be put there
+
+        self.num_cached: int | None = None  # prompt tokens found in the cache; None until first admitted
+        self.announced = False  # whether num_cached was reported
+        self.num_prompt_logprobs = 0  # prompt positions whose log-probabilities were reported
+        self.loading = False  # the connector writes to its blocks
+        self.held = False  # the connector reads its blocks after the end
+        self.use_connector = source.params.prompt_logprobs is None
+        self.num_good_blocks: int | None = None  # blocks before the first that failed to load
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output that reached the host."""
+        return len(self.token_ids)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose keys and values are, or will be after the launched steps, in its blocks."""
+        return self.num_loaded if self.batch is None else int(self.batch.num_computed[self.slot])
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether prefix-cache hits may be used: prompt log-probabilities need every prompt position computed."""
+        return self.params.prompt_logprobs is None
+
+    def to_new_request(self, slot: int, num_computed: int) -> NewRequest:
+        """What the worker needs to take the request into `slot`."""
+        source = self.source
+        return NewRequest(
+            slot=slot,
+            request_id=self.request_id,
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            prompt_len=self.prompt_len,
+            num_computed=num_computed,
+            block_ids=[np.array(blocks, dtype=np.int32) for blocks in self.blocks],
+            params=self.params,
+            seed=source.seed,
+            eos_token_ids=source.eos_token_ids,
+        )

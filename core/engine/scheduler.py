@@ -1,0 +1,267 @@
+"""The scheduler: requests in, step plans out, results back in. Knows ids and blocks, no text and no tensor.
+
+A step's tokens go first to the running requests (one each to those that decode, then chunks of unfinished prompts),
+then to waiting ones in the policy's order. Planning does not wait for answers: the newest token of a running request
+may still be in flight, and only its number matters here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..config.tree import FrameConfig
+from ..interfaces.connector import ConnectorScheduler
+from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
+from ..interfaces.kv import KVLayout
+from ..interfaces.scheduling import SchedulerPolicy
+from ..interfaces.step import StepPlan, StepResult
+from .admission import Admission
+from .answers import Answers
+from .batch import Batch
+from .draft import LaunchedStep, StepDraft
+from .hashing import BlockHasher
+from .kv_cache import KVCache, blocks_needed
+from .lifecycle import Lifecycle
+from .request import QueueFullError, Request
+from .transfers import Transfers
+from .waiting import WaitingQueue
+
+
+class Scheduler:
+    """Called by the engine loop alone. `max_in_flight` plans may be out before the oldest is answered."""
+
+    def __init__(
+        self,
+        *,
+        config: FrameConfig,
+        layout: KVLayout,
+        policy: SchedulerPolicy,
+        connector: ConnectorScheduler,
+        max_model_len: int,
+        max_in_flight: int,
+    ) -> None:
+        self._config = config.scheduler
+        self._deterministic = config.model.deterministic
+        self._layout = layout
+        self._policy = policy
+        self._max_model_len = max_model_len
+        self._max_in_flight = max_in_flight
+        self._hasher = BlockHasher(
+            config.cache.prefix_caching_hash_algo, numerics=layout.numerics, block_size=layout.block_size
+        )
+        self._kv = KVCache(layout, self._hasher, enable_prefix_caching=config.cache.enable_prefix_caching)
+        self._batch = Batch(self._config.max_num_seqs)
+        self._waiting = WaitingQueue(policy)
+        self._transfers = Transfers(connector, self._kv)
+        self._lifecycle = Lifecycle(kv=self._kv, batch=self._batch, waiting=self._waiting, transfers=self._transfers)
+        self._admission = Admission(self._config, self._lifecycle)
+        self._answers = Answers(self._lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
+        self._launched: dict[int, LaunchedStep] = {}  # by step, oldest first
+        self._counts = np.zeros(self._config.max_num_seqs, np.int32)
+        self._num_steps = 0
+        self._num_added = 0
+
+    def add(self, source: EngineRequest) -> None:
+        """Queues a request. Raises `ValueError` when it can never run, `QueueFullError` when too many wait."""
+        lifecycle = self._lifecycle
+        max_len = self._check(source)
+        if lifecycle.num_waiting >= self._config.max_queue:
+            raise QueueFullError(f"{lifecycle.num_waiting} requests wait, max_queue allows {self._config.max_queue}")
+        root = self._hasher.root(
+            salt=source.salt,
+            adapter=source.adapter_name,
+            media_keys=source.media_keys,
+            deterministic=self._deterministic or source.params.deterministic,
+        )
+        request = Request(
+            source, sequence=self._num_added, max_len=max_len, num_groups=len(self._layout.groups), root=root
+        )
+        self._num_added += 1
+        lifecycle.requests[request.request_id] = request
+        self._waiting.add(request)
+
+    def _check(self, source: EngineRequest) -> int:
+        """The most tokens the request may have; raises `ValueError` when it can never run."""
+        name, prompt_len, budget = source.request_id, len(source.prompt_ids), self._config.max_num_batched_tokens
+        if name in self._lifecycle.requests:
+            raise ValueError(f"request {name!r} is there already; ids must be unique among unfinished requests")
+        if prompt_len == 0:
+            raise ValueError(f"request {name!r} has an empty prompt; at least one token is needed")
+        if source.max_tokens < 1:
+            raise ValueError(f"request {name!r}: max_tokens must be at least 1, got {source.max_tokens}")
+        max_len = min(prompt_len + source.max_tokens, self._max_model_len)
+        if prompt_len + len(source.output_ids) >= max_len:
+            raise ValueError(
+                f"request {name!r} has {prompt_len} prompt and {len(source.output_ids)} output tokens, which leaves "
+                f"no room under max_model_len {self._max_model_len} and max_tokens {source.max_tokens}"
+            )
+        if not self._config.enable_chunked_prefill and prompt_len > budget:
+            raise ValueError(
+                f"the prompt of request {name!r} has {prompt_len} tokens; without chunked prefill at most "
+                f"max_num_batched_tokens {budget} fit in a step"
+            )
+        needed, there = blocks_needed(self._layout, max_len - 1), self._layout.num_blocks - 1
+        if needed > there:
+            raise ValueError(
+                f"request {name!r} needs {needed} blocks of {self._layout.block_size} tokens for its {max_len} tokens, "
+                f"the KV cache has {there}; lower max_tokens or enlarge the cache"
+            )
+        return max_len
+
+    def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
+        """Ends requests wherever they are and returns their last outputs; unknown and finished ids are ignored."""
+        found = [self._lifecycle.requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
+        return [self._lifecycle.finish(request, "abort") for request in found if request is not None]
+
+    def schedule(self) -> StepPlan | None:
+        """Plans one step, or None when nothing can be done before an answer (or ever).
+
+        The plan counts as launched: `update` or `fail` must be called with it.
+        """
+        if len(self._launched) >= self._max_in_flight:
+            return None
+        self._counts[:] = 0
+        draft = StepDraft(self._config.max_num_batched_tokens, self._counts)
+        self._continue_decodes(draft)
+        self._continue_prefills(draft)
+        if not draft.preempted:
+            self._admission.admit(draft)
+        lifecycle = self._lifecycle
+        if not draft.counts.any() and not self.has_transfers():
+            return None
+        launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
+        lifecycle.removed_slots, lifecycle.finished_ids = [], []
+        self._transfers.attach(launched.plan)
+        self._launched[launched.plan.step] = launched
+        self._num_steps += 1
+        return launched.plan
+
+    def _todo(self) -> np.ndarray:
+        """Tokens [running] that each running request has to compute now, in order of admission."""
+        batch, order = self._batch, self._batch.order
+        planned = batch.num_planned[order]
+        # where the last allowed token is in flight or known there is nothing to compute
+        return np.where(planned < batch.max_len[order], planned - batch.num_computed[order], 0)
+
+    def _continue_decodes(self, draft: StepDraft) -> None:
+        batch = self._batch
+        slots = batch.order[self._todo() == 1][: draft.budget]
+        draft.counts[slots] = 1
+        draft.budget -= len(slots)
+        for slot in slots[batch.num_computed[slots] >= batch.covered[slots]].tolist():
+            request = batch.owners[slot]
+            # None: preempted for a request before it
+            if request is not None and not self._grow(draft, request, 1) and request.batch is not None:
+                draft.take_back(slot)
+
+    def _continue_prefills(self, draft: StepDraft) -> None:
+        batch, kv = self._batch, self._kv
+        todo = self._todo()
+        for slot, remaining in zip(batch.order[todo > 1].tolist(), todo[todo > 1].tolist(), strict=True):
+            request = batch.owners[slot]
+            if request is None:
+                continue
+            count = self._admission.chunk(remaining, draft.budget)
+            while count and not self._grow(draft, request, count):
+                # alone, and the rest is held by ended requests or too small: take what fits
+                count = count // 2 if request.batch is not None else 0
+            if request.batch is None:
+                continue
+            if count:
+                draft.give(slot, count)
+                computed = int(batch.num_computed[slot]) + count
+                draft.publications[slot] = kv.publish(request, min(computed, request.num_tokens))
+            self._admission.count_partial(draft, request, remaining - count)
+
+    def _grow(self, draft: StepDraft, request: Request, count: int) -> bool:
+        """Makes room for `count` more tokens, at the cost of others; False when not, or when it gave way itself."""
+        kv, batch, slot = self._kv, self._batch, request.slot
+        num_computed = int(batch.num_computed[slot])
+        before = [len(table) for table in request.blocks]
+        while not kv.extend(request, num_computed, num_computed + count):
+            if self._admission.reclaim():
+                continue
+            if len(batch) == 1:
+                return False
+            victim = max(batch.requests, key=lambda one: (self._policy.key(one), one.sequence))
+            self._lifecycle.preempt(victim, draft)
+            if victim is request:
+                return False
+        batch.covered[slot] = kv.capacity(request)
+        for group, start in enumerate(before):
+            if len(request.blocks[group]) > start:
+                draft.grow(slot, group, start, request.blocks[group][start:])
+        return True
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        """Applies the answer to a launched plan; plans are answered in the order of their launch."""
+        step = self._answered(plan)
+        outputs = []
+        if result.transfer is not None:
+            outputs += self._answers.apply_transfer(result.transfer, [step, *self._launched.values()])
+        outputs += self._answers.accept(step, result)
+        self._lifecycle.answer(plan.slots)
+        return outputs
+
+    def fail(self, plan: StepPlan, error: str) -> list[EngineOutput]:
+        """The step raised: its requests end with "error"; what only this plan told the workers is told again."""
+        step = self._answered(plan)
+        later = list(self._launched.values())
+        outputs = self._answers.fail_step(step, later, error)
+        lifecycle, owners = self._lifecycle, self._batch.owners
+        reused = {new.slot for launched in (step, *later) for new in launched.plan.added}
+        gone = [slot for slot in plan.removed_slots.tolist() if owners[slot] is None and slot not in reused]
+        lifecycle.removed_slots += [slot for slot in gone if slot not in lifecycle.removed_slots]
+        lifecycle.finished_ids += plan.finished_ids
+        lifecycle.answer(plan.slots)
+        return outputs
+
+    def _answered(self, plan: StepPlan) -> LaunchedStep:
+        step = self._launched.pop(plan.step, None)
+        if step is None:
+            raise ValueError(f"step {plan.step} is not in flight; there are: {list(self._launched)}")
+        return step
+
+    def has_unfinished(self) -> bool:
+        """Whether requests are waiting, loading or running."""
+        return bool(self._lifecycle.requests)
+
+    def has_transfers(self) -> bool:
+        """Whether the connector needs steps, if need be without tokens, to go on with its transfers."""
+        lifecycle = self._lifecycle
+        return self._transfers.active and bool(lifecycle.loading or lifecycle.held or lifecycle.finished_ids)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, *, reset_connector: bool = False) -> bool:
+        """Forgets all cached prefixes; returns whether it could.
+
+        It cannot while requests run or load. With `reset_running_requests` running ones are preempted first and later
+        recomputed.
+        """
+        if reset_running_requests:
+            for request in reversed(self._batch.requests):
+                self._lifecycle.preempt(request)
+        while self._admission.reclaim():
+            pass
+        if len(self._batch) or self._lifecycle.loading:
+            return False
+        self._kv.pool.withdraw_all()
+        return not reset_connector or self._transfers.connector.reset()
+
+    def stats(self) -> EngineStats:
+        """Counters since the start and gauges of now; `step_seconds` is the engine loop's to fill."""
+        lifecycle, admission = self._lifecycle, self._admission
+        return EngineStats(
+            running=len(self._batch),
+            waiting=lifecycle.num_waiting,
+            kv_usage=self._kv.pool.usage,
+            num_blocks=self._layout.num_blocks,
+            prefix_queries=admission.prefix_queries,
+            prefix_hits=admission.prefix_hits,
+            preemptions=lifecycle.num_preemptions,
+            prompt_tokens=admission.prompt_tokens,
+            generated_tokens=self._answers.generated_tokens,
+            steps=self._num_steps,
+            finished=dict(lifecycle.finished_counts),
+        )

@@ -1,0 +1,58 @@
+"""Stable slots of the worker: handed out lowest first, and again only when no launched step names them any more."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+
+class Slots:
+    """Slots 0 .. num_slots - 1: free, in use, or retired (left by their request, but unanswered steps name them)."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots))
+        self._unanswered = np.zeros(num_slots, np.int32)  # launched steps that name each slot
+        self._retired: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Slots that can be taken now."""
+        return len(self._free)
+
+    @property
+    def num_retired(self) -> int:
+        """Slots that wait for answers."""
+        return len(self._retired)
+
+    def take(self) -> int:
+        """The lowest free slot; raises `IndexError` when there is none."""
+        return heapq.heappop(self._free)
+
+    def unanswered(self, slot: int) -> int:
+        """Launched steps that name `slot` and have not been answered."""
+        return int(self._unanswered[slot])
+
+    def launch(self, slots: np.ndarray) -> None:
+        """A step that names these distinct slots was launched."""
+        self._unanswered[slots] += 1
+
+    def answer(self, slots: np.ndarray) -> list[int]:
+        """A step that named these slots was answered (or failed); returns the retired ones that became free."""
+        self._unanswered[slots] -= 1
+        if not self._retired:
+            return []
+        freed = sorted(slot for slot in self._retired if self._unanswered[slot] == 0)
+        for slot in freed:
+            self._retired.remove(slot)
+            heapq.heappush(self._free, slot)
+        return freed
+
+    def retire(self, slot: int) -> bool:
+        """The slot's request left; True when it is free at once, False when `answer` will return it."""
+        if self._unanswered[slot] == 0:
+            heapq.heappush(self._free, slot)
+            return True
+        self._retired.add(slot)
+        return False

@@ -1,0 +1,14 @@
+"""Priorities: the lowest value is served first and gives way last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frame.interfaces import Schedulable, SchedulerPolicy
+
+
+class PriorityPolicy(SchedulerPolicy):
+    """Orders by priority, then by arrival."""
+
+    def key(self, request: Schedulable) -> tuple[Any, ...]:
+        return (request.priority, request.arrival)

@@ -1,0 +1,310 @@
+"""A worker whose KV cache is a table of facts, so that a wrong block, slot or count is an error at once.
+
+Each cached entry says which prefix it stands for. A row may only read entries of its own prefix; its next token is a
+function of that prefix, so any mistake that the checks miss still changes the output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from frame.core.config.tree import FrameConfig
+from frame.core.engine.scheduler import Scheduler
+from frame.core.interfaces.connector import NullConnectorScheduler
+from frame.core.interfaces.engine import EngineOutput, EngineRequest
+from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
+from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.step import LogprobRows, StepPlan, StepResult, TransferReport
+from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
+from frame.plugins.schedulers.priority import PriorityPolicy
+
+VOCAB = 12
+SPEC = {"num_kv_heads": 1, "head_dim": 8, "dtype": "float32"}
+
+
+def chain(parent: int, token: int) -> int:
+    """A fingerprint of a prefix, extended by one token."""
+    return int.from_bytes(hashlib.blake2b(f"{parent},{token}".encode(), digest_size=8).digest(), "big")
+
+
+def fingerprints(tokens: list[int]) -> list[int]:
+    prints, last = [], 0
+    for token in tokens:
+        last = chain(last, token)
+        prints.append(last)
+    return prints
+
+
+def draw(fingerprint: int, seed: int) -> int:
+    return chain(fingerprint, seed) % VOCAB
+
+
+def expected(request: EngineRequest, max_model_len: int) -> tuple[list[int], str]:
+    """The output of an undisturbed run and why it ended."""
+    tokens = [*request.prompt_ids.tolist(), *request.output_ids]
+    limit = min(len(request.prompt_ids) + request.max_tokens, max_model_len)
+    params, out = request.params, []
+    last = fingerprints(tokens)[-1]
+    while True:
+        token = draw(last, request.seed)
+        last = chain(last, token)
+        out.append(token)
+        tokens.append(token)
+        if len(tokens) - len(request.prompt_ids) >= params.min_tokens:
+            if token in request.eos_token_ids and not params.ignore_eos:
+                return out, "stop"
+            if token in params.stop_token_ids:
+                return out, "stop"
+        if len(tokens) >= limit:
+            return out, "length"
+
+
+@dataclass
+class Resident:
+    """A request in a slot."""
+
+    request_id: str
+    tokens: list[int]
+    prints: list[int]
+    seed: int
+    prompt_len: int
+    prefill_len: int
+    num_computed: int
+    tables: list[list[int]]
+    prompt_logprobs: bool = False
+
+
+@dataclass
+class FakeWorker:
+    layout: KVLayout
+    num_slots: int
+    strict: bool = True  # False when failed steps may repeat removals
+    slots: dict[int, Resident] = field(default_factory=dict)
+    memory: dict[int, dict[int, tuple[int, int, int]]] = field(default_factory=dict)  # block → offset → entry
+    unanswered: list[StepPlan] = field(default_factory=list)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._change_state(plan)
+        rows = [(self.slots[slot], n) for slot, n in zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True)]
+        assert len({id(resident) for resident, _ in rows}) == len(rows)
+        for (resident, n), computed in zip(rows, plan.num_computed.tolist(), strict=True):
+            assert computed == resident.num_computed, (resident.request_id, computed, resident.num_computed)
+            assert computed + n <= len(resident.tokens), "a token that does not exist is computed"
+            self._write(resident, computed, n)
+        tokens = np.full((len(rows), 1), -1, np.int32)
+        counts = np.zeros(len(rows), np.int32)
+        prompts = {}
+        for row, (resident, n) in enumerate(rows):
+            self._check_reads(resident, n)
+            start = resident.num_computed
+            resident.num_computed += n
+            samples = resident.num_computed == len(resident.tokens)
+            assert samples == bool(plan.samples[row])
+            if resident.prompt_logprobs and start < resident.prompt_len - 1:
+                end = min(start + n, resident.prompt_len - 1)
+                ids = np.array(resident.tokens[start + 1 : end + 1], np.int32)
+                prompts[row] = LogprobRows(
+                    token_ids=ids[:, None], logprobs=-ids[:, None].astype(np.float32), ranks=np.ones(len(ids), np.int32)
+                )
+            if samples:
+                token = draw(resident.prints[-1], resident.seed)
+                resident.tokens.append(token)
+                resident.prints.append(chain(resident.prints[-1], token))
+                tokens[row], counts[row] = token, 1
+        self.unanswered.append(plan)
+        return StepResult(step=plan.step, token_ids=tokens, num_tokens=counts, prompt_logprobs=prompts)
+
+    def answered(self, plan: StepPlan) -> None:
+        self.unanswered.remove(plan)
+
+    def _change_state(self, plan: StepPlan) -> None:
+        for slot in plan.removed_slots.tolist():
+            assert slot in self.slots or not self.strict, f"slot {slot} removed twice"
+            self.slots.pop(slot, None)
+        for new in plan.added:
+            assert 0 <= new.slot < self.num_slots
+            assert new.slot not in self.slots, f"slot {new.slot} is taken"
+            for earlier in self.unanswered:
+                assert new.slot not in earlier.slots.tolist(), f"slot {new.slot} is still named by step {earlier.step}"
+            tokens = new.token_ids.tolist()
+            assert new.num_computed < len(tokens)
+            assert new.token_ids.dtype == np.int32
+            self.slots[new.slot] = Resident(
+                new.request_id,
+                tokens,
+                fingerprints(tokens),
+                new.seed,
+                new.prompt_len,
+                len(tokens),
+                new.num_computed,
+                [blocks.tolist() for blocks in new.block_ids],
+                new.params.prompt_logprobs is not None,
+            )
+        for append in plan.appends:
+            for slot, offset, block in zip(append.slots, append.offsets, append.block_ids, strict=True):
+                table = self.slots[slot].tables[append.group]
+                assert offset == len(table)
+                table.append(int(block))
+        live = [slot for slot in plan.slots.tolist() if slot not in self.slots]
+        assert not live
+
+    def _write(self, resident: Resident, start: int, n: int) -> None:
+        size = self.layout.block_size
+        for group in range(len(self.layout.groups)):
+            for position in range(start, start + n):
+                block = resident.tables[group][position // size]
+                assert block != 0, "a token is written to the null block"
+                entry = (group, position, resident.prints[position])
+                self.memory.setdefault(block, {})[position % size] = entry
+
+    def _check_reads(self, resident: Resident, n: int) -> None:
+        size = self.layout.block_size
+        start = resident.num_computed
+        for index, group in enumerate(self.layout.groups):
+            for position in range(group.spec.first_needed(start), start + n):
+                block = resident.tables[index][position // size]
+                assert block != 0, f"{resident.request_id} needs position {position}, whose block was given back"
+                entry = self.memory.get(block, {}).get(position % size)
+                assert entry == (index, position, resident.prints[position]), (
+                    f"{resident.request_id} reads {entry} at position {position} of group {index}"
+                )
+
+
+def make_layout(num_blocks: int, block_size: int = 4, windows: tuple[int | None, ...] = (None,)) -> KVLayout:
+    groups = tuple(
+        KVGroup(
+            spec=FullKV(**SPEC) if window is None else SlidingKV(**SPEC, window=window),
+            layers=(f"layer{i}",),
+            block_size=block_size,
+        )
+        for i, window in enumerate(windows)
+    )
+    return KVLayout(groups=groups, num_blocks=num_blocks, page_bytes=64, num_slots=1, numerics="test")
+
+
+def make_config(**flat: object) -> FrameConfig:
+    """A configuration from leaf names."""
+    sections: dict[str, dict[str, object]] = {}
+    for name, value in flat.items():
+        home = next(s for s, f in FrameConfig.model_fields.items() if name in getattr(f.default, "__class__").model_fields)
+        sections.setdefault(home, {})[name] = value
+    return FrameConfig.model_validate(sections)
+
+
+def make_request(
+    request_id: str, prompt: list[int], max_tokens: int = 8, *, eos: tuple[int, ...] = (), **fields: object
+) -> EngineRequest:
+    params = fields.pop("params", None) or SamplingParams(max_tokens=max_tokens)
+    return EngineRequest(
+        request_id=request_id,
+        prompt_ids=np.array(prompt, np.int32),
+        params=params,
+        max_tokens=max_tokens,
+        seed=fields.pop("seed", 1),
+        eos_token_ids=list(eos),
+        **fields,
+    )
+
+
+class Simulation:
+    """A scheduler and a fake worker with up to `max_in_flight` steps between them."""
+
+    def __init__(
+        self,
+        *,
+        layout: KVLayout,
+        max_model_len: int = 64,
+        max_in_flight: int = 2,
+        connector: object = None,
+        priority: bool = False,
+        **flat: object,
+    ) -> None:
+        self.config = make_config(**flat)
+        self.layout = layout
+        self.max_model_len = max_model_len
+        self.max_in_flight = max_in_flight
+        policy = PriorityPolicy if priority else FirstComeFirstServedPolicy
+        self.scheduler = Scheduler(
+            config=self.config,
+            layout=layout,
+            policy=policy(config=self.config),
+            connector=connector or NullConnectorScheduler(config=self.config, layout=layout),
+            max_model_len=max_model_len,
+            max_in_flight=max_in_flight,
+        )
+        self.worker = FakeWorker(layout, self.config.scheduler.max_num_seqs)
+        self.in_flight: list[tuple[StepPlan, StepResult]] = []
+        self.plans: list[StepPlan] = []
+        self.outputs: dict[str, list[EngineOutput]] = {}
+        self.transfers: list[TransferReport] = []
+
+    def add(self, request: EngineRequest) -> None:
+        self.scheduler.add(request)
+        self.outputs[request.request_id] = []
+
+    def launch(self) -> StepPlan | None:
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            limits = self.config.scheduler
+            assert plan.num_tokens <= limits.max_num_batched_tokens
+            assert len(plan.slots) <= limits.max_num_seqs
+            assert len(self.in_flight) < self.max_in_flight
+            self.plans.append(plan)
+            self.in_flight.append((plan, self.worker.execute(plan)))
+        return plan
+
+    def answer(self) -> list[EngineOutput]:
+        plan, result = self.in_flight.pop(0)
+        self.worker.answered(plan)
+        if self.transfers:
+            result.transfer = self.transfers.pop(0)
+        return self.collect(self.scheduler.update(plan, result))
+
+    def collect(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
+        for output in outputs:
+            seen = self.outputs[output.request_id]
+            assert not seen or seen[-1].finish_reason is None, "an output after the last one"
+            seen.append(output)
+        return outputs
+
+    def step(self) -> bool:
+        """Launches as much as may be in flight, then answers the oldest; False when there is nothing to do."""
+        while len(self.in_flight) < self.max_in_flight and self.launch() is not None:
+            pass
+        if not self.in_flight:
+            return False
+        self.answer()
+        return True
+
+    def run(self, limit: int = 5000) -> None:
+        for _ in range(limit):
+            if not self.step():
+                break
+        else:
+            raise AssertionError("the simulation does not end")
+        assert not self.scheduler.has_unfinished(), "requests are left but nothing is planned"
+        self.check_quiet()
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for output in self.outputs[request_id] for token in output.token_ids]
+
+    def reason(self, request_id: str) -> str | None:
+        return self.outputs[request_id][-1].finish_reason if self.outputs[request_id] else None
+
+    def check(self, request: EngineRequest) -> None:
+        tokens, reason = expected(request, self.max_model_len)
+        assert self.tokens(request.request_id) == tokens
+        assert self.reason(request.request_id) == reason
+
+    def check_quiet(self) -> None:
+        """Nothing is held at rest."""
+        pool, batch = self.scheduler._kv.pool, self.scheduler._batch
+        assert pool.num_free == pool.num_blocks - 1
+        assert all(pool.references(block) == 0 for block in range(1, pool.num_blocks))
+        assert batch.slots.num_free == batch.slots.num_slots
+        assert batch.slots.num_retired == 0
+        assert len(batch) == 0
+        assert not self.scheduler._lifecycle._draining
+        assert not self.scheduler._launched
