@@ -29,8 +29,9 @@ class DummyLoader(WeightLoader):
 
     def fill(self, name: str, parameter: Tensor) -> None:
         """Matrices around 0, norm weights around 1, biases small: activations keep their scale through the layers."""
-        seed = (self.config.model.seed << 32) ^ zlib.crc32(name.encode())
-        generator = torch.Generator(device=parameter.device).manual_seed(seed & (2**63 - 1))
+        # one hash of both: torch's CPU generator takes 32 bits of its seed
+        seed = zlib.crc32(f"{self.config.model.seed} {name}".encode())
+        generator = torch.Generator(device=parameter.device).manual_seed(seed)
         if parameter.dim() > 1:
             parameter.uniform_(-0.05, 0.05, generator=generator)
         elif name.endswith("bias"):

@@ -119,7 +119,7 @@ class SafetensorsLoader(WeightLoader):
         if wanted is not None:
             absent = sorted(wanted.difference(names))
             if absent:
-                raise ValueError(f"{path} lacks {len(absent)} tensors that the index puts there: {absent[0]}, …")
+                raise ValueError(f"{path} lacks {len(absent)} of the tensors that the index puts there: {absent[0]}")
         for name in names:
             if wanted is None or name in wanted:
                 yield SafetensorsTensor(file, path, name)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from frame.core.testing.checkpoints import FAMILIES, make_checkpoint
-
-from .dense import make_model, run
+from tests.models.dense import make_model, run
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,113 @@
+"""Layers over several ranks give what one rank gives, from the same checkpoint."""
+
+import pytest
+import torch
+
+from tests.layers.ranks import run_ranks
+from tests.layers.test_weights import make_build
+
+
+def load(module, tensors):
+    for slot in module.weight_slots():
+        tensor = tensors[slot.name]
+        assert tuple(tensor.shape) == slot.shape
+        slot.write(tensor[slot.index] if slot.index else tensor)
+    return module
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_column_then_row(transposed):
+    torch.manual_seed(0)
+    up, down = torch.randn(8, 6), torch.randn(6, 8)
+    tensors = {"up.weight": up, "up.bias": torch.randn(8), "down.weight": down, "down.bias": torch.randn(6)}
+    if transposed:
+        tensors |= {"up.weight": up.T, "down.weight": down.T}
+    x = torch.randn(5, 6)
+
+    def work(group):
+        build = make_build(group)
+        first = load(build.linear("up", 6, 8, bias=True, shard="column", transposed=transposed), tensors)
+        second = load(build.linear("down", 8, 6, bias=True, shard="row", transposed=transposed), tensors)
+        assert first.weight.shape == (8 // group.size, 6)
+        return second(first(x))
+
+    expected = (x @ up.T + tensors["up.bias"]) @ down.T + tensors["down.bias"]
+    for size in (1, 2, 4):
+        for out in run_ranks(size, work):
+            torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("names", [("q", "k", "v"), ("qkv",)])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_attention_input_by_heads(names, size):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(4 * 3, 6), torch.randn(2 * 3, 6), torch.randn(2 * 3, 6)
+    tensors = {"a.q.weight": query, "a.k.weight": key, "a.v.weight": value}
+    if len(names) == 1:
+        tensors = {"a.qkv.weight": torch.cat((query, key, value))}
+    x = torch.randn(5, 6)
+
+    def work(group):
+        return load(make_build(group).attention_input("a", 6, 4, 2, 3, names=names), tensors)(x)
+
+    parts = run_ranks(size, work)
+    torch.testing.assert_close(torch.cat([part[0] for part in parts], dim=1), (x @ query.T).view(5, 4, 3))
+    keys = (x @ key.T).view(5, 2, 3)
+    for rank, (_, k, v) in enumerate(parts):
+        # with four ranks, each of the two key/value heads is held twice
+        mine = slice(rank * 2 // size, rank * 2 // size + max(1, 2 // size))
+        torch.testing.assert_close(k, keys[:, mine])
+        assert v.shape == k.shape
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("tied", [False, True])
+def test_vocabulary_that_does_not_divide(size, tied):
+    torch.manual_seed(0)
+    tensors = {"e.weight": torch.randn(10, 6), "h.weight": torch.randn(10, 6)}
+    ids, hidden = torch.tensor([0, 9, 3, 5, 7], dtype=torch.int32), torch.randn(2, 6)
+
+    def work(group):
+        build = make_build(group)
+        embedding = load(build.embedding("e", 10, 6), tensors)
+        head = build.head("h", 6, 10, tied=embedding if tied else None)
+        if not tied:
+            load(head.table, tensors)
+        return embedding(ids), head(hidden)
+
+    for rows, logits in run_ranks(size, work):
+        assert torch.equal(rows, tensors["e.weight"][ids.long()])
+        torch.testing.assert_close(logits, hidden @ tensors["e.weight" if tied else "h.weight"].T)
+
+
+def test_experts_from_either_form_of_checkpoint():
+    torch.manual_seed(0)
+    gate, up, down = torch.randn(4, 8, 6), torch.randn(4, 8, 6), torch.randn(4, 6, 8)
+    apart = {
+        f"x.{expert}.{name}.weight": tensor[expert]
+        for expert in range(4)
+        for name, tensor in (("gate_proj", gate), ("up_proj", up), ("down_proj", down))
+    }
+    fused = {"x.gate_up_proj": torch.cat((gate, up), dim=1), "x.down_proj": down}
+    hidden, router = torch.randn(5, 6), torch.randn(5, 4)
+
+    def work(group, tensors):
+        experts = make_build(group).experts("x", 4, 2, 6, 8)
+        for slot in experts.weight_slots():
+            if slot.name in tensors:
+                slot.write(tensors[slot.name][slot.index])
+        return experts(hidden, router)
+
+    expected = run_ranks(1, lambda group: work(group, apart))[0]
+    for tensors in (apart, fused):
+        for size in (1, 2):
+            for out in run_ranks(size, lambda group, tensors=tensors: work(group, tensors)):
+                torch.testing.assert_close(out, expected)
+
+
+def test_what_cannot_be_split_is_named():
+    def work(group):
+        make_build(group).linear("m", 4, 6, shard="column")
+
+    with pytest.raises(ValueError, match="the outputs of m: 6 cannot be split over 4 ranks"):
+        run_ranks(4, work)

@@ -1,0 +1,101 @@
+"""Whole checkpoints in the forms in which they are published: sharded, 16-bit, tied, with pictures, over ranks."""
+
+import random
+
+import pytest
+import torch
+
+from frame.core.config.tree import FrameConfig, LoadConfig
+from frame.core.layers import load_weights
+from frame.core.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.plugins.loaders.dummy import DummyLoader
+from tests.layers.ranks import run_ranks
+from tests.models.dense import make_model, run
+
+IDS = random.Random(1).choices(range(3, 512), k=40)
+
+
+def reference_logits(folder, ids=IDS):
+    from transformers import AutoModelForCausalLM
+
+    with torch.inference_mode():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.tensor([ids])).logits[0]
+
+
+def assert_near(logits, reference):
+    assert (logits - reference).abs().max() < 2e-4 * reference.abs().max()
+
+
+def test_sharded_bfloat16(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama", dtype=torch.bfloat16, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert_near(run(make_model(folder), IDS, [40]), reference_logits(folder))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("size", [2, 4])
+def test_over_ranks(family, size, tmp_path):
+    folder = make_checkpoint(tmp_path, family)
+    expected = run(make_model(folder), IDS, [40])
+    for logits in run_ranks(size, lambda group: run(make_model(folder, group), IDS, [40])):
+        assert_near(logits, expected)
+
+
+def test_experts_fused_in_the_checkpoint(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = make_checkpoint(tmp_path, "qwen3-moe")
+    expected = run(make_model(folder), IDS, [40])
+    tensors = load_file(folder / "model.safetensors")
+    for layer in (0, 2):
+        prefix = f"model.layers.{layer}.mlp.experts"
+
+        def pop(part, prefix=prefix):
+            return torch.stack([tensors.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(8)])
+
+        tensors[f"{prefix}.gate_up_proj"] = torch.cat((pop("gate_proj"), pop("up_proj")), dim=1)
+        tensors[f"{prefix}.down_proj"] = pop("down_proj")
+    save_file(tensors, folder / "model.safetensors")
+    assert torch.equal(run(make_model(folder), IDS, [40]), expected)
+
+
+def test_text_part_of_gemma3_with_pictures(tmp_path):
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text = {**FAMILIES["gemma3"].config, "initializer_range": 0.2}
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        expected = model.eval()(input_ids=torch.tensor([IDS])).logits[0]
+    assert_near(run(make_model(tmp_path), IDS, [40]), expected)
+
+
+def test_weights_of_another_checkpoint_by_name(tmp_path):
+    from safetensors.torch import load_file
+
+    first = make_checkpoint(tmp_path / "first", "qwen2", seed=0)
+    second = make_checkpoint(tmp_path / "second", "qwen2", seed=1)
+    model = make_model(first)
+    for name, tensor in load_file(second / "model.safetensors").items():
+        model.load([(name, tensor)])
+    model.finish_load()
+    assert torch.equal(run(model, IDS, [40]), run(make_model(second), IDS, [40]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dummy_weights_give_finite_logits(family, tmp_path):
+    model = make_model(make_checkpoint(tmp_path, family))
+    for parameter in model.parameters():
+        parameter.fill_(float("nan"))
+    load_weights(model, DummyLoader(tmp_path, config=FrameConfig(load=LoadConfig(load_format="dummy"))))
+    assert torch.isfinite(run(model, IDS, [40])).all()
