@@ -108,7 +108,7 @@ def collect(entries: Iterable[EntryPoint]) -> tuple[list[Offer], list[Failure]]:
         package, version = _package(entry)
         try:
             offers += _offers(entry.load(), package, version)
-        except Exception as error:  # a plugin's module may raise anything; it is reported with its name
+        except (Exception, SystemExit) as error:  # a foreign module may raise anything; it is reported by name
             failures.append(Failure(package, version, entry.name, one_line(error)))
             logger.debug("plugin %s of package %s failed", entry.name, package, exc_info=True)
     return offers, failures
@@ -150,7 +150,7 @@ def import_target(target: str, owner: str) -> Any:
         found: Any = import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except Exception as error:  # whatever a foreign module raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever a foreign module raises while it is imported
         raise PluginError(f"{owner} cannot be imported from {target}: {one_line(error)}") from error
     return found
 
