@@ -49,7 +49,7 @@ class Engine:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored. Their last output comes with the next step."""
-        self.scheduler.abort(request_ids)
+        self._late += self.scheduler.abort(request_ids)
 
     def has_unfinished(self) -> bool:
         """Whether requests are waiting or running, or an output has not been collected yet."""

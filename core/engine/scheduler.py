@@ -208,7 +208,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: str) -> list[EngineOutput]:
         """The step raised: its requests end with "error"; what only this plan told the workers is told again."""
         step = self._answered(plan)
-        later = list(self._launched.values())
+        later = [launched for launched in self._launched.values() if launched.plan.step > plan.step]
         outputs = self._answers.fail_step(step, later, error)
         lifecycle, owners = self._lifecycle, self._batch.owners
         reused = {new.slot for launched in (step, *later) for new in launched.plan.added}
@@ -233,7 +233,7 @@ class Scheduler:
         lifecycle = self._lifecycle
         return self._transfers.active and bool(lifecycle.loading or lifecycle.held or lifecycle.finished_ids)
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False, *, reset_connector: bool = False) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forgets all cached prefixes; returns whether it could.
 
         It cannot while requests run or load. With `reset_running_requests` running ones are preempted first and later
@@ -247,7 +247,7 @@ class Scheduler:
         if len(self._batch) or self._lifecycle.loading:
             return False
         self._kv.pool.withdraw_all()
-        return not reset_connector or self._transfers.connector.reset()
+        return True
 
     def stats(self) -> EngineStats:
         """Counters since the start and gauges of now; `step_seconds` is the engine loop's to fill."""
