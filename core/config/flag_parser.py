@@ -68,7 +68,8 @@ class FlagParser(argparse.ArgumentParser):
             item = args[index]
             name, equals, value = item.partition("=")
             if self.show_help is not None and equals and name in ("--help", "-h"):
-                self.exit(0, self.show_help(value))
+                print(self.show_help(value), end="")
+                self.exit(0)
             first, dot, path = name.removeprefix("--").partition(".")
             own = first.replace("-", "_")
             if not (name.startswith("--") and dot and own in self.mappings):

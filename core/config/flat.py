@@ -59,20 +59,20 @@ def convert(own: Leaf, value: Any) -> Any:
             raise ConfigError(f"{own.name}: {error}") from None
     if own.kind == "int" and isinstance(value, bool):
         raise ConfigError(f"{own.name} must be an integer, got {value!r}")
-    if own.kind == "list" and (isinstance(value, (str, type)) or callable(value)):
-        return [value]
-    if own.kind == "list" and isinstance(value, (list, tuple)):
-        return _list(own, list(value))
+    if own.kind == "list":
+        return _list(own, [value] if isinstance(value, str) or callable(value) else value)
     if own.kind in ("text", "choice") and not isinstance(value, str):
         text = str(value).removeprefix("torch.") if own.name == "dtype" else str(value)
         return VALUES.get((own.name, text), text)
     return value
 
 
-def _list(own: Leaf, items: list[Any]) -> list[Any]:
+def _list(own: Leaf, items: Any) -> Any:
     """`items`, or the JSON list that a single text item spells out (`--allowed-origins '["*"]'`)."""
-    if len(items) != 1 or not isinstance(items[0], str) or not items[0].startswith("["):
+    if not isinstance(items, (list, tuple)):
         return items
+    if len(items) != 1 or not isinstance(items[0], str) or not items[0].startswith("["):
+        return list(items)
     try:
         return list(json.loads(items[0]))
     except json.JSONDecodeError as error:

@@ -10,7 +10,7 @@ from .errors import ConfigError
 _FACTORS = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
 }  # fmt: skip
-_PATTERN = re.compile(r"([+-]?\d[\d_]*)(\.\d+)?([kmgtKMGT]?)")
+_PATTERN = re.compile(r"([+-]?[0-9][0-9_]*)(\.[0-9]+)?([kmgtKMGT]?)")
 
 
 def parse_integer(text: str) -> int:

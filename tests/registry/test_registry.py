@@ -107,7 +107,7 @@ def test_options_for_a_plugin_without_any_are_refused(package):
 
 def test_unknown_name_lists_the_choices(package):
     package("fake-one", source(policy()))
-    with pytest.raises(PluginError, match="no scheduling policy 'lif'; there are: .*lifo"):
+    with pytest.raises(PluginError, match=r"no scheduling policy 'lif'; there are: .*lifo"):
         Registry.load().choose("scheduler", "lif")
 
 

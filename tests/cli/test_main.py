@@ -1,0 +1,107 @@
+"""The command `frame`: subcommands, exit statuses, and how light it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from frame.core.cli import main as cli
+from frame.core.cli.main import main
+from frame.core.config.errors import ConfigError
+from frame.core.interfaces.endpoint import Command
+
+
+class Stub(Command):
+    help = "A stub."
+    raises: type[BaseException] | None = None
+
+    def add_arguments(self, parser):
+        parser.add_argument("--number", type=int, default=1)
+
+    def run(self, arguments):
+        if self.raises is not None:
+            raise self.raises("the cause")
+        return arguments.number
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    monkeypatch.setattr(cli, "_find", lambda name: Stub() if name == "stub" else None)
+    monkeypatch.setattr(Stub, "raises", None)
+    return Stub
+
+
+def test_status_is_the_commands(stub):
+    assert main(["stub", "--number", "7"]) == 7
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (ConfigError, 1)])
+def test_errors_end_with_one_sentence(stub, monkeypatch, capsys, error, status):
+    monkeypatch.setattr(Stub, "raises", error)
+    assert main(["stub"]) == status
+    assert capsys.readouterr().err == ("frame: the cause\n" if status == 1 else "")
+
+
+def test_unknown_command_names_the_near_ones(capsys):
+    assert main(["serv"]) == 2
+    assert "no command 'serv' (did you mean serve" in capsys.readouterr().err
+
+
+def test_no_command_and_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("frame 0.")
+
+
+def test_help_lists_commands(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "serve" in text
+    assert "worker" not in text
+
+
+def test_plugins_table_and_json(capsys):
+    assert main(["plugins"]) == 0
+    text = capsys.readouterr().out
+    assert "KIND" in text
+    assert "frame-llm" in text
+    assert main(["plugins", "--json", "--kind", "platform"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"kind", "name", "package", "version", "api", "status", "why"} <= set(rows[0])
+    assert {row["kind"] for row in rows} == {"platform"}
+
+
+def test_checking_what_is_not_there(capsys):
+    assert main(["plugins", "check", "zzz"]) == 1
+    assert "'zzz'" in capsys.readouterr().err
+    assert main(["plugins", "check"]) == 1
+    assert "needs the NAME of a plugin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["import frame", "import frame.plugins", "m(['plugins'])", "m(['--help'])"])
+def test_light_and_without_torch(command):
+    prefix = "from frame.core.cli.main import main as m\n" if command.startswith("m(") else ""
+    code = f"{prefix}{command}\nimport sys\nassert not {{'torch', 'transformers', 'numpy'}} & set(sys.modules)"
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert time.perf_counter() - start < 5  # a loaded machine; the promise of 0.3 s is measured by the next test
+
+
+def test_import_is_quick():
+    """The least of several runs, against an interpreter that imports nothing: load of the machine mostly cancels."""
+
+    def seconds(code: str) -> float:
+        start = time.process_time(), time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - start[1]
+
+    bare = min(seconds("pass") for _ in range(5))
+    assert min(seconds("import frame") for _ in range(5)) - bare < 0.3
+
+
+def test_python_dash_m(capsys):
+    done = subprocess.run([sys.executable, "-m", "frame", "--version"], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("frame ")

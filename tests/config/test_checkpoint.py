@@ -1,0 +1,208 @@
+"""Facts of a checkpoint folder, and one sentence for each way in which it can be wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.context_length import derive_max_model_len
+from frame.core.config.errors import ConfigError
+from frame.core.config.tree import FrameConfig
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "bfloat16", "eos_token_id": 2}))
+    return tmp_path
+
+
+def read(folder, **settings):
+    return read_checkpoint(FrameConfig.from_flat(model=str(folder), **settings))
+
+
+def test_facts(folder):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 2], "temperature": 0.5}))
+    checkpoint = read(folder, override_generation_config={"top_k": 5})
+    assert checkpoint.folder == folder
+    assert checkpoint.architecture == "LlamaForCausalLM"
+    assert (checkpoint.vocab_size, checkpoint.max_model_len, checkpoint.dtype) == (100, 64, "bfloat16")
+    assert checkpoint.eos_token_ids == [3, 2]
+    assert checkpoint.generation == {"eos_token_id": [3, 2], "temperature": 0.5, "top_k": 5}
+    assert checkpoint.sliding_window is None
+    assert read(folder, generation_config="frame").generation == {}
+    assert read(folder, generation_config="frame", override_generation_config={"top_k": 5}).generation == {"top_k": 5}
+
+
+def test_generation_config_of_another_folder(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    with pytest.raises(ConfigError, match=r"no generation_config.json in .*; --generation-config names a folder"):
+        read(folder, generation_config=str(other))
+    (other / "generation_config.json").write_text('{"top_p": 0.5}')
+    assert read(folder, generation_config=str(other)).generation == {"top_p": 0.5}
+
+
+def test_nothing_heavy_is_imported(folder):
+    code = (
+        "import sys\nfrom frame.core.config.checkpoint import read_checkpoint\n"
+        "from frame.core.config.tree import FrameConfig\n"
+        f"read_checkpoint(FrameConfig.from_flat(model={str(folder)!r}))\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ({"max_position_embeddings": 40}, 40),
+        ({"n_positions": 1024, "n_ctx": 1024}, 1024),
+        ({"max_position_embeddings": 100, "seq_length": 50}, 50),
+        ({}, 2048),
+        ({"max_position_embeddings": 10, "rope_scaling": {"type": "linear", "factor": 4}}, 40),
+        ({"max_position_embeddings": 10, "rope_scaling": {"rope_type": "dynamic", "factor": 2.5}}, 25),
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+            },
+            131072,
+        ),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, 131072),
+        ({"max_position_embeddings": 10, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 10),
+        (
+            {
+                "max_position_embeddings": 10,
+                "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8}, "sliding_attention": {}},
+            },
+            80,
+        ),
+        (
+            {
+                "model_type": "gemma3_text",
+                "max_position_embeddings": 10,
+                "rope_scaling": {"rope_type": "linear", "factor": 8},
+            },
+            10,
+        ),
+    ],
+)
+def test_length_that_a_model_was_made_for(text, length):
+    assert derive_max_model_len(text) == length
+
+
+def test_nested_overrides_extend_the_length(folder):
+    checkpoint = read(
+        folder,
+        hf_overrides={
+            "rope_parameters": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 32768},
+            "max_model_len": 131072,
+        },
+    )
+    assert checkpoint.max_model_len == 131072
+    again = read(folder, hf_overrides={"text_config": {"vocab_size": 7}})
+    assert again.vocab_size == 7
+
+
+def test_overrides_are_merged_not_replaced(folder):
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2, "x": 1}}))
+    checkpoint = read(folder, hf_overrides={"rope_scaling": {"factor": 3}})
+    assert checkpoint.hf["rope_scaling"] == {"type": "linear", "factor": 3, "x": 1}
+    assert checkpoint.max_model_len == 192
+
+
+def test_user_limit(folder):
+    assert read(folder, max_model_len=10).max_model_len == 10
+    assert read(folder, max_model_len=-1).max_model_len == 64
+    with pytest.raises(ConfigError, match="max_model_len 65 is above the 64 tokens"):
+        read(folder, max_model_len=65)
+    with pytest.raises(ConfigError, match="max_model_len must be at least 1"):
+        read(folder, max_model_len=0)
+
+
+def test_snapshots_and_revisions(folder, tmp_path_factory):
+    root = tmp_path_factory.mktemp("models--a--b")
+    for name, size in (("abc", 11), ("def", 12)):
+        (root / "snapshots" / name).mkdir(parents=True)
+        (root / "snapshots" / name / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": size}))
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text("abc\n")
+    assert read(root).vocab_size == 11
+    assert read(root, revision="def").vocab_size == 12
+    with pytest.raises(ConfigError, match=r"no revision 'zzz' in .*; there are: abc, def"):
+        read(root, revision="zzz")
+    with pytest.raises(ConfigError, match=r"revision '\.\./x' must be a name, not a path"):
+        read(root, revision="../x")
+
+
+def test_downloaded_models_are_found_by_name(folder, monkeypatch, tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    target = home / "hub" / "models--org--name" / "snapshots" / "abc"
+    target.mkdir(parents=True)
+    (target / "config.json").write_text(json.dumps(LLAMA))
+    (home / "hub" / "models--org--name" / "refs").mkdir()
+    (home / "hub" / "models--org--name" / "refs" / "main").write_text("abc")
+    monkeypatch.setenv("HF_HOME", str(home))
+    assert read("org/name").folder == target
+
+
+def test_defaults_that_a_folder_leaves_out(folder):
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "gemma3_text"}})
+    )
+    assert read(folder).vocab_size == 262208
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no config.json in"),
+        (b"{", "config.json is not valid JSON"),
+        (b"\xff\xfe", "config.json is not valid JSON"),
+        (b"[]", "config.json must hold a JSON object, got list"),
+        (b"{}", "names no architecture"),
+        (b'{"architectures": []}', "names no architecture"),
+        (b'{"architectures": ["X"], "model_type": "no-such"}', "vocab_size in"),
+        (b'{"architectures": ["X"], "vocab_size": -3}', "vocab_size in"),
+        (b'{"architectures": ["X"], "vocab_size": 3, "text_config": 1}', "text_config in"),
+        (
+            b'{"architectures": ["X"], "vocab_size": 3, "n_positions": "many"}',
+            "n_positions of the model must be",
+        ),
+    ],
+)
+def test_bad_folders_get_one_sentence(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        read(tmp_path)
+    assert str(tmp_path) in str(caught.value) or "of the model" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="no folder '/nope'; give the path of a checkpoint"):
+        read("/nope")
+    (tmp_path / "f").write_text("")
+    with pytest.raises(ConfigError, match="is a file; name the folder"):
+        read(tmp_path / "f")

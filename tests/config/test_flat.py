@@ -1,0 +1,210 @@
+"""Flat settings to the tree: defaults, human integers, vLLM's names, errors of one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import asdict, fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frame.core.config.arguments import AsyncEngineArgs, EngineArgs
+from frame.core.config.compat import TRANSLATIONS, UNUSED
+from frame.core.config.errors import ConfigError
+from frame.core.config.flat import to_flat
+from frame.core.config.leaves import leaves, sections
+from frame.core.config.numbers import parse_integer
+from frame.core.config.tree import FrameConfig
+
+OTHER_VALUES = {
+    "model": "/m", "dtype": "bfloat16", "logprobs_mode": "raw_logits", "kv_cache_dtype": "fp8_e5m2",
+    "prefix_caching_hash_algo": "xxhash", "kv_role": "consumer", "kv_load_failure_policy": "fail",
+    "gpu_memory_utilization": 0.5, "max_long_partial_prefills": 1, "profile_dir": "/tmp/p", "log_level": "debug",
+    "drain_seconds": 1.5, "ready_seconds": 2.5,
+}  # fmt: skip
+
+
+def other_value(name: str) -> object:
+    """A valid value of a setting that differs from its default (where there are two)."""
+    own = leaves()[name]
+    if name in OTHER_VALUES:
+        return OTHER_VALUES[name]
+    values = {"bool": not own.default, "int": 2048 if name == "max_body_bytes" else 7, "text": "x", "list": ["x"]}
+    return {**values, "mapping": {"a": {"b": 1}}, "float": 0.5}[own.kind]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4096", 4096), ("1k", 1000), ("1K", 1024), ("25.6k", 25600), ("2m", 2_000_000), ("2M", 2 << 20), ("1g", 10**9),
+        ("1G", 1 << 30), ("-1", -1), ("1_000", 1000), (" 8 ", 8),
+    ],
+)  # fmt: skip
+def test_human_integers(text, value):
+    assert parse_integer(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5K", "1.0001k", "1e3", "0x10", "1kb", "1.5", "nan", "١"])
+def test_what_is_no_integer_is_refused(text):
+    with pytest.raises(ConfigError):
+        parse_integer(text)
+
+
+@given(st.integers(0, 10**9), st.sampled_from("kmgKMG"))
+def test_suffixes_multiply(number, suffix):
+    step = 1000 if suffix.islower() else 1024
+    assert parse_integer(f"{number}{suffix}") == number * step ** (" kmg".index(suffix.lower()))
+
+
+def test_every_setting_has_help_and_a_unique_name():
+    assert all(own.help.endswith(".") for own in leaves().values())
+    assert not set(leaves()) & (set(TRANSLATIONS) | set(UNUSED) | {"plugin"})
+    assert all(about for about in sections().values())
+
+
+@pytest.mark.parametrize("name", list(leaves()))
+def test_each_setting_round_trips(name):
+    value = other_value(name)
+    config = FrameConfig.from_flat(**{name: value})
+    flat = to_flat(config)
+    assert flat[name] == value
+    assert FrameConfig.from_flat(**flat) == config
+    assert FrameConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize("name", [name for name, own in leaves().items() if own.section != "server"])
+def test_engine_arguments_round_trip(name):
+    arguments = EngineArgs(**{name: other_value(name)})
+    assert EngineArgs(**asdict(arguments)) == arguments
+    assert EngineArgs(**vars(arguments)) == arguments
+    config = arguments.create_engine_config()
+    assert FrameConfig.from_flat(**asdict(arguments)) == config
+    assert config == FrameConfig.from_flat(**{name: other_value(name)})
+
+
+def test_every_argument_may_be_none():
+    nothing = dict.fromkeys(field.name for field in fields(EngineArgs))
+    assert EngineArgs(**nothing).create_engine_config() == FrameConfig()
+    assert AsyncEngineArgs("x").create_engine_config().model.model == "x"
+
+
+def test_engine_arguments_share_no_state():
+    EngineArgs().hf_overrides["a"] = 1
+    assert EngineArgs().hf_overrides == {}
+
+
+def test_command_line_to_keyword_arguments():
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    parser.add_argument("--prompt", default="hello")
+    parser.set_defaults(model="/m")
+    typed = parser.parse_args(
+        [
+            "--max-model-len",
+            "8k",
+            "-tp",
+            "1",
+            "--no-enable-prefix-caching",
+            "--hf-overrides",
+            '{"a": 1}',
+            "--swap-space",
+            "4",
+        ]
+    )
+    assert typed.max_model_len == 8000
+    assert typed.max_num_seqs == 128
+    arguments = EngineArgs.from_cli_args(typed)
+    assert arguments.model == "/m"
+    config = arguments.create_engine_config()
+    assert not config.cache.enable_prefix_caching
+    values = vars(typed)
+    values.pop("prompt")
+    assert FrameConfig.from_flat(**values) == config
+
+
+def test_config_is_frozen_and_closed():
+    with pytest.raises(ValueError, match="frozen"):
+        FrameConfig().model.seed = 3  # type: ignore[misc]
+    with pytest.raises(ValueError, match="Extra inputs"):
+        FrameConfig.model_validate({"cache": {"block": 1}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_model_length": 1}, "no setting 'max_model_length' (did you mean max_model_len"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be greater than or equal to 1, got 0"),
+        ({"dtype": "fp4"}, "dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got 'fp4'"),
+        ({"max_model_len": "1.5K"}, "max_model_len: '1.5K' mixes a fraction with the binary suffix K"),
+        ({"block_size": True}, "block_size must be an integer, got True"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization"),
+        ({"max_long_partial_prefills": 3}, "max_long_partial_prefills 3 is above max_num_partial_prefills 1"),
+        ({"profile_dir": "here"}, "profile_dir must be an absolute path, got 'here'"),
+        ({"plugin": {"disk": 3}}, "plugin must map names to their settings"),
+        ({"trust_remote_code": True}, "trust_remote_code=True cannot be honoured: no code of a checkpoint is ever run"),
+        ({"quantization": "fp8"}, "quantization='fp8' cannot be honoured"),
+        ({"kv_transfer_config": {"kv_ip": "x"}}, "kv_transfer_config has no kv_ip here"),
+        ({"device": "cpu", "platform": "cuda"}, "device says platform='cpu', but platform='cuda' is given too"),
+        ({"allowed_origins": '["*"'}, "is not a JSON list"),
+    ],
+)
+def test_errors_are_one_sentence_with_name_and_value(settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        FrameConfig.from_flat(**settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_vllm_names_and_values_mean_the_same(caplog):
+    config = FrameConfig.from_flat(
+        dtype="half",
+        kv_cache_dtype="fp8",
+        distributed_executor_backend="mp",
+        attention_config={"backend": "triton"},
+        kv_transfer_config={
+            "kv_connector": "disk",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"folder": "/tmp"},
+        },
+        served_model_name="one",
+        max_model_len="auto",
+        swap_space=4,
+        trust_remote_code=False,
+        enable_lora=False,
+        generation_config="vllm",
+    )
+    assert config.model.dtype == "float16"
+    assert config.cache.kv_cache_dtype == "fp8_e4m3"
+    assert config.executor.executor == "process"
+    assert config.attention.attention_backend == "triton"
+    assert (config.transfer.kv_connector, config.transfer.kv_role) == ("disk", "producer")
+    assert config.plugin == {"disk": {"folder": "/tmp"}}
+    assert config.model.served_model_name == ["one"]
+    assert config.model.max_model_len == -1
+    assert config.model.generation_config == "frame"
+    assert [record.getMessage() for record in caplog.records] == ["without effect here: swap_space"]
+
+
+def test_torch_dtypes_are_taken():
+    import torch
+
+    assert FrameConfig.from_flat(dtype=torch.bfloat16).model.dtype == "bfloat16"
+
+
+def test_classes_travel_by_name():
+    config = FrameConfig.from_flat(logits_processors=[argparse.Namespace, "a.b:C"])
+    assert '["argparse:Namespace","a.b:C"]' in config.model_dump_json()
+
+    class Here:
+        pass
+
+    with pytest.raises(ValueError, match="cannot be imported by another process"):
+        FrameConfig.from_flat(logits_processors=[Here]).model_dump_json()
+
+
+def test_the_environment_sets_nothing(monkeypatch):
+    monkeypatch.setenv("FRAME_PORT", "tcp://10.0.0.1:8000")
+    monkeypatch.setenv("FRAME_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("FRAME_MAX_NUM_SEQS", "3")
+    assert FrameConfig.from_flat() == FrameConfig()
+    assert FrameConfig().server.port == 8000
