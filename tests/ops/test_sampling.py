@@ -1,0 +1,165 @@
+"""Draws: their distribution by chi-squared, what is kept by a plain reimplementation, and what a row may depend on."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from frame.core.ops import sampling
+from frame.core.ops.random import stream_keys
+from frame.core.ops.sampling import draw, greedy, keep_threshold
+
+VOCAB = 24
+
+
+def params(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seeds=None, positions=None):
+    return (
+        torch.full((rows,), float(temperature)),
+        torch.full((rows,), top_k, dtype=torch.int32),
+        torch.full((rows,), float(top_p)),
+        torch.full((rows,), float(min_p)),
+        torch.arange(rows) if seeds is None else seeds,
+        torch.full((rows,), 11) if positions is None else positions,
+    )
+
+
+def kept_by_definition(logits, temperature, top_k, top_p, min_p):
+    """Probabilities after min-p, top-k and top-p one after the other, ties at a threshold kept."""
+    weights = np.exp((logits - logits.max()) / temperature)
+    weights[weights < min_p] = 0
+    if 0 < top_k < len(weights):
+        weights[weights < np.sort(weights)[-top_k]] = 0
+    if top_p < 1:
+        ranked = np.sort(weights)[::-1] / weights.sum()
+        before = np.cumsum(ranked) - ranked
+        weights[weights / weights.sum() < ranked[before < top_p][-1]] = 0
+    return weights / weights.sum()
+
+
+FILTERS = [
+    {"temperature": 1.0},
+    {"temperature": 0.6},
+    {"temperature": 1.7},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"temperature": 1.3, "top_k": 9, "top_p": 0.9, "min_p": 0.02},
+]
+
+
+@pytest.mark.parametrize("given_filters", FILTERS, ids=str)
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_draws_follow_the_distribution(given_filters, vary):
+    settings_ = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | given_filters
+    logits = np.random.default_rng(3).normal(0, 1.5, VOCAB)
+    rows = 40_000
+    count = torch.arange(rows)
+    fixed = torch.full((rows,), 5)
+    streams = {"seeds": count, "positions": fixed} if vary == "seed" else {"seeds": fixed, "positions": count}
+    tokens = draw(torch.tensor(logits).float().expand(rows, -1), *params(rows, **settings_, **streams))
+    expected = kept_by_definition(logits, **settings_) * rows
+    observed = np.bincount(tokens.numpy(), minlength=VOCAB)
+    assert observed[expected == 0].sum() == 0
+    assert chisquare(observed[expected > 0], expected[expected > 0]).pvalue > 1e-4
+
+
+def test_a_large_flat_vocabulary_is_drawn_evenly():
+    vocab, rows = 60_000, 600
+    tokens = draw(torch.zeros(1, vocab).expand(rows, -1), *params(rows)).numpy()
+    observed = np.histogram(tokens, bins=20, range=(0, vocab))[0]
+    assert chisquare(observed).pvalue > 1e-4
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.floats(0.3, 3),
+    st.integers(0, VOCAB + 3),
+    st.floats(0.05, 1),
+    st.sampled_from([0.0, 0.01, 0.2, 1.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_kept_ids_are_those_of_the_definition(seed, temperature, top_k, top_p, min_p):
+    # Halves make ties frequent; a hair of slack keeps rounding out of the comparison of sums with p.
+    logits = np.round(np.random.default_rng(seed).normal(0, 2, VOCAB) * 2) / 2
+    expected = kept_by_definition(logits, temperature, top_k, top_p, min_p)
+    slack = [kept_by_definition(logits, temperature, top_k, p, min_p) > 0 for p in (top_p - 1e-5, top_p + 1e-5)]
+    if not np.array_equal(*slack):
+        return
+    scores = torch.tensor(logits, dtype=torch.float32)[None] / temperature
+    threshold = keep_threshold(scores, *params(1, temperature, top_k, top_p, min_p)[1:4])
+    assert (scores[0] >= threshold[0] - 1e-5).tolist() == (expected > 0).tolist()
+
+
+def test_top_p_of_a_flat_vocabulary_looks_past_the_first_candidates(monkeypatch):
+    scores = torch.randn(4, 500, generator=torch.Generator().manual_seed(2))
+    options = params(4, top_p=0.9)[1:4]
+    wide = keep_threshold(scores, *options)
+    monkeypatch.setattr(sampling, "_TOP_P_WIDTH", 16)
+    assert torch.equal(keep_threshold(scores, *options), wide)
+
+
+def test_greedy_takes_the_lowest_of_equal_ids_and_ignores_the_seed():
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
+    token_ids, best = greedy(logits)
+    assert token_ids.tolist() == [1, 0]
+    assert token_ids.dtype == torch.int32
+    assert best.tolist() == [3.0, 2.0]
+    assert draw(logits, *params(2, temperature=0.0)).tolist() == [1, 0]
+
+
+def test_rows_do_not_depend_on_the_batch():
+    generator = torch.Generator().manual_seed(0)
+    rows, vocab = 40, 2000
+    logits = torch.randn(rows, vocab, generator=generator) * 3
+    temperature = torch.tensor([0.0, 0.7, 1.0, 1.5]).repeat(10)
+    top_k = torch.tensor([0, 0, 7, 50, 3000], dtype=torch.int32).repeat(8)
+    top_p = torch.tensor([1.0, 0.9, 1.0, 0.5, 1.0, 0.999, 1.0, 1.0]).repeat(5)
+    min_p = torch.tensor([0.0, 0.0, 0.0, 0.1, 0.0]).repeat(8)
+    seeds, positions = torch.arange(rows) * 77, torch.arange(rows) + 3
+    given = (logits, temperature, top_k, top_p, min_p, seeds, positions)
+    together = draw(*given)
+    alone = torch.cat([draw(*(value[row : row + 1] for value in given)) for row in range(rows)])
+    assert torch.equal(together, alone)
+    order = torch.randperm(rows, generator=generator)
+    assert torch.equal(draw(*(value[order] for value in given)), together[order])
+
+
+def test_filtered_rows_draw_what_full_noise_would():
+    logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(4)) * 2
+    temperature, top_k, top_p, min_p, seeds, positions = params(64, temperature=0.8, top_k=20, top_p=0.95)
+    scores = logits / 0.8
+    threshold = keep_threshold(scores, top_k, top_p, min_p)
+    noisy = scores.masked_fill(scores < threshold[:, None], -math.inf)
+    sampling.add_gumbel_noise(noisy, stream_keys(seeds, positions))
+    assert torch.equal(draw(logits, temperature, top_k, top_p, min_p, seeds, positions), noisy.argmax(-1).int())
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}], ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_show_it_and_leave_others_alone(filters, bad):
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(5))
+    expected = draw(logits.clone(), *params(3, **filters))
+    logits[1, :] = bad
+    tokens = draw(logits, *params(3, **filters))
+    assert tokens[[0, 2]].tolist() == expected[[0, 2]].tolist()
+    assert 0 <= tokens[1] < 50
+    assert not logits[1, tokens[1]].isfinite()
+
+
+def test_one_nan_among_finite_logits_shows():
+    logits = torch.zeros(2, 50)
+    logits[1, 31] = math.nan
+    for filters in ({}, {"top_k": 3}, {"top_p": 0.5}):
+        assert draw(logits, *params(2, **filters))[1] == 31
+    assert greedy(logits)[0][1] == 31
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 30}, {"top_p": 0.9999}, {"min_p": 1e-6}], ids=str)
+def test_forbidden_ids_are_never_drawn(filters):
+    logits = torch.full((500, 40), -math.inf)
+    logits[:, [3, 17]] = 0.0
+    assert set(draw(logits, *params(500, **filters)).tolist()) == {3, 17}
