@@ -1,0 +1,261 @@
+"""Admission: a prompt and its sampling parameters, checked against the model, become engine requests.
+
+Every refusal is an `InvalidRequest` of one sentence. Knows the text side and the model's limits; no engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..interfaces.engine import EngineRequest
+from ..interfaces.sampling import SamplingParams
+from .prompts import InvalidRequest, ParsedPrompt
+from .tokenizer import Tokenizer, TokenizerSource
+
+#: generation_config.json's names -> ours
+_DEFAULTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+_MAX_CHILDREN = 16384
+_SEED_MASK = 2**64 - 1
+
+
+def derive_seed(seed: int, number: int) -> int:
+    """A 64-bit seed from a seed and a number; equal everywhere, unrelated for neighbouring numbers."""
+    data = struct.pack("<QQ", seed & _SEED_MASK, number & _SEED_MASK)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def default_sampling_params(generation: Mapping[str, Any]) -> SamplingParams:
+    """Parameters of a request that brings none, from generation_config.json's values."""
+    values = {ours: generation[name] for name, ours in _DEFAULTS.items() if generation.get(name) is not None}
+    try:
+        return SamplingParams(**values)
+    except ValueError as error:
+        raise ValueError(f"generation_config: {error}; override it with override_generation_config") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the model and its configuration allow.
+
+    `max_tokens` caps the output of every request (generation_config's max_new_tokens). `priorities` says whether the
+    scheduling policy reads them.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    max_logprobs: int = 20
+    max_tokens: int | None = None
+    eos_token_ids: Sequence[int] = ()
+    seed: int = 0
+    deterministic: bool = False
+    priorities: bool = True
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """One request as admitted: its echoed text, ids [n], and an engine request for each of `params.n` outputs."""
+
+    request_id: str
+    text: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    requests: list[EngineRequest]
+    arrival: float = field(default_factory=time.time)
+
+
+class Admission:
+    """Admits requests; counts them, because the seeds of those that bring none follow from their order.
+
+    `validators` are further checks of sampling parameters (logits processors'); they raise `ValueError`.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        tokenizer: TokenizerSource,
+        validators: Sequence[Callable[[SamplingParams], None]] = (),
+    ) -> None:
+        self.limits = limits
+        self._tokenizer = tokenizer
+        self._validators = list(validators)
+        self._num_admitted = 0
+
+    def admit(
+        self,
+        request_id: str,
+        prompt: ParsedPrompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        kv_transfer: dict[str, Any] | None = None,
+    ) -> Admitted:
+        """Raises `InvalidRequest` naming the field, its value and its bounds."""
+        arrival = time.time()
+        self._check_params(params)
+        if priority and not self.limits.priorities:
+            raise InvalidRequest(
+                f"priority {priority} needs scheduling_policy 'priority'; this engine serves in order of arrival",
+                "priority",
+            )
+        prompt_ids = self._prompt_ids(prompt, params)
+        params = self._complete(params)
+        seed = params.seed if params.seed is not None else derive_seed(self.limits.seed, self._num_admitted)
+        self._num_admitted += 1
+        first = EngineRequest(
+            request_id=request_id,
+            prompt_ids=prompt_ids.astype(np.int32),
+            params=params,
+            max_tokens=self._max_tokens(len(prompt_ids), params),
+            seed=seed & _SEED_MASK,
+            eos_token_ids=self.eos_token_ids,
+            arrival=arrival,
+            priority=priority,
+            salt=prompt.salt,
+            kv_transfer=kv_transfer,
+        )
+        return Admitted(request_id, prompt.text, prompt_ids.tolist(), params, _children(first), arrival)
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Tokens that end an output: the checkpoint's and the tokenizer's."""
+        ids = dict.fromkeys(self.limits.eos_token_ids)
+        tokenizer = self._tokenizer.get_or_none()
+        if tokenizer is not None and tokenizer.eos_token_id is not None:
+            ids[tokenizer.eos_token_id] = None
+        return list(ids)
+
+    def _prompt_ids(self, prompt: ParsedPrompt, params: SamplingParams) -> np.ndarray:
+        """The prompt's ids [n], truncated as asked and checked."""
+        limit = self.limits.max_model_len
+        keep = params.truncate_prompt_tokens
+        if keep is not None and keep >= limit:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens must be below the model's {limit} tokens, got {keep}", "truncate_prompt_tokens"
+            )
+        ids = prompt.token_ids if prompt.token_ids is not None else self._encode(prompt.text or "", keep is not None)
+        if keep is not None:
+            ids = ids[-(limit - 1 if keep == -1 else keep) :]
+        if len(ids) == 0:
+            raise InvalidRequest("the prompt is empty; give at least one token", "prompt")
+        if len(ids) >= limit:
+            raise InvalidRequest(
+                f"the prompt has {len(ids)} tokens, but the model takes {limit} with at least one for the output; "
+                "shorten it, or set truncate_prompt_tokens",
+                "prompt",
+            )
+        wrong = np.flatnonzero((ids < 0) | (ids >= self.limits.vocab_size))
+        if len(wrong):
+            raise InvalidRequest(
+                f"prompt token {int(wrong[0])} is {ids[wrong[0]]}, but ids go from 0 to {self.limits.vocab_size - 1}",
+                "prompt",
+            )
+        return ids
+
+    def _encode(self, text: str, truncated: bool) -> np.ndarray:
+        if not text:
+            return np.zeros(0, np.int64)
+        tokenizer = self._tokenizer.get()
+        longest = self.limits.max_model_len * tokenizer.max_token_chars
+        # tokenising takes time in proportion to the text, so what can never fit is refused unread
+        if len(text) > longest and not truncated:
+            raise InvalidRequest(
+                f"the prompt has {len(text)} characters; the model's {self.limits.max_model_len} tokens hold at most "
+                f"{longest}",
+                "prompt",
+            )
+        return np.array(tokenizer.encode(text), np.int64)
+
+    def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
+        left = self.limits.max_model_len - prompt_len
+        caps = (left, params.max_tokens, self.limits.max_tokens)
+        return min(cap for cap in caps if cap is not None)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+        try:
+            params.verify()  # fields may have been set since
+            for validate in self._validators:
+                validate(params)
+        except InvalidRequest:
+            raise
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        if params.n > _MAX_CHILDREN:
+            raise InvalidRequest(f"n must be at most {_MAX_CHILDREN}, got {params.n}", "n")
+        if params.structured_outputs is not None:
+            raise InvalidRequest("structured_outputs needs a grammar plugin, and none is loaded", "structured_outputs")
+        for name in ("logprobs", "prompt_logprobs"):
+            self._check_logprobs(name, getattr(params, name))
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            self._check_vocabulary(name, getattr(params, name) or ())
+        if params.stop:
+            self._tokenizer.get()  # stop strings need text
+
+    def _check_logprobs(self, name: str, value: int | None) -> None:
+        most = self.limits.max_logprobs
+        wanted = self.limits.vocab_size if value == -1 else value
+        if wanted is not None and most != -1 and wanted > most:
+            raise InvalidRequest(f"{name} must be at most {most} (max_logprobs), got {value}", name)
+
+    def _check_vocabulary(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
+        wrong = [token for token in ids if not 0 <= int(token) < self.limits.vocab_size]
+        if wrong:
+            raise InvalidRequest(
+                f"{name} holds {wrong[0]}, but token ids go from 0 to {self.limits.vocab_size - 1}", name
+            )
+
+    def _complete(self, params: SamplingParams) -> SamplingParams:
+        """The engine's own copy, with what only the front knows filled in."""
+        changes: dict[str, Any] = {}
+        if params.bad_words:
+            tokenizer = self._tokenizer.get()
+            changes["bad_words_token_ids"] = [
+                spelling for word in params.bad_words for spelling in _spellings(tokenizer, word)
+            ]
+        if self.limits.deterministic and not params.deterministic:
+            changes["deterministic"] = True
+        return msgspec.structs.replace(params, **changes) if changes else params.clone()
+
+
+def _spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:
+    """The ids of a word at the start of a text and, where that differs, after a space."""
+    bare = tokenizer.encode(word.lstrip() or word, add_special_tokens=False)
+    spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+    if not bare:
+        raise InvalidRequest(f"bad_words holds {word!r}, which the tokenizer turns into nothing", "bad_words")
+    return [bare] if spaced[-len(bare) :] == bare else [bare, spaced]
+
+
+def _children(first: EngineRequest) -> list[EngineRequest]:
+    """One engine request per output. Child i of several draws with hash(seed, i); only the first scores the prompt."""
+    params = first.params
+    if params.n == 1:
+        return [first]
+    requests = []
+    for index in range(params.n):
+        scored = params.prompt_logprobs if index == 0 else None
+        requests.append(
+            msgspec.structs.replace(
+                first,
+                request_id=f"{index}_{first.request_id}",
+                params=msgspec.structs.replace(params, n=1, prompt_logprobs=scored),
+                seed=derive_seed(first.seed, index),
+            )
+        )
+    return requests

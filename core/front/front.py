@@ -1,0 +1,240 @@
+"""The front: everything textual about requests, between callers and an engine that knows ids only.
+
+Plain calls without threads or loops, so that `LLM`, `LLMEngine` and `AsyncLLM` share it. Keeps the record of every
+unfinished request; knows no engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..config.checkpoint import Checkpoint, find_folder
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineInfo
+from ..interfaces.engine import EngineOutput, EngineRequest
+from ..interfaces.sampling import RequestOutputKind, SamplingParams
+from .admission import Admission, Admitted, Limits, default_sampling_params
+from .logprobs import PromptLogprobs, append_rows, new_prompt_logprobs
+from .metrics import RequestStatistics
+from .outputs import RequestMetrics, RequestOutput
+from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
+from .sequence import Sequence as OutputSequence
+from .template import ChatOptions, read_template, render_chat
+from .tokenizer import Tokenizer, TokenizerSource
+
+
+def tokenizer_source(config: FrameConfig, checkpoint: Checkpoint) -> TokenizerSource:
+    """Where the tokenizer is: the folder that was named, the checkpoint's, or nowhere."""
+    model = config.model
+    if model.skip_tokenizer_init:
+        return TokenizerSource(None)
+    folder: Path = find_folder(model.tokenizer) if model.tokenizer else checkpoint.folder
+    return TokenizerSource(folder)
+
+
+class RequestRecord:
+    """One request: what was admitted, its sequences, what was shown of it."""
+
+    def __init__(self, admitted: Admitted, tokenizer: Tokenizer | None) -> None:
+        self.admitted = admitted
+        self.params = admitted.params
+        self.sequences = [
+            OutputSequence(index, request, admitted.prompt_ids, tokenizer)
+            for index, request in enumerate(admitted.requests)
+        ]
+        self.metrics = RequestMetrics(admitted.arrival)
+        self.num_cached: int | None = None
+        self.kv_transfer: dict[str, Any] | None = None
+        self._tokenizer = tokenizer
+        self._prompt_logprobs: PromptLogprobs | None = None
+        if self.params.prompt_logprobs is not None:
+            self._prompt_logprobs = new_prompt_logprobs(self.params.flat_logprobs)
+        self._changed: dict[int, OutputSequence] = {}
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def ends(self) -> list[tuple[str, int]]:
+        """How each finished sequence ended, and its tokens."""
+        return [(str(sequence.finish_reason), len(sequence.token_ids)) for sequence in self.sequences]
+
+    def push(self, sequence: OutputSequence, output: EngineOutput, now: float) -> bool:
+        """Takes a step's output; returns whether the engine must end the sequence (a stop string)."""
+        if output.token_ids:
+            if self.metrics.first_token_time is None:
+                self.metrics.first_token_time = now
+            self.metrics.last_token_time = now
+        if output.num_cached is not None and self.num_cached is None:
+            self.num_cached = output.num_cached
+        if output.kv_transfer is not None:
+            self.kv_transfer = output.kv_transfer
+        if output.prompt_logprobs is not None and self._prompt_logprobs is not None:
+            decode = self._tokenizer.token_text if self._tokenizer is not None else None
+            append_rows(self._prompt_logprobs, output.prompt_logprobs, decode)
+        self._changed[sequence.index] = sequence
+        return sequence.push(output)
+
+    def end(self, sequence: OutputSequence) -> None:
+        """Ends a sequence as aborted."""
+        if sequence.finish_reason is None:
+            sequence.finish("abort")
+            self._changed[sequence.index] = sequence
+
+    def take(self, now: float) -> RequestOutput | None:
+        """The output to hand out now; None when its kind shows nothing yet."""
+        finished = self.finished
+        kind = self.params.output_kind
+        if finished:
+            self.metrics.finished_time = now
+        elif kind == RequestOutputKind.FINAL_ONLY:
+            return None
+        shown = self._changed.values() if kind == RequestOutputKind.DELTA else self.sequences
+        prompt_logprobs = self._prompt_logprobs
+        if kind == RequestOutputKind.DELTA:
+            self._prompt_logprobs = None  # told once
+        output = RequestOutput(
+            self.admitted.request_id,
+            self.admitted.text,
+            self.admitted.prompt_ids,
+            prompt_logprobs,
+            [sequence.take() for sequence in sorted(shown, key=lambda sequence: sequence.index)],
+            finished,
+            metrics=self.metrics,
+            num_cached_tokens=self.num_cached,
+            kv_transfer_params=self.kv_transfer,
+        )
+        self._changed = {}
+        return output
+
+
+class Front:
+    """Admits requests and turns the engine's outputs into text.
+
+    `info` is the ready engine's. `validators` further check sampling parameters (`Admission`).
+    """
+
+    def __init__(
+        self,
+        config: FrameConfig,
+        checkpoint: Checkpoint,
+        info: EngineInfo,
+        *,
+        tokenizer: TokenizerSource | None = None,
+        validators: Sequence[Callable[[SamplingParams], None]] = (),
+    ) -> None:
+        self.config = config
+        self.checkpoint = checkpoint
+        self.source = tokenizer if tokenizer is not None else tokenizer_source(config, checkpoint)
+        self.default_sampling_params = default_sampling_params(checkpoint.generation)
+        self.chat_template = read_template(config.model.chat_template)
+        self.statistics = None if config.observability.disable_log_stats else RequestStatistics()
+        self._admission = Admission(self._limits(info), self.source, validators)
+        self._records: dict[str, RequestRecord] = {}
+        self._sequences: dict[str, tuple[RequestRecord, OutputSequence]] = {}
+
+    def _limits(self, info: EngineInfo) -> Limits:
+        model = self.config.model
+        return Limits(
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            max_logprobs=model.max_logprobs,
+            max_tokens=self.checkpoint.generation.get("max_new_tokens"),
+            eos_token_ids=self.checkpoint.eos_token_ids,
+            seed=model.seed,
+            deterministic=model.deterministic,
+            priorities=self.config.scheduler.scheduling_policy != "fcfs",
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its output."""
+        return self._admission.limits.max_model_len
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._records)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises `TokenizerError` when there is none."""
+        return self.source.get()
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        kv_transfer: dict[str, Any] | None = None,
+    ) -> list[EngineRequest]:
+        """Admits a request and opens its record; returns what the engine must run.
+
+        Raises `InvalidRequest`, and then nothing is kept.
+        """
+        if request_id in self._records:
+            raise InvalidRequest(f"request id {request_id!r} is in use by an unfinished request", "request_id")
+        admitted = self._admission.admit(
+            request_id, parse_prompt(prompt), params, priority=priority, kv_transfer=kv_transfer
+        )
+        record = RequestRecord(admitted, self.source.get_or_none() if params.detokenize else None)
+        self._records[request_id] = record
+        for sequence in record.sequences:
+            self._sequences[sequence.request.request_id] = record, sequence
+        return admitted.requests
+
+    def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
+        """Takes what the engine emitted; returns what callers get, and engine ids to abort (stop strings)."""
+        now = time.time()
+        touched: dict[str, RequestRecord] = {}
+        ended: list[str] = []
+        for output in outputs:
+            found = self._sequences.get(output.request_id)
+            if found is None:
+                continue  # ended here before the engine knew
+            record, sequence = found
+            if record.push(sequence, output, now):
+                ended.append(output.request_id)
+            if sequence.finish_reason is not None:
+                del self._sequences[output.request_id]
+            touched[record.admitted.request_id] = record
+        return self._take(touched, now), ended
+
+    def abort(self, request_ids: Iterable[str]) -> tuple[list[RequestOutput], list[str]]:
+        """Ends requests now; returns their last outputs and the engine ids to abort. Unknown ids are ignored."""
+        touched: dict[str, RequestRecord] = {}
+        ended: list[str] = []
+        for request_id in request_ids:
+            record = self._records.get(request_id)
+            if record is None:
+                continue
+            for sequence in record.sequences:
+                if self._sequences.pop(sequence.request.request_id, None) is not None:
+                    ended.append(sequence.request.request_id)
+                    record.end(sequence)
+            touched[request_id] = record
+        return self._take(touched, time.time()), ended
+
+    def render_chat(self, messages: Sequence[Any], options: ChatOptions) -> ParsedPrompt:
+        """A conversation as a prompt, with the configured template unless `options` bring one."""
+        if options.chat_template is None and self.chat_template is not None:
+            options = replace(options, chat_template=self.chat_template)
+        return render_chat(self.tokenizer(), messages, options)
+
+    def _take(self, touched: dict[str, RequestRecord], now: float) -> list[RequestOutput]:
+        outputs = []
+        for request_id, record in touched.items():
+            output = record.take(now)
+            if output is None:
+                continue
+            outputs.append(output)
+            if output.finished:
+                del self._records[request_id]
+                if self.statistics is not None:
+                    self.statistics.observe(record.metrics, record.ends())
+        return outputs

@@ -1,0 +1,113 @@
+"""Metrics of an engine as typed snapshots. Knows no exporter: the HTTP server has its own."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import get_args
+
+from ..interfaces.engine import EngineStats, FinishReason
+from .outputs import RequestMetrics
+
+FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+@dataclass
+class Metric:
+    """One metric at one moment. Times are in seconds."""
+
+    name: str
+    labels: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+
+@dataclass
+class Counter(Metric):
+    """Grows only."""
+
+    value: int
+
+
+@dataclass
+class Gauge(Metric):
+    """Goes up and down."""
+
+    value: float
+
+
+@dataclass
+class Vector(Metric):
+    """Several counters in a fixed order."""
+
+    values: list[int]
+
+
+@dataclass
+class Histogram(Metric):
+    """`buckets` maps an upper bound, as text, to the number of observations up to it."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
+
+
+class _Distribution:
+    def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def snapshot(self, name: str) -> Histogram:
+        bounds = [*map(str, self._bounds), "+Inf"]
+        buckets = dict(zip(bounds, accumulate(self._counts), strict=True))
+        return Histogram(name, sum(self._counts), self._sum, buckets)
+
+
+class RequestStatistics:
+    """Distributions over finished requests, and counts by how they ended."""
+
+    def __init__(self) -> None:
+        self._first_token = _Distribution()
+        self._per_token = _Distribution()
+        self._whole = _Distribution()
+        self._finished = dict.fromkeys(FINISH_REASONS, 0)
+
+    def observe(self, metrics: RequestMetrics, ends: Sequence[tuple[str, int]]) -> None:
+        """Takes a finished request: its times, and (finish reason, tokens) of each of its outputs."""
+        if metrics.finished_time is not None:
+            self._whole.observe(metrics.finished_time - metrics.arrival_time)
+        if metrics.first_token_time is not None and metrics.last_token_time is not None:
+            self._first_token.observe(metrics.first_token_time - metrics.arrival_time)
+            longest = max(num_tokens for _, num_tokens in ends)
+            if longest > 1:
+                self._per_token.observe((metrics.last_token_time - metrics.first_token_time) / (longest - 1))
+        for reason, _ in ends:
+            self._finished[reason] += 1
+
+    def snapshot(self, stats: EngineStats) -> list[Metric]:
+        """Every metric now; `stats` are the engine's own counters."""
+        return [
+            Gauge("frame:num_requests_running", stats.running),
+            Gauge("frame:num_requests_waiting", stats.waiting),
+            Gauge("frame:kv_cache_usage_perc", stats.kv_usage),
+            Counter("frame:prefix_cache_queries", stats.prefix_queries),
+            Counter("frame:prefix_cache_hits", stats.prefix_hits),
+            Counter("frame:num_preemptions", stats.preemptions),
+            Counter("frame:prompt_tokens", stats.prompt_tokens),
+            Counter("frame:generation_tokens", stats.generated_tokens),
+            *(
+                Counter("frame:request_success", count, labels={"finished_reason": reason})
+                for reason, count in self._finished.items()
+            ),
+            # in the order of FINISH_REASONS
+            Vector("frame:requests_by_finish_reason", list(self._finished.values())),
+            self._first_token.snapshot("frame:time_to_first_token_seconds"),
+            self._per_token.snapshot("frame:time_per_output_token_seconds"),
+            self._whole.snapshot("frame:e2e_request_latency_seconds"),
+        ]
