@@ -68,11 +68,20 @@ def _attention(value: Any) -> dict[str, Any]:
     return {} if backend is None else {"attention_backend": backend}
 
 
+def _profiler(value: Any) -> dict[str, Any]:
+    given = dict(value)
+    folder = given.pop("torch_profiler_dir", None)
+    if given.pop("profiler", None) not in (None, "torch") or given:
+        raise ConfigError(f"profiler_config {value!r} cannot be honoured; there is: torch_profiler_dir")
+    return {"profile_dir": folder} if folder else {}
+
+
 #: Arguments under another name here: name → the settings that it stands for.
 TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "distributed_executor_backend": _executor,
     "kv_transfer_config": _transfer,
     "attention_config": _attention,
+    "profiler_config": _profiler,
     "device": lambda value: {"platform": value},
     "disable_uvicorn_access_log": lambda value: {"disable_access_log": value},
 })  # fmt: skip
@@ -81,7 +90,6 @@ _NO_EFFECT = "it has no effect here"
 _MEDIA = "models take text only"
 _NO_LORA = "adapters are not supported yet"
 _NO_POOLING = "pooling models are not supported yet"
-_NO_COMPILE = "nothing is compiled here"
 _NO_DP = "data and context parallelism are not supported yet"
 _OFF = (None, False)
 
@@ -95,7 +103,7 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "calculate_kv_scales": Unused("scales of a quantised cache are not supported yet", _OFF, switch=True),
     "code_revision": Unused("no code of a checkpoint is run", (None,)),
     "collect_detailed_traces": Unused("traces are not exported yet", (None, [])),
-    "compilation_config": Unused(_NO_COMPILE, (None, {}, 0)),
+    "compilation_config": Unused(_NO_EFFECT),
     "config_format": Unused("only Hugging Face folders are read", (None, "auto", "hf")),
     "convert": Unused(_NO_POOLING, (None, "auto", "none")),
     "cpu_offload_gb": Unused("weights stay on the device", (None, 0, 0.0)),
@@ -117,6 +125,7 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "enable_lora": Unused(_NO_LORA, _OFF, switch=True),
     "enable_mm_embeds": Unused(_MEDIA, _OFF, switch=True),
     "enable_prompt_embeds": Unused("prompts are text or token ids", _OFF, switch=True),
+    "enable_return_routed_experts": Unused("chosen experts are not reported yet", _OFF, switch=True),
     "enable_sleep_mode": Unused("no platform here can sleep yet", _OFF, switch=True),
     "guided_decoding_backend": Unused("grammars are not supported yet", (None, "auto")),
     "hf_config_path": Unused("the configuration is read from the model's folder", (None,)),

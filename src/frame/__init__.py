@@ -9,12 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .core.config.arguments import AsyncEngineArgs as AsyncEngineArgs
+    from .core.config.arguments import EngineArgs as EngineArgs
+    from .core.front.logprobs import Logprob as Logprob
+    from .core.front.outputs import CompletionOutput as CompletionOutput
+    from .core.front.outputs import RequestOutput as RequestOutput
+    from .core.front.prompts import PromptType as PromptType
+    from .core.front.prompts import TextPrompt as TextPrompt
+    from .core.front.prompts import TokensPrompt as TokensPrompt
     from .core.hookspecs import hookimpl as hookimpl
     from .core.interfaces.provider import API_VERSION as API_VERSION
     from .core.interfaces.provider import Provider as Provider
     from .core.interfaces.sampling import RequestOutputKind as RequestOutputKind
     from .core.interfaces.sampling import SamplingParams as SamplingParams
     from .core.interfaces.sampling import StructuredOutputsParams as StructuredOutputsParams
+    from .core.registry import ModelRegistry as ModelRegistry
 
 _HOMES = {
     "hookspecs": ("hookimpl",),
@@ -26,12 +35,13 @@ _HOMES = {
     "front.llm_engine": ("LLMEngine",),
     "front.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
     "front.beam": ("BeamSearchParams",),
-    "front.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "front.logprobs": ("Logprob",),
+    "front.outputs": ("CompletionOutput", "RequestOutput"),
     "front.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-#: Modules that plugin authors import as `frame.interfaces` and so on.
-_MODULES = frozenset(("interfaces", "layers", "ops", "testing"))
+#: Modules that are attributes of `frame` without an import of their own.
+_MODULES = frozenset(("interfaces", "kernels", "layers", "ops", "plugins", "testing"))
 
 __all__ = sorted((*_HOME, "__version__"))
 
