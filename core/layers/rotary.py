@@ -171,9 +171,10 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.ops, self.interleaved = build.ops, interleaved
         frequencies, scale = rope_frequencies(build.config, head_dim, build.max_model_len, layer_type)
-        angles = torch.outer(torch.arange(build.max_model_len, dtype=torch.float32), frequencies)
+        positions = torch.arange(build.max_model_len, dtype=torch.float32, device=build.device)
+        angles = torch.outer(positions, frequencies.to(build.device))
         table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
-        self.register_buffer("cos_sin", table.to(build.device), persistent=False)
+        self.register_buffer("cos_sin", table, persistent=False)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """positions int64 [T], query [T, H, D], key [T, Hk, D] → the turned query and key."""

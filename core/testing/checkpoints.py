@@ -20,11 +20,15 @@ _TEMPLATE = (
 
 @dataclass(frozen=True)
 class Family:
-    """One row of the table: the architecture, transformers' model type, and what its tiny configuration sets."""
+    """One row of the table: the architecture, transformers' model type, and what its tiny configuration sets.
+
+    `embedding_scale` shrinks random embeddings where the model would otherwise only repeat its newest token.
+    """
 
     architecture: str
     model_type: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    embedding_scale: float = 1.0
 
 
 _TINY: Mapping[str, Any] = {
@@ -119,9 +123,10 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(
         "Gemma2ForCausalLM",
         "gemma2",
-        {**_GEMMA, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0},
+        {**_GEMMA, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 0.5},
+        embedding_scale=0.05,
     ),
-    "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", _GEMMA),
+    "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", _GEMMA, embedding_scale=0.05),
     "gpt2": Family("GPT2LMHeadModel", "gpt2", _GPT2),
 }
 
@@ -152,7 +157,7 @@ def make_checkpoint(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _roughen(model)
+        _roughen(model, row.embedding_scale)
     sharding = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     model.to(dtype).save_pretrained(folder, **sharding)
     if tokenizer:
@@ -160,9 +165,10 @@ def make_checkpoint(
     return folder
 
 
-def _roughen(model: torch.nn.Module) -> None:
+def _roughen(model: Any, embedding_scale: float) -> None:
     """Norm weights and biases start at constants; random ones show whether they are read and applied."""
     with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(embedding_scale)
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)

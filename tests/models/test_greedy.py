@@ -1,0 +1,87 @@
+"""Greedy output equals transformers' token for token, whatever a request is batched with and however it is computed."""
+
+import random
+
+import pytest
+import torch
+
+from frame.core.testing.checkpoints import FAMILIES, make_checkpoint
+
+NUM_TOKENS = 20
+PROMPT_LENGTHS = (60, 3, 33, 1, 17, 48)
+
+
+def make_prompts():
+    draw = random.Random(7)
+    return [draw.choices(range(3, 512), k=length) for length in PROMPT_LENGTHS]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request, tmp_path_factory):
+    """(folder, what transformers continues each prompt with)"""
+    from transformers import AutoModelForCausalLM
+
+    folder = make_checkpoint(tmp_path_factory.mktemp("greedy"), request.param)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    continuations = []
+    for prompt in make_prompts():
+        ids = list(prompt)
+        with torch.inference_mode():
+            for _ in range(NUM_TOKENS):
+                ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        continuations.append(ids[len(prompt) :])
+    return folder, continuations
+
+
+def make_llm(folder, **arguments):
+    from frame import LLM
+
+    # the variants that stretch with the served length equal transformers within the trained length
+    arguments = {"max_model_len": 128, "num_gpu_blocks_override": 400, **arguments}
+    return LLM(model=str(folder), dtype="float32", skip_tokenizer_init=True, **arguments)
+
+
+def generate(llm, prompts):
+    from frame import SamplingParams
+
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts],
+        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False),
+        use_tqdm=False,
+    )
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_alone_then_together_then_from_the_prefix_cache(checkpoint):
+    folder, expected = checkpoint
+    llm = make_llm(folder)
+    prompts = make_prompts()
+    assert generate(llm, prompts[:1]) == expected[:1]
+    assert generate(llm, prompts) == expected
+    assert generate(llm, prompts) == expected
+    shared = prompts[0] + expected[0][:10]
+    assert generate(llm, [shared])[0][:10] == expected[0][10:]
+    llm.shutdown()
+
+
+def test_in_chunks_and_without_prefix_cache(checkpoint):
+    folder, expected = checkpoint
+    llm = make_llm(folder, max_num_batched_tokens=13, max_num_seqs=4, enable_prefix_caching=False)
+    assert generate(llm, make_prompts()) == expected
+    llm.shutdown()
+
+
+def test_after_preemption(checkpoint):
+    folder, expected = checkpoint
+    llm = make_llm(folder, num_gpu_blocks_override=24, block_size=8, max_model_len=88, enable_prefix_caching=False)
+    # twice the requests and no shared blocks, so that windowed models run out of blocks too
+    assert generate(llm, make_prompts() * 2) == expected * 2
+    assert llm.llm_engine.engine.stats().preemptions > 0
+    llm.shutdown()
+
+
+def test_sync_scheduling(checkpoint):
+    folder, expected = checkpoint
+    llm = make_llm(folder, async_scheduling=False)
+    assert generate(llm, make_prompts()) == expected
+    llm.shutdown()
