@@ -19,4 +19,12 @@ def frame_attention_backends() -> list[Provider]:
             preference=10,
             aliases=("TORCH_SDPA", "CPU_ATTN"),
         ),
+        Provider(
+            "triton",
+            f"{_HERE}.triton:TritonAttention",
+            api=">=0.1,<0.2",
+            summary="Triton kernels for CUDA; one for mixed batches, one for decoding",
+            preference=20,
+            aliases=("TRITON_ATTN",),
+        ),
     ]

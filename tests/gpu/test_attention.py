@@ -1,0 +1,140 @@
+"""The Triton backend against the reference: on a GPU, and under the interpreter through tests/kernels."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from frame.core.ops import Ops
+from frame.plugins.attention.triton import TritonAttention
+from tests.plugins.attention.batches import check, make_case, run, spec_of
+
+pytestmark = pytest.mark.gpu
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+MIXED = [(0, 1), (5, 1), (0, 7), (70, 5), (3, 1), (30, 2), (0, 33)]
+DECODES = [(0, 1), (90, 1), (3, 1), (31, 1)]
+FEATURES = {
+    "plain": {},
+    "window": {"window": 6},
+    "soft cap": {"soft_cap": 3.0},
+    "sinks": {"sinks": True},
+    "alibi": {"alibi": True},
+    "all": {"window": 40, "soft_cap": 3.0, "sinks": True, "alibi": True},
+}
+# float32 on a GPU sums in another order than the reference; half precision rounds probabilities before the product.
+CLOSE = {torch.float32: 1e-5 if INTERPRETED else 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+
+
+def layer_spec(**changes):
+    return spec_of(device_type=DEVICE, **changes)
+
+
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+@pytest.mark.parametrize("rows", [MIXED, DECODES], ids=["mixed", "decode"])
+def test_features_equal_the_reference(features: dict, rows: list) -> None:
+    check(TritonAttention, make_case(TritonAttention, layer_spec(**features), rows), CLOSE[torch.float32], 1e-4)
+
+
+@pytest.mark.parametrize("rows", [MIXED, DECODES], ids=["mixed", "decode"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype, rows: list) -> None:
+    if TritonAttention.supports(layer_spec(dtype=dtype)):
+        pytest.skip("the interpreter cannot multiply bfloat16")
+    check(TritonAttention, make_case(TritonAttention, layer_spec(dtype=dtype), rows), CLOSE[dtype], CLOSE[dtype])
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (7, 1), (6, 2)])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 1), (24, 3), (256, 16)])
+def test_head_sizes_groups_and_pages(heads: tuple[int, int], head_dim: int, block_size: int) -> None:
+    spec = layer_spec(num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, block_size=block_size, scale=0.1)
+    check(TritonAttention, make_case(TritonAttention, spec, [(0, 1), (20, 3), (0, 18)]), CLOSE[torch.float32], 1e-4)
+    check(TritonAttention, make_case(TritonAttention, spec, DECODES[:3]), CLOSE[torch.float32], 1e-4)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4, 8])
+@pytest.mark.parametrize("features", [FEATURES["plain"], FEATURES["all"]], ids=["plain", "all"])
+def test_any_number_of_splits_gives_the_same_result(
+    splits: int, features: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: splits)
+    case = make_case(TritonAttention, layer_spec(**features), [(90, 1), (0, 1), (200, 1)])
+    check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
+
+
+@pytest.mark.parametrize("rows", [MIXED, DECODES], ids=["mixed", "decode"])
+def test_padding_is_skipped_and_finite(rows: list) -> None:
+    case = make_case(TritonAttention, layer_spec(), rows, padding_tokens=5, padding_rows=3)
+    check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
+
+
+def test_padding_rows_may_own_a_token() -> None:
+    case = make_case(TritonAttention, layer_spec(), DECODES, padding_tokens=2, padding_rows=2)
+    batch = case.batch
+    batch.host_query_lens[-2:] = 1
+    batch.query_start[-2:] += torch.tensor([1, 2], dtype=torch.int32, device=DEVICE)
+    out, _ = run(TritonAttention, case)
+    assert torch.isfinite(out).all()
+    assert (out[-2:] == 0).all()
+
+
+def test_blocks_may_lie_apart_in_memory() -> None:
+    case = make_case(TritonAttention, layer_spec(), MIXED, page_slack=24)
+    check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
+
+
+def test_a_query_that_is_a_view_of_a_projection() -> None:
+    case = make_case(TritonAttention, layer_spec(), MIXED)
+    joined = torch.cat((case.query, case.key, case.value), dim=1)
+    query, key, value = joined.split([4, 2, 2], dim=1)
+    check(TritonAttention, replace(case, query=query, key=key, value=value), CLOSE[torch.float32], 1e-4)
+
+
+def test_write_kv_is_exact_and_skips_negative_slots() -> None:
+    from frame.kernels.attention import write_kv
+
+    draw = torch.Generator().manual_seed(5)
+    key, value = (torch.randn(20, 3, 24, generator=draw).to(DEVICE) for _ in range(2))
+    slots = torch.randperm(6 * 5, generator=draw)[:20]
+    slots[::6] = -1
+    got, want = (torch.full((2, 6, 5, 3, 24), 7.0, device=DEVICE) for _ in range(2))
+    write_kv(key, value, got, slots.to(DEVICE))
+    Ops.write_kv(key, value, want, slots.to(DEVICE))
+    assert torch.equal(got, want)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter's products come from a library that promises no fixed order")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+def test_deterministic_bits_depend_on_the_row_alone(features: dict, dtype: torch.dtype) -> None:
+    """A prompt of 300 tokens: at once, in chunks, and its last token decoded among others."""
+    spec = layer_spec(dtype=dtype, deterministic=True, head_dim=64, **features)
+    whole = make_case(TritonAttention, spec, [(0, 300)])
+    want, cache = run(TritonAttention, whole)
+    for first, last in itertools.pairwise([0, 20, 21, 64, 131, 299, 300]):
+        rows = 5 if last - first == 1 else 1
+        part = slice(first, last)
+        repeat = np.full(rows, last - first, dtype=np.int32)
+        batch = replace(
+            whole.batch,
+            num_tokens=rows * (last - first),
+            query_start=torch.arange(rows + 1, dtype=torch.int32, device=DEVICE) * (last - first),
+            seq_lens=torch.full((rows,), last, dtype=torch.int32, device=DEVICE),
+            block_table=whole.batch.block_table.expand(rows, -1).contiguous(),
+            slot_mapping=whole.batch.slot_mapping[part].repeat(rows),
+            host_query_lens=repeat,
+            host_seq_lens=np.full(rows, last, dtype=np.int32),
+        )
+        pieces = [x[part].repeat(rows, 1, 1) for x in (whole.query, whole.key, whole.value)]
+        got, _ = run(
+            TritonAttention,
+            replace(whole, batch=batch, query=pieces[0], key=pieces[1], value=pieces[2], cache=cache),
+        )
+        for row in got.split(last - first):
+            assert torch.equal(row, want[part]), (first, last)
