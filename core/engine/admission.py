@@ -63,6 +63,7 @@ class Admission:
             hit = kv.find_hit(request)
             found, later = self._lifecycle.transfers.match(request, hit.num_tokens)
             if found is None:
+                draft.undecided = True
                 return True
             external = found
         num_computed = request.num_loaded or hit.num_tokens + external
@@ -79,8 +80,7 @@ class Admission:
         if count == 0:
             return False
         self._note_cached(request, hit, num_computed)
-        if external:
-            self._lifecycle.transfers.allocated(request, external)
+        self._lifecycle.transfers.allocated(request, num_computed, external)
         self._enter(draft, request, num_computed, count)
         return True
 
@@ -90,7 +90,7 @@ class Admission:
             return False
         self._note_cached(request, hit, num_computed)
         request.num_loaded = num_computed
-        lifecycle.transfers.allocated(request, external)
+        lifecycle.transfers.allocated(request, num_computed, external)
         lifecycle.load(request)
         draft.loads.append(request)
         return True

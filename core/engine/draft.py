@@ -35,6 +35,7 @@ class StepDraft:
     loads: list[Request] = field(default_factory=list)
     publications: dict[int, list[Publication]] = field(default_factory=dict)  # by slot
     preempted: bool = False
+    undecided: bool = False  # the connector wants to be asked about a request again
     num_partial: int = 0  # prompts that stay partly computed after this step
     num_long_partial: int = 0
     _grown: list[tuple[int, int, int, list[int]]] = field(default_factory=list)  # slot, group, offset, block ids

@@ -73,6 +73,11 @@ class KVCache:
         # one state block is overwritten in place, so it cannot stand for a prefix
         self.caches_prefixes = enable_prefix_caching and bool(self._growing) and not self._states
 
+    @property
+    def holds_states(self) -> bool:
+        """Whether some layers keep a running state, so that no prefix can be taken over from elsewhere."""
+        return bool(self._states)
+
     def capacity(self, request: Request) -> int:
         """Tokens that the blocks it has cover."""
         return len(request.blocks[self._growing[0]]) * self.block_size if self._growing else request.max_len
@@ -143,8 +148,11 @@ class KVCache:
 
     def extend(self, request: Request, num_computed: int, total: int, *, reserve: int = 0) -> bool:
         """Adds blocks up to `total` tokens after giving back those that no later token needs; False without room."""
-        self._trim(request, num_computed)
-        needed = sum(self._missing(g, len(request.blocks[g]), num_computed, total) for g in self._growing)
+        if self._windowed:
+            self._trim(request, num_computed)
+            needed = sum(self._missing(g, len(request.blocks[g]), num_computed, total) for g in self._growing)
+        else:
+            needed = len(self._whole) * -(-total // self.block_size) - sum(len(request.blocks[g]) for g in self._whole)
         if needed + reserve > self.pool.num_free:
             return False
         self._grow(request, num_computed, total)

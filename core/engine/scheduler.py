@@ -129,7 +129,7 @@ class Scheduler:
         if not draft.preempted:
             self._admission.admit(draft)
         lifecycle = self._lifecycle
-        if not draft.counts.any() and not self.has_transfers():
+        if not (draft.counts.any() or draft.undecided or self.has_transfers()):
             return None
         launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
         lifecycle.removed_slots, lifecycle.finished_ids = [], []

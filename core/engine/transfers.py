@@ -20,7 +20,7 @@ class Transfers:
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
         """(tokens that can be loaded past `num_computed`, whether later); None: ask again in a later step."""
-        if not self.active or not request.use_connector:
+        if not self.active or not request.use_connector or self._kv.holds_states:
             return 0, False
         size = self._kv.block_size
         count, later = self.connector.matched_tokens(self._view(request), num_computed)
@@ -29,10 +29,11 @@ class Transfers:
         count = min(count, (request.num_tokens - 1) // size * size - num_computed) // size * size
         return (count, later) if count > 0 else (0, False)
 
-    def allocated(self, request: Request, num_external: int) -> None:
-        """The request has blocks whose last `num_external` computed tokens are to be loaded."""
-        if self.active:
-            self.connector.allocated(self._view(request), request.blocks, num_external)
+    def allocated(self, request: Request, num_computed: int, num_external: int) -> None:
+        """The request has blocks for `num_computed` tokens, of which the last `num_external` are to be loaded."""
+        if self.active and num_external:
+            count = num_computed // self._kv.block_size
+            self.connector.allocated(self._view(request), [table[:count] for table in request.blocks], num_external)
 
     def finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         """(whether the blocks must be held, parameters for the response); called once a request."""

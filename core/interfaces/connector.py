@@ -52,7 +52,11 @@ class ConnectorScheduler(ABC):
         """
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
-        """Blocks [group][i] now belong to the request; the last `num_external` computed tokens are to be loaded."""
+        """Blocks [group][i] now hold the request's computed tokens, the last `num_external` of which are to be loaded.
+
+        Block 0 stands where a window needs none. Blocks for the tokens that the step computes are not among them: the
+        plan's `added` and `appends` name those.
+        """
 
     def build_message(self, plan: StepPlan) -> bytes:
         """The message for the worker side for this step; must not change `plan`; resets per-step state."""

@@ -7,20 +7,25 @@ function of that prefix, so any mistake that the checks miss still changes the o
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+
 from frame.core.config.tree import FrameConfig
 from frame.core.engine.scheduler import Scheduler
 from frame.core.interfaces.connector import NullConnectorScheduler
 from frame.core.interfaces.engine import EngineOutput, EngineRequest
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
 from frame.core.interfaces.sampling import SamplingParams
-from frame.core.interfaces.step import LogprobRows, StepPlan, StepResult, TransferReport
+from frame.core.interfaces.step import LogprobRows, StepPlan, StepResult
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.plugins.schedulers.priority import PriorityPolicy
 
 VOCAB = 12
+BAD = -1  # the fingerprint of an entry that was never written properly
+GARBAGE = 99  # the token that comes of reading one
 SPEC = {"num_kv_heads": 1, "head_dim": 8, "dtype": "float32"}
 
 
@@ -74,6 +79,7 @@ class Resident:
     num_computed: int
     tables: list[list[int]]
     prompt_logprobs: bool = False
+    spoiled: bool = False
 
 
 @dataclass
@@ -83,15 +89,20 @@ class FakeWorker:
     strict: bool = True  # False when failed steps may repeat removals
     slots: dict[int, Resident] = field(default_factory=dict)
     memory: dict[int, dict[int, tuple[int, int, int]]] = field(default_factory=dict)  # block → offset → entry
+    transfer: Any = None  # a FakeTransferWorker
     unanswered: list[StepPlan] = field(default_factory=list)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, *, spoiled: bool = False) -> StepResult:
+        """Runs a step; a `spoiled` one (its answer will be an error) leaves garbage in all that it writes."""
         self._change_state(plan)
+        if self.transfer is not None:
+            self.transfer.begin_step(plan.extras.get("connector", b""))
         rows = [(self.slots[slot], n) for slot, n in zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True)]
         assert len({id(resident) for resident, _ in rows}) == len(rows)
         for (resident, n), computed in zip(rows, plan.num_computed.tolist(), strict=True):
             assert computed == resident.num_computed, (resident.request_id, computed, resident.num_computed)
             assert computed + n <= len(resident.tokens), "a token that does not exist is computed"
+            resident.spoiled |= spoiled
             self._write(resident, computed, n)
         tokens = np.full((len(rows), 1), -1, np.int32)
         counts = np.zeros(len(rows), np.int32)
@@ -109,12 +120,13 @@ class FakeWorker:
                     token_ids=ids[:, None], logprobs=-ids[:, None].astype(np.float32), ranks=np.ones(len(ids), np.int32)
                 )
             if samples:
-                token = draw(resident.prints[-1], resident.seed)
+                token = GARBAGE if resident.spoiled else draw(resident.prints[-1], resident.seed)
                 resident.tokens.append(token)
                 resident.prints.append(chain(resident.prints[-1], token))
                 tokens[row], counts[row] = token, 1
         self.unanswered.append(plan)
-        return StepResult(step=plan.step, token_ids=tokens, num_tokens=counts, prompt_logprobs=prompts)
+        report = None if self.transfer is None else self.transfer.end_step(plan.finished_ids)
+        return StepResult(step=plan.step, token_ids=tokens, num_tokens=counts, prompt_logprobs=prompts, transfer=report)
 
     def answered(self, plan: StepPlan) -> None:
         self.unanswered.remove(plan)
@@ -156,7 +168,7 @@ class FakeWorker:
             for position in range(start, start + n):
                 block = resident.tables[group][position // size]
                 assert block != 0, "a token is written to the null block"
-                entry = (group, position, resident.prints[position])
+                entry = (group, position, BAD if resident.spoiled else resident.prints[position])
                 self.memory.setdefault(block, {})[position % size] = entry
 
     def _check_reads(self, resident: Resident, n: int) -> None:
@@ -167,9 +179,17 @@ class FakeWorker:
                 block = resident.tables[index][position // size]
                 assert block != 0, f"{resident.request_id} needs position {position}, whose block was given back"
                 entry = self.memory.get(block, {}).get(position % size)
+                if entry == (index, position, BAD):
+                    self._spoil(resident, start, n)
+                    return
                 assert entry == (index, position, resident.prints[position]), (
                     f"{resident.request_id} reads {entry} at position {position} of group {index}"
                 )
+
+    def _spoil(self, resident: Resident, start: int, n: int) -> None:
+        """It read what a failed load or step left, so all that it computes is wrong from now on."""
+        resident.spoiled = True
+        self._write(resident, start, n)
 
 
 def make_layout(num_blocks: int, block_size: int = 4, windows: tuple[int | None, ...] = (None,)) -> KVLayout:
@@ -188,7 +208,7 @@ def make_config(**flat: object) -> FrameConfig:
     """A configuration from leaf names."""
     sections: dict[str, dict[str, object]] = {}
     for name, value in flat.items():
-        home = next(s for s, f in FrameConfig.model_fields.items() if name in getattr(f.default, "__class__").model_fields)
+        home = next(s for s, f in FrameConfig.model_fields.items() if name in getattr(f.annotation, "model_fields", ()))
         sections.setdefault(home, {})[name] = value
     return FrameConfig.model_validate(sections)
 
@@ -217,7 +237,7 @@ class Simulation:
         layout: KVLayout,
         max_model_len: int = 64,
         max_in_flight: int = 2,
-        connector: object = None,
+        connector: Any = None,
         priority: bool = False,
         **flat: object,
     ) -> None:
@@ -235,16 +255,18 @@ class Simulation:
             max_in_flight=max_in_flight,
         )
         self.worker = FakeWorker(layout, self.config.scheduler.max_num_seqs)
+        if connector is not None:
+            self.worker.transfer = connector.attach(self.worker.memory)
         self.in_flight: list[tuple[StepPlan, StepResult]] = []
         self.plans: list[StepPlan] = []
         self.outputs: dict[str, list[EngineOutput]] = {}
-        self.transfers: list[TransferReport] = []
+        self.broken: set[int] = set()  # steps that raise
 
     def add(self, request: EngineRequest) -> None:
         self.scheduler.add(request)
         self.outputs[request.request_id] = []
 
-    def launch(self) -> StepPlan | None:
+    def launch(self, *, breaks: bool = False) -> StepPlan | None:
         plan = self.scheduler.schedule()
         if plan is not None:
             limits = self.config.scheduler
@@ -252,14 +274,18 @@ class Simulation:
             assert len(plan.slots) <= limits.max_num_seqs
             assert len(self.in_flight) < self.max_in_flight
             self.plans.append(plan)
-            self.in_flight.append((plan, self.worker.execute(plan)))
+            if breaks:
+                self.broken.add(plan.step)
+                self.worker.strict = False
+            self.in_flight.append((plan, self.worker.execute(plan, spoiled=breaks)))
+            self.check_references()
         return plan
 
     def answer(self) -> list[EngineOutput]:
         plan, result = self.in_flight.pop(0)
         self.worker.answered(plan)
-        if self.transfers:
-            result.transfer = self.transfers.pop(0)
+        if plan.step in self.broken:
+            return self.collect(self.scheduler.fail(plan, "the step broke"))
         return self.collect(self.scheduler.update(plan, result))
 
     def collect(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
@@ -298,6 +324,17 @@ class Simulation:
         assert self.tokens(request.request_id) == tokens
         assert self.reason(request.request_id) == reason
 
+    def check_references(self) -> None:
+        """Every reference in the pool is an entry of some request's table."""
+        lifecycle, pool = self.scheduler._lifecycle, self.scheduler._kv.pool
+        owners = [*lifecycle.requests.values(), *lifecycle._draining.values()]
+        owners += [*lifecycle.held.values(), *lifecycle.loading.values()]
+        held = Counter(
+            block for owner in {id(o): o for o in owners}.values() for table in owner.blocks for block in table if block
+        )
+        assert all(pool.references(block) == held[block] for block in range(1, pool.num_blocks))
+        assert pool.num_free == pool.num_blocks - 1 - len(held)
+
     def check_quiet(self) -> None:
         """Nothing is held at rest."""
         pool, batch = self.scheduler._kv.pool, self.scheduler._batch
@@ -307,4 +344,6 @@ class Simulation:
         assert batch.slots.num_retired == 0
         assert len(batch) == 0
         assert not self.scheduler._lifecycle._draining
+        assert not self.scheduler._lifecycle.held
+        assert not self.scheduler._lifecycle.loading
         assert not self.scheduler._launched

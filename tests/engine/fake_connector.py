@@ -1,0 +1,132 @@
+"""A KV connector over a dictionary: block hash → fingerprints. Loads may be late, fail, and saves may hold blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from frame.core.interfaces.connector import ConnectorScheduler, RequestView
+from frame.core.interfaces.kv import KVLayout
+from frame.core.interfaces.step import StepPlan, TransferReport
+from tests.engine.fake_worker import BAD
+
+
+class Load(msgspec.Struct):
+    """Blocks [group][i] of a request from block index `first` on; `prints[i]` are their fingerprints."""
+
+    request_id: str
+    first: int
+    blocks: list[list[int]]
+    prints: list[list[int]]
+    later: bool
+
+
+@dataclass
+class FakeTransferWorker:
+    """Does loads at once (late ones: two steps later) and lets sends take two steps."""
+
+    memory: dict[int, dict[int, tuple[int, int, int]]]
+    layout: KVLayout
+    failing: set[int]  # load numbers whose last block does not arrive
+    loads: int = 0
+    waiting: list[tuple[int, Load]] = field(default_factory=list)
+    sending: dict[str, int] = field(default_factory=dict)
+    step: int = 0
+    failed: list[int] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)
+
+    def begin_step(self, message: bytes) -> None:
+        self.step += 1
+        for load in msgspec.msgpack.decode(message, type=list[Load]) if message else ():
+            if load.later:
+                self.waiting.append((self.step + 2, load))
+            else:
+                self._do(load)
+        for due, load in list(self.waiting):
+            if due <= self.step:
+                self.waiting.remove((due, load))
+                self._do(load)
+                self.received.append(load.request_id)
+
+    def _do(self, load: Load) -> None:
+        fails = self.loads in self.failing
+        self.loads += 1
+        size = self.layout.block_size
+        for group, table in enumerate(load.blocks):
+            for i, prints in enumerate(load.prints):
+                block = table[load.first + i]
+                bad = fails and i == len(load.prints) - 1
+                if bad and block:
+                    self.failed.append(block)
+                for offset, fingerprint in enumerate(prints):
+                    position = (load.first + i) * size + offset
+                    if block:
+                        self.memory.setdefault(block, {})[offset] = (group, position, BAD if bad else fingerprint)
+
+    def end_step(self, finished: Sequence[str]) -> TransferReport:
+        sent = [name for name, due in self.sending.items() if due <= self.step]
+        for name in sent:
+            del self.sending[name]
+        for name in finished:
+            self.sending[name] = self.step + 2
+        report = TransferReport(sent=sent, received=self.received, failed_blocks=self.failed)
+        self.received, self.failed = [], []
+        return report
+
+
+class FakeConnector(ConnectorScheduler):
+    def __init__(
+        self, *, layout: KVLayout, later: bool = False, hold: bool = False, failing: Sequence[int] = (), shy: int = 0
+    ) -> None:
+        super().__init__(config=None, layout=layout)
+        self.store: dict[bytes, list[int]] = {}
+        self.later, self.hold, self.failing, self.shy = later, hold, set(failing), shy
+        self.ended: list[str] = []
+        self.messages: list[Load] = []
+        self.worker: FakeTransferWorker | None = None
+
+    def attach(self, memory: dict[int, dict[int, tuple[int, int, int]]]) -> FakeTransferWorker:
+        self.memory = memory
+        self.worker = FakeTransferWorker(memory, self.layout, self.failing)
+        return self.worker
+
+    def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        if self.shy:
+            self.shy -= 1
+            return None, False
+        size = self.layout.block_size
+        count = 0
+        for block_hash in request.block_hashes[num_computed // size :]:
+            if block_hash not in self.store:
+                break
+            count += size
+        return count, self.later and count > 0
+
+    def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
+        last = max(len(table) for table in block_ids)
+        first = last - num_external // self.layout.block_size
+        prints = [self.store[block_hash] for block_hash in request.block_hashes[first:last]]
+        tables = [list(table) for table in block_ids]
+        self.messages.append(Load(request.request_id, first, tables, prints, self.later))
+
+    def build_message(self, plan: StepPlan) -> bytes:
+        message = msgspec.msgpack.encode(self.messages) if self.messages else b""
+        self.messages = []
+        return message
+
+    def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        assert request.request_id not in self.ended, "finished() came twice"
+        self.ended.append(request.request_id)
+        size = self.layout.block_size
+        for index, block_hash in enumerate(request.block_hashes):
+            if index >= len(block_ids[0]) or not block_ids[0][index]:
+                break
+            entries = self.memory.get(block_ids[0][index], {})
+            prints = [entries.get(offset, (0, 0, BAD)) for offset in range(size)]
+            if any(entry[2] == BAD or entry[1] != index * size + offset for offset, entry in enumerate(prints)):
+                break
+            self.store[block_hash] = [entry[2] for entry in prints]
+        return self.hold, {"remote": request.request_id} if self.hold else None

@@ -1,0 +1,192 @@
+"""Random lives of requests against an undisturbed run: same tokens, no leak, no wrong block, whatever happens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from frame.core.interfaces.sampling import SamplingParams
+from tests.engine.fake_connector import FakeConnector
+from tests.engine.fake_worker import GARBAGE, VOCAB, Simulation, expected, make_layout, make_request
+
+MAX_LEN = 40
+
+setups = st.fixed_dictionaries(
+    {
+        "windows": st.sampled_from([(None,), (None, 6), (5,), (None, 3, 9), (8, 8)]),
+        "block_size": st.sampled_from([1, 2, 4]),
+        "roominess": st.sampled_from([1.0, 1.3, 2.0, 6.0]),
+        "max_in_flight": st.integers(1, 3),
+        "priority": st.booleans(),
+        "max_num_seqs": st.sampled_from([1, 2, 4, 8]),
+        "max_num_batched_tokens": st.sampled_from([1, 3, 8, 40, 64]),
+        "enable_prefix_caching": st.booleans(),
+        "enable_chunked_prefill": st.booleans(),
+        "max_num_partial_prefills": st.integers(1, 3),
+        "long_prefill_token_threshold": st.sampled_from([0, 0, 4]),
+    }
+)
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(["add"] * 3 + ["abort", "reset"] + ["launch"] * 6 + ["answer"] * 6), st.integers(0, 2**32 - 1)
+    ),
+    max_size=150,
+)
+
+
+def examples(count: int) -> settings:
+    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+
+
+def simulate(setup: dict, connector: dict | None = None) -> Simulation:
+    setup = dict(setup)
+    windows, size, roominess = setup.pop("windows"), setup.pop("block_size"), setup.pop("roominess")
+    num_blocks = int(len(windows) * (-(-MAX_LEN // size)) * roominess) + 1
+    layout = make_layout(num_blocks, size, windows)
+    made = None if connector is None else FakeConnector(layout=layout, **connector)
+    return Simulation(layout=layout, max_model_len=MAX_LEN, connector=made, **setup)
+
+
+def random_request(number: int, rng: random.Random):
+    shared = rng.choice([[1] * 30, [2, 3] * 15, [4, 5, 6] * 10])
+    length = rng.randrange(1, 32)
+    own = rng.randrange(0, length + 1)
+    prompt = shared[: length - own] + [rng.randrange(VOCAB) for _ in range(own)]
+    prompt += [rng.randrange(VOCAB)] * (length - len(prompt))
+    max_tokens = rng.randrange(1, 14)
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=rng.randrange(0, max_tokens + 1),
+        stop_token_ids=[rng.randrange(VOCAB)] if rng.random() < 0.3 else None,
+        ignore_eos=rng.random() < 0.3,
+        prompt_logprobs=1 if rng.random() < 0.1 else None,
+    )
+    return make_request(
+        f"r{number}",
+        prompt,
+        max_tokens,
+        eos=(7,),
+        params=params,
+        seed=rng.randrange(3),
+        priority=rng.randrange(3),
+        arrival=float(number),
+        output_ids=[rng.randrange(VOCAB) for _ in range(rng.randrange(0, 3))] if rng.random() < 0.1 else [],
+    )
+
+
+class Life:
+    """Applies operations to a simulation and remembers what was added and aborted."""
+
+    def __init__(self, sim: Simulation, breaks: float = 0.0) -> None:
+        self.sim, self.breaks = sim, breaks
+        self.requests: dict[str, object] = {}
+        self.aborted: set[str] = set()
+
+    def apply(self, operation: str, seed: int) -> None:
+        sim, rng = self.sim, random.Random(seed)
+        if operation == "add" and len(self.requests) < 40:
+            request = random_request(len(self.requests), rng)
+            try:
+                sim.add(request)
+            except ValueError:
+                return
+            self.requests[request.request_id] = request
+        elif operation == "abort" and self.requests:
+            name = rng.choice(list(self.requests))
+            self.aborted |= {output.request_id for output in sim.collect(sim.scheduler.abort([name]))}
+        elif operation == "reset":
+            sim.scheduler.reset_prefix_cache(rng.random() < 0.7)
+        elif operation == "launch":
+            if len(sim.in_flight) < sim.max_in_flight:
+                sim.launch(breaks=rng.random() < self.breaks)
+        elif operation == "answer" and sim.in_flight:
+            sim.answer()
+
+    def check(self) -> None:
+        self.sim.run()
+        for name, request in self.requests.items():
+            tokens = self.sim.tokens(name)
+            assert GARBAGE not in tokens
+            if name in self.aborted:
+                assert self.sim.reason(name) == "abort"
+            elif self.breaks == 0.0 or self.sim.reason(name) != "error":
+                self.sim.check(request)
+            assert tokens == expected(request, MAX_LEN)[0][: len(tokens)]
+            self.check_prompt_logprobs(request, self.sim.reason(name) in ("stop", "length"))
+
+    def check_prompt_logprobs(self, request, complete: bool) -> None:
+        if request.params.prompt_logprobs is None:
+            return
+        outputs = self.sim.outputs[request.request_id]
+        seen = [i for o in outputs if o.prompt_logprobs is not None for i in o.prompt_logprobs.token_ids[:, 0].tolist()]
+        wanted = request.prompt_ids.tolist()[1:]
+        assert seen == (wanted if complete else wanted[: len(seen)])
+
+
+@examples(120)
+@given(setup=setups, script=operations)
+def test_every_request_gets_the_tokens_of_an_undisturbed_run(setup, script):
+    life = Life(simulate(setup))
+    for operation, seed in script:
+        life.apply(operation, seed)
+    life.check()
+
+
+@examples(60)
+@given(setup=setups, script=operations)
+def test_a_broken_step_ends_its_own_requests_and_spoils_no_other(setup, script):
+    life = Life(simulate(setup), breaks=0.15)
+    for operation, seed in script:
+        life.apply(operation, seed)
+    life.check()
+
+
+connectors = st.fixed_dictionaries(
+    {
+        "later": st.booleans(),
+        "hold": st.booleans(),
+        "failing": st.lists(st.integers(0, 12), max_size=6),
+        "shy": st.integers(0, 3),
+    }
+)
+
+
+@examples(80)
+@given(setup=setups, connector=connectors, script=operations)
+def test_loads_and_holds_change_no_token_and_leak_no_block(setup, connector, script):
+    life = Life(simulate(setup, connector))
+    for operation, seed in script:
+        life.apply(operation, seed)
+    life.check()
+    assert sorted(life.sim.scheduler._transfers.connector.ended) == sorted(life.requests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, 4000, 500))
+def test_thousands_of_random_lives(start):
+    for seed in range(start, start + 500):
+        rng = random.Random(seed)
+        setup = {
+            "windows": rng.choice([(None,), (None, 6), (5,), (None, 3, 9), (8, 8)]),
+            "block_size": rng.choice([1, 2, 4]),
+            "roominess": rng.choice([1.0, 1.3, 2.0, 6.0]),
+            "max_in_flight": rng.randrange(1, 4),
+            "max_num_seqs": rng.choice([1, 2, 4, 8]),
+            "max_num_batched_tokens": rng.choice([1, 3, 8, 40, 64]),
+            "enable_prefix_caching": rng.random() < 0.7,
+            "enable_chunked_prefill": rng.random() < 0.8,
+            "max_num_partial_prefills": rng.randrange(1, 4),
+            "long_prefill_token_threshold": rng.choice([0, 4]),
+        }
+        connector = None
+        if rng.random() < 0.5:
+            failing = [rng.randrange(12) for _ in range(rng.randrange(5))]
+            connector = {"later": rng.random() < 0.5, "hold": rng.random() < 0.5, "failing": failing, "shy": 2}
+        life = Life(simulate(setup, connector), breaks=0.0 if connector else rng.choice([0.0, 0.1]))
+        names = ["add"] * 3 + ["abort", "reset"] + ["launch"] * 6 + ["answer"] * 6
+        for _ in range(200):
+            life.apply(rng.choice(names), rng.randrange(2**32))
+        life.check()
