@@ -61,20 +61,15 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
     """
     folder = find_folder(config.model.model, config.model.revision)
     hf = merge(_read_json(folder / "config.json", "a checkpoint has one"), config.model.hf_overrides)
+    architecture = _architecture(hf, folder)
     text = _text_part(hf, folder)
-    architectures = hf.get("architectures") or text.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise ConfigError(
-            f"{folder / 'config.json'} names no architecture; "
-            'give one with --hf-overrides \'{"architectures": ["LlamaForCausalLM"]}\''
-        )
     model_max_len = derive_max_model_len(text)
     stored = _read_optional(folder / "generation_config.json")
     return Checkpoint(
         folder=folder,
         hf=hf,
         text=text,
-        architecture=architectures[0],
+        architecture=architecture,
         vocab_size=_positive(text, "vocab_size", folder),
         max_model_len=_max_model_len(config.model.max_model_len, model_max_len, folder),
         model_max_len=model_max_len,
@@ -140,6 +135,16 @@ def _read_json(path: Path, needed: str) -> dict[str, Any]:
 
 def _read_optional(path: Path) -> dict[str, Any]:
     return _read_json(path, "") if path.exists() else {}
+
+
+def _architecture(hf: Mapping[str, Any], folder: Path) -> str:
+    names = hf.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ConfigError(
+            f"{folder / 'config.json'} names no architecture; "
+            'give one with --hf-overrides \'{"architectures": ["LlamaForCausalLM"]}\''
+        )
+    return names[0]
 
 
 def _text_part(hf: dict[str, Any], folder: Path) -> dict[str, Any]:
