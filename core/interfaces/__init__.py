@@ -13,7 +13,7 @@ _HOMES = {
     "wire": ("decode", "encode"),
     "kv": ("ChunkedKV", "CrossKV", "FullKV", "KVGroup", "KVLayout", "KVSpec", "LatentKV", "SlidingKV", "StateKV"),
     "sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
-    "step": ("BlockAppend", "LogprobRows", "NewRequest", "StepPlan", "StepResult", "TransferReport"),
+    "step": ("BlockAppend", "LogprobRows", "NewRequest", "StepPlan", "StepResult", "TokenMasks", "TransferReport"),
     "engine": ("EngineOutput", "EngineRequest", "EngineStats", "FinishReason"),
     "client": ("EngineClient", "EngineCore", "EngineDeadError", "EngineInfo"),
     "platform": (
@@ -29,7 +29,9 @@ _HOMES = {
     "scheduling": ("Schedulable", "SchedulerPolicy"),
     "loader": ("LazyTensor", "WeightLoader"),
     "logits": ("LogitsProcessor",),
-    "endpoint": ("Command", "Endpoint"),
+    "batch_logits": ("AdapterLogitsProcessor", "BatchLogitsProcessor", "BatchUpdate", "MoveDirectionality"),
+    "endpoint": ("Command", "Endpoint", "RequestError", "Serving"),
+    "schema": ("BoundedModel", "Limits", "SamplingFields"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -46,6 +46,9 @@ class EngineCore(Protocol):
     def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
         """Control methods by name: reset_prefix_cache, start_profile, stop_profile, sleep, wake_up, worker (RPC)."""
 
+    def check(self) -> None:
+        """Raises `RuntimeError` when the engine can serve no more, for example because a worker is dead."""
+
     def close(self) -> None:
         """Frees the device and stops workers. May be called twice."""
 

@@ -4,10 +4,95 @@ from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter
+    from fastapi import APIRouter, Request, Response
+
+    from .engine import EngineStats
+    from .sampling import SamplingParams
+    from .schema import BoundedModel, Limits, SamplingFields
+
+    M = TypeVar("M", bound=BoundedModel)
+
+T = TypeVar("T")
+
+
+class RequestError(Exception):
+    """Ends a request with an HTTP status and one sentence; `param` names the field at fault, `code` is for programs."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class Serving(Protocol):
+    """What the HTTP host gives to endpoints: the models, the front, and the rules that every route shares.
+
+    What needs the engine raises `RequestError` 503 until it was ready once. `model_names` are the served names,
+    `created` is the start of the process in Unix seconds, `fingerprint` names version and configuration.
+    """
+
+    model_names: list[str]
+    created: int
+    fingerprint: str
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of request fields."""
+
+    @property
+    def error(self) -> str | None:
+        """None while requests are served, else why not."""
+
+    def parse(self, request: Request, kind: type[M]) -> M:
+        """The JSON body as a bounded model; raises `RequestError` 400 naming the field."""
+
+    def model(self, name: str | None) -> str:
+        """The name to answer with; None means the first. Raises `RequestError` 404 for a model that is not served."""
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; raises `RequestError` without a tokenizer."""
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids, special tokens included."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of one token, which may be a part of a character."""
+
+    async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
+        """A chat as a prompt for `generate`, with `text` and `token_ids`; `options` are those of the front's templates.
+
+        Raises `RequestError` naming what the template cannot take.
+        """
+
+    def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
+        """The sampling parameters of a body over the checkpoint's defaults; `fields` are what the route sets itself.
+
+        Raises `RequestError` 400 for values that contradict each other.
+        """
+
+    def generate(self, prompt: Any, params: SamplingParams, request_id: str, **options: Any) -> AsyncIterator[Any]:
+        """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails.
+
+        `options` are keywords of `AsyncLLM.generate`, such as `priority`. Closing the stream aborts the request.
+        """
+
+    async def race(self, request: Request, work: Awaitable[T]) -> T:
+        """Awaits `work`, and cancels it when the client hangs up."""
+
+    def events(self, frames: AsyncIterator[bytes]) -> Response:
+        """Server-sent events from ready-made frames; closes `frames` when the client hangs up."""
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges of the engine; the last known ones while it is away."""
+
+    def exposition(self, stats: EngineStats) -> bytes:
+        """All metrics in the Prometheus text format."""
 
 
 class Endpoint(ABC):

@@ -39,7 +39,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step added to one request. `stop_reason` is the stop token id, None for EOS or length.
 
-    `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector.
+    `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector. `invalid` marks an
+    error that is the request's own fault: it could never have run.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = None
+    invalid: bool = False
     num_cached: int | None = None
     kv_transfer: dict[str, Any] | None = None
 

@@ -22,6 +22,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.client import EngineCore
 from ..interfaces.engine import EngineOutput
 from ..interfaces.wire import encode
+from ..offers import PluginError
 from .channel import Channel, FrameTooLargeError, listen, same_user
 from .messages import Abort, Add, Call, Failed, Outputs, Ready, Reply, Stage, ToEngine
 
@@ -40,7 +41,8 @@ def describe(error: BaseException) -> str:
     text = " ".join(str(error).split())[:2000]
     if not text:
         return type(error).__name__
-    return text if isinstance(error, (ValueError, RuntimeError, OSError)) else f"{type(error).__name__}: {text}"
+    ours = (ValueError, RuntimeError, OSError, PluginError)
+    return text if isinstance(error, ours) else f"{type(error).__name__}: {text}"
 
 
 class _Client:
@@ -172,7 +174,9 @@ class EngineHost:
         except Exception as error:
             if not isinstance(error, ValueError):
                 logger.exception("request %s could not be added", request_id)
-            client.send(Outputs([_failure(request_id, describe(error))]))
+            output = _failure(request_id, describe(error))
+            output.invalid = isinstance(error, ValueError)
+            client.send(Outputs([output]))
         else:
             self._owners[request_id] = client
 
@@ -193,6 +197,7 @@ class EngineHost:
             if self._failed_steps >= _MAX_FAILED_STEPS:
                 raise
             logger.exception("a step failed; its requests end with an error")
+            self._engine.check()
             failed = list(self._owners)
             self._engine.abort(failed)
             return [_failure(request_id, f"a step of the engine failed: {describe(error)}") for request_id in failed]
@@ -213,9 +218,14 @@ class EngineHost:
             client.send(Outputs(batch))
 
 
+def die_with_parent() -> None:
+    """Has the kernel end this process when the thread that started it is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def bind_to_parent(parent: Channel, stop: Callable[[], None]) -> None:
     """Ends this process with its parent: at once by the kernel, or through `stop` when the parent hangs up."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
 
     def watch() -> None:
         try:

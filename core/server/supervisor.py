@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,8 +17,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from pydantic_core import PydanticSerializationError
+
+from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
+from ..registry import Registry
 from .channel import AsyncChannel, private_folder
 from .messages import EngineDown, EngineNews, EngineReport, EngineUp, Failed, Ready, Stage
 
@@ -31,6 +36,21 @@ News = Callable[[EngineNews], Awaitable[None]]
 def frame_command(subcommand: str) -> list[str]:
     """The command line that starts a subcommand of frame in a child process."""
     return [sys.executable, "-m", "frame", subcommand]
+
+
+def write_config(folder: Path, config: FrameConfig) -> Path:
+    """Writes the configuration for child processes, readable by this user only.
+
+    Raises `ConfigError` for what cannot leave the process, such as classes.
+    """
+    path = folder / "config.json"
+    path.touch(0o600)
+    try:
+        path.write_text(config.model_dump_json())
+    except PydanticSerializationError as error:
+        reason = str(error).removeprefix("Error serializing to JSON: ")
+        raise ConfigError(f"the configuration cannot be given to another process: {reason}") from None
+    return path
 
 
 async def spawn(command: Sequence[str], arguments: Sequence[str], kind: object, fds: Sequence[int] = ()) -> Child:
@@ -107,12 +127,11 @@ class EngineSupervisor:
     async def start(self) -> EngineInfo:
         """Starts the engine and returns once it is ready; raises `EngineDeadError` with the cause otherwise."""
         self._folder = private_folder()
-        server = self._config.server.model_copy(update={"api_key": []})
-        text = self._config.model_copy(update={"server": server}).model_dump_json()
-        config_file = self._folder / "config.json"
-        config_file.touch(0o600)
-        config_file.write_text(text)
         try:
+            server = self._config.server.model_copy(update={"api_key": []})
+            write_config(self._folder, self._config.model_copy(update={"server": server}))
+            choices = Registry.load().choices(self._config)
+            (self._folder / "plugins.json").write_text(json.dumps(choices))
             info = await self._launch()
         except BaseException:
             await self.stop()
@@ -144,7 +163,8 @@ class EngineSupervisor:
             raise EngineDeadError("the engine was stopped")
         self._launches += 1
         path = self._folder / f"engine-{self._launches}.sock"
-        arguments = ("--config-file", str(self._folder / "config.json"), "--socket", str(path))
+        arguments = ["--config-file", str(self._folder / "config.json")]
+        arguments += ["--plugins-file", str(self._folder / "plugins.json"), "--socket", str(path)]
         self._child = await spawn(self._command, arguments, EngineReport)
         self.pid = self._child.process.pid
         limit = self._config.server.ready_seconds

@@ -7,5 +7,12 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_endpoints() -> list[Provider]:
-    """Offers nothing yet."""
-    return []
+    """OpenAI's routes, the tokenizer's and the operator's."""
+    here = "frame.plugins.endpoints"
+    return [
+        Provider("server", f"{here}.server:ServerEndpoint", api=">=0.1,<0.2", summary="health, version, metrics"),
+        Provider("models", f"{here}.models:ModelsEndpoint", api=">=0.1,<0.2", summary="OpenAI: list of models"),
+        Provider("completions", f"{here}.completions:CompletionsEndpoint", api=">=0.1,<0.2", summary="OpenAI: text"),
+        Provider("chat-completions", f"{here}.chat:ChatEndpoint", api=">=0.1,<0.2", summary="OpenAI: chat"),
+        Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.1,<0.2", summary="tokenize and detokenize"),
+    ]

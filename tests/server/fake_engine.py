@@ -102,6 +102,9 @@ class FakeEngine:
             return True
         raise ValueError(f"no method {method!r}")
 
+    def check(self) -> None:
+        pass
+
     def close(self) -> None:
         self._running.clear()
 
@@ -122,6 +125,6 @@ if __name__ == "__main__":
     parser.add_argument("--config-file", type=Path)
     parser.add_argument("--socket", type=Path)
     parser.add_argument("--control-fd", type=int)
-    arguments = parser.parse_args()
+    arguments, _ = parser.parse_known_args()
     tree = FrameConfig.model_validate_json(arguments.config_file.read_text())
     raise SystemExit(EngineProcess(tree, arguments.socket, arguments.control_fd, make_fake).run())

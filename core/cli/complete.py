@@ -1,0 +1,49 @@
+"""`frame complete`: continuations of text by a running server in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ..interfaces.endpoint import Command
+from .terminal import TerminalClient, TerminalError, add_client_arguments
+
+
+class CompleteCommand(Command):
+    """Each line is continued by itself; the end of input or ctrl-C at the prompt ends it."""
+
+    help = "Have a running server continue a text."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The server and the one-shot text."""
+        add_client_arguments(parser)
+        parser.add_argument("-q", "--quick", metavar="TEXT", help="Continue one text, print it, end.")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Returns 1 when there is no server or it refuses."""
+        try:
+            client = TerminalClient(arguments)
+            if arguments.quick is not None:
+                _continue(client, arguments.quick)
+                return 0
+            print(f"Continuing text with {client.model}; end of input (ctrl-D) quits.", file=sys.stderr)
+            while True:
+                try:
+                    prompt = input("> ")
+                except (EOFError, KeyboardInterrupt):
+                    print(file=sys.stderr)
+                    return 0
+                if prompt:
+                    _continue(client, prompt)
+        except TerminalError as error:
+            print(f"frame: {error}", file=sys.stderr)
+            return 1
+
+
+def _continue(client: TerminalClient, prompt: str) -> None:
+    try:
+        for piece in client.complete(prompt):
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        pass
+    print()

@@ -1,0 +1,43 @@
+"""`frame engine`: an engine process, started by frame itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineCore
+from ..interfaces.endpoint import Command
+from ..logging import configure_logging
+
+
+class EngineCommand(Command):
+    """Builds the engine of a configuration and serves it on a Unix socket."""
+
+    help = "An engine process (started by frame)."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Where the configuration, the plugins and the sockets are."""
+        parser.add_argument("--config-file", type=Path, required=True, help="The configuration as JSON.")
+        parser.add_argument("--plugins-file", type=Path, required=True, help="The parent's choice of plugins.")
+        parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on.")
+        parser.add_argument("--control-fd", type=int, required=True, help="Inherited socket to the parent.")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Serves until the parent hangs up."""
+        from ..server.engine_process import EngineProcess
+
+        config = FrameConfig.model_validate_json(arguments.config_file.read_text())
+        configure_logging(config.server.log_level)
+        plugins = json.loads(arguments.plugins_file.read_text())
+
+        def make(config: FrameConfig, stage: Callable[[str], None]) -> EngineCore:
+            stage("libraries")
+            from ..engine.engine import make_engine
+            from ..registry import Registry
+
+            return make_engine(config, Registry.load(plugins), stage)
+
+        return EngineProcess(config, arguments.socket, arguments.control_fd, make).run()

@@ -1,0 +1,101 @@
+"""A small client of the OpenAI routes for the terminal commands: streams answers over `http.client`.
+
+Knows no engine and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+_CONNECT_SECONDS = 10.0
+
+
+class TerminalError(Exception):
+    """The server cannot be reached, or refuses; the message is one sentence."""
+
+
+def add_client_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every terminal client takes."""
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="Address of the server (default: %(default)s).")
+    parser.add_argument("--model-name", help="Model to ask; default: the first that the server names.")
+    parser.add_argument("--api-key", help="Key to present.")
+    parser.add_argument("--max-tokens", type=int, help="Most tokens of an answer; default: the server's.")
+    parser.add_argument("--temperature", type=float, help="Sampling temperature; default: the model's.")
+
+
+class TerminalClient:
+    """One server. `arguments` come from `add_client_arguments`."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._url = urlsplit(arguments.url if "//" in arguments.url else f"http://{arguments.url}")
+        if self._url.scheme not in ("http", "https") or not self._url.hostname:
+            raise TerminalError(f"--url must be like http://127.0.0.1:8000, got {arguments.url!r}")
+        self._prefix = self._url.path.rstrip("/").removesuffix("/v1")
+        self._key = arguments.api_key
+        self._settings = {
+            name: value for name in ("max_tokens", "temperature") if (value := getattr(arguments, name)) is not None
+        }
+        self.model = arguments.model_name or self._first_model()
+
+    def chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
+        """Streams the answer to a conversation."""
+        for choice in self._stream("/v1/chat/completions", {"messages": messages}):
+            yield choice["delta"].get("content") or ""
+
+    def complete(self, prompt: str) -> Iterator[str]:
+        """Streams the continuation of a text."""
+        for choice in self._stream("/v1/completions", {"prompt": prompt}):
+            yield choice["text"]
+
+    def _first_model(self) -> str:
+        response = self._request("GET", "/v1/models", None)
+        name: str = json.loads(response.read())["data"][0]["id"]
+        return name
+
+    def _stream(self, path: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        body = {"model": self.model, "stream": True, **self._settings, **fields}
+        response = self._request("POST", path, json.dumps(body).encode())
+        try:
+            for line in response:
+                data = line.removeprefix(b"data: ").strip()
+                if data == b"[DONE]":
+                    return
+                if data:
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise TerminalError(event["error"]["message"])
+                    yield from event["choices"]
+        except (OSError, http.client.HTTPException, ValueError):
+            raise TerminalError("the connection to the server broke") from None
+        finally:
+            response.close()
+
+    def _request(self, method: str, path: str, body: bytes | None) -> http.client.HTTPResponse:
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self._url.hostname or "", self._url.port, timeout=_CONNECT_SECONDS)
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        try:
+            connection.connect()
+            connection.sock.settimeout(None)  # an answer may take its time
+            connection.request(method, self._prefix + path, body, headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise TerminalError(f"no server answers at {self._url.geturl()}: {reason}") from None
+        if response.status != http.client.OK:
+            raise TerminalError(_message(response.status, response.read()))
+        return response
+
+
+def _message(status: int, body: bytes) -> str:
+    try:
+        return f"the server answers {status}: {json.loads(body)['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"the server answers {status}"

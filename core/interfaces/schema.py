@@ -1,0 +1,171 @@
+"""The bounded request schema: what the body of any HTTP route may hold.
+
+Every field has a bound. Those that follow from the configuration or the model come as `Limits` in the validation
+context; the rest are written here. Routes build their own bodies from `BoundedModel` and `SamplingFields`, so that a
+bound is stated once. Knows no protocol and no web framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from .sampling import RequestOutputKind, SamplingParams
+
+#: Bounds that no setting changes.
+MAX_INT = 2**31 - 1
+MAX_TEXT = 1 << 24
+MAX_TOKEN_LIST = 1 << 20
+MAX_BIASES = 4096
+MAX_BAD_WORDS = 1024
+MAX_NAME = 256
+MAX_EXTRA = 64
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that depend on the configuration and the model. `max_logprobs` -1 is the vocabulary."""
+
+    max_model_len: int
+    vocab_size: int
+    max_logprobs: int
+    max_n: int
+    max_prompts: int
+    max_messages: int
+    max_stop: int
+    max_stop_length: int
+    strict_fields: bool = False
+    trust_request_chat_template: bool = False
+
+
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_LIST)]
+Words = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+Scalar = bool | int | float | str | None
+
+
+class BoundedModel(BaseModel):
+    """A request body, or a part of one. Values are taken as they are typed in JSON: no text for a number.
+
+    Unknown fields are ignored, or refused under `strict_fields`. `not_served` names known fields that are refused with
+    a reason whenever they ask for something.
+    """
+
+    not_served: ClassVar[Mapping[str, str]] = {}
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, data: Any, info: ValidationInfo) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, reason in cls.not_served.items():
+            if data.get(name) not in (None, False, "", 0, [], {}):
+                raise ValueError(f"{name} is not served: {reason}")
+        limits = limits_of(info)
+        if limits is not None and limits.strict_fields:
+            known = set(cls.not_served) | set(cls.model_fields)
+            unknown = sorted(str(name)[:MAX_NAME] for name in data if name not in known)
+            if unknown:
+                raise ValueError(f"unknown field {unknown[0]!r}")
+        return data
+
+
+def limits_of(info: ValidationInfo) -> Limits | None:
+    """The limits that a body is validated under; None outside a server."""
+    return (info.context or {}).get("limits")
+
+
+class SamplingFields(BoundedModel):
+    """How tokens are drawn and when the output ends: the fields that every generating route has."""
+
+    n: int | None = Field(None, ge=1, le=MAX_INT)
+    temperature: float | None = Field(None, ge=0, le=1e4)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MAX_INT)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=1e4)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
+    stop: Words | Annotated[list[Words], Field(max_length=MAX_BIASES)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_BIASES)] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT)
+    prompt_logprobs: int | None = Field(None, ge=-1, le=MAX_INT)
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_LIST)] | None = None
+    bad_words: Annotated[list[Words], Field(max_length=MAX_BAD_WORDS)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_BIASES),
+        ]
+        | None
+    ) = None
+    extra_args: Annotated[dict[Name, Scalar | list[Scalar]], Field(max_length=MAX_EXTRA)] | None = None
+    deterministic: bool = False
+
+    @field_validator("n")
+    @classmethod
+    def _bound_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        return at_most(value, "max_n", info)
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _bound_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        return bound_logprobs(value, info)
+
+    @field_validator("stop", "bad_words")
+    @classmethod
+    def _bound_words(cls, value: str | list[str] | None, info: ValidationInfo) -> str | list[str] | None:
+        limits = limits_of(info)
+        words = [value] if isinstance(value, str) else value or []
+        if limits is not None:
+            if info.field_name == "stop":
+                at_most(len(words), "max_stop", info, "entries")
+            longest = max(map(len, words), default=0)
+            at_most(longest, "max_stop_length", info, "characters in one entry")
+        return value
+
+    def sampling(self, defaults: SamplingParams, **fields: Any) -> SamplingParams:
+        """The parameters of the request: what it states, else `defaults`; `fields` come from the route.
+
+        Raises `ValueError` naming a field whose value contradicts another.
+        """
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        if self.logit_bias is not None:
+            given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        values = {name: getattr(defaults, name) for name in SamplingParams.__struct_fields__}
+        values.update({name: value for name, value in given.items() if value is not None})
+        values.update(max_tokens=self.max_tokens, output_kind=RequestOutputKind.DELTA, skip_clone=True)
+        values.update(fields)
+        return SamplingParams(**values)
+
+
+def at_most(value: int | None, limit: str, info: ValidationInfo, what: str = "") -> int | None:
+    """Passes `value` on when it keeps within the limit of that name; raises `ValueError` otherwise."""
+    limits = limits_of(info)
+    if value is not None and limits is not None and value > getattr(limits, limit):
+        raise ValueError(f"must be at most {getattr(limits, limit)}{what and f' {what}'} (--{limit.replace('_', '-')})")
+    return value
+
+
+def bound_logprobs(value: int | None, info: ValidationInfo) -> int | None:
+    """Checks a number of log-probabilities per token, -1 being the vocabulary."""
+    limits = limits_of(info)
+    if value is None or limits is None or limits.max_logprobs == -1:
+        return value
+    if value == -1 or value > limits.max_logprobs:
+        raise ValueError(f"must be at most {limits.max_logprobs} (--max-logprobs)")
+    return value

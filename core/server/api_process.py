@@ -1,0 +1,133 @@
+"""An API process: the HTTP application over the text side, on a socket that its parent has bound.
+
+The parent says where the engine is and when it is gone; this process serves `/health` from the start and everything
+else from the first ready engine on. Imports no torch of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from ..config.checkpoint import read_checkpoint
+from ..config.tree import FrameConfig
+from ..registry import Registry
+from .app import build_app
+from .channel import AsyncChannel
+from .client import RemoteEngine
+from .engine_process import describe, die_with_parent
+from .http import Server, make_server
+from .ingress import Ingress
+from .messages import EngineNews, EngineUp, Failed, Serving
+from .serving import ServingHost
+
+if TYPE_CHECKING:
+    from ..front.async_llm import AsyncLLM
+
+logger = logging.getLogger("frame.server")
+
+_DRAIN_POLL_SECONDS = 0.05
+
+
+class ApiProcess:
+    """The life of an API process: serve, follow the parent's news, drain, end."""
+
+    def __init__(self, config: FrameConfig, listener: socket.socket, control: socket.socket) -> None:
+        self._config = config
+        self._listener = listener
+        self._control_socket = control
+        self._client = RemoteEngine()
+        self._host = ServingHost(config, self._client)
+        self._draining: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        """Serves until told to stop; returns the exit status."""
+        die_with_parent()
+        control = await AsyncChannel.wrap(self._control_socket, EngineNews)
+        try:
+            server, ingress = self._build()
+        except Exception as error:
+            logger.debug("the API process does not start", exc_info=True)
+            await control.send(Failed(describe(error)))
+            return 1
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
+        loop.add_signal_handler(signal.SIGTERM, lambda: self._begin_drain(server, ingress))
+        follow = asyncio.create_task(self._follow(control, server))
+        try:
+            await server.serve(sockets=[self._listener])
+        finally:
+            follow.cancel()
+            await asyncio.gather(follow, return_exceptions=True)
+            await self._client.close()
+            control.close()
+        return 0
+
+    def _build(self) -> tuple[Server, Ingress]:
+        registry = Registry.load()
+        endpoints = [
+            registry.make("endpoint", provider.name, self._config, serving=self._host)
+            for provider in registry.providers("endpoint")
+        ]
+        app, ingress = build_app(self._config, self._host, endpoints)
+        return make_server(app, self._config.server), ingress
+
+    async def _follow(self, control: AsyncChannel, server: Server) -> None:
+        """Takes the parent's news until it hangs up, which ends this process, too."""
+        front: asyncio.Task[None] | None = None
+        try:
+            while (message := await control.receive()) is not None:
+                await self._client.news(message)
+                if isinstance(message, EngineUp) and front is None:
+                    front = asyncio.create_task(self._open(control))
+        except (OSError, ValueError) as error:
+            logger.error("the parent process cannot be understood: %s", describe(error))
+        server.force_exit = server.should_exit = True
+
+    async def _open(self, control: AsyncChannel) -> None:
+        try:
+            self._host.open(await asyncio.to_thread(self._make_front))
+        except Exception as error:
+            logger.debug("the text side does not start", exc_info=True)
+            await control.send(Failed(describe(error)))
+            return
+        gc.collect()
+        gc.freeze()  # what lives now lives for ever: no need to look at it again
+        await control.send(Serving(self._host.model_names))
+
+    def _make_front(self) -> AsyncLLM:
+        from ..front.async_llm import AsyncLLM
+
+        return AsyncLLM(config=self._config, client=self._client, checkpoint=read_checkpoint(self._config))
+
+    def _begin_drain(self, server: Server, ingress: Ingress) -> None:
+        if self._draining is not None:
+            server.force_exit = server.should_exit = True
+            return
+        self._host.draining = True
+        self._draining = asyncio.create_task(self._drain(server, ingress))
+
+    async def _drain(self, server: Server, ingress: Ingress) -> None:
+        """Lets running requests finish, new ones being refused, then ends the server."""
+        deadline = time.monotonic() + self._config.server.drain_seconds
+        while ingress.active and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        server.should_exit = True
+
+
+def run_api_process(config: FrameConfig, listen_fd: int, control_fd: int) -> int:
+    """Runs an API process on inherited sockets; returns the exit status."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        new_event_loop = asyncio.new_event_loop
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    process = ApiProcess(config, socket.socket(fileno=listen_fd), socket.socket(fileno=control_fd))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(process.run())

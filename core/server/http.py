@@ -1,0 +1,82 @@
+"""The HTTP/1.1 protocol under the application: uvicorn's, with a bound on the bytes of a request's head."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ..config.tree import ServerConfig
+
+#: Bytes of request line and headers.
+MAX_HEAD_BYTES = 64 << 10
+_KEEP_ALIVE_SECONDS = 30
+_LAST_SECONDS = 2
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to its owner."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+def make_server(app: ASGIApp, config: ServerConfig) -> Server:
+    """A server for `app`; `serve(sockets=[…])` runs it until `should_exit`."""
+    return Server(
+        uvicorn.Config(
+            app,
+            http=_protocol(),
+            ws="none",
+            lifespan="off",
+            loop="none",
+            log_config=None,
+            log_level="warning" if config.log_level == "info" else config.log_level,
+            access_log=not config.disable_access_log,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_LAST_SECONDS,
+        )
+    )
+
+
+def _protocol() -> Any:
+    """httptools where it is installed, since it parses in C; it knows no limits, so it gets ours."""
+    if importlib.util.find_spec("httptools") is None:
+        return "h11"
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class BoundedProtocol(HttpToolsProtocol):
+        """Cuts a connection off whose request head does not end within `MAX_HEAD_BYTES`."""
+
+        _head_bytes = 0
+        _in_body = False
+
+        def data_received(self, data: bytes) -> None:
+            """Counts what arrives before the head of a request is complete."""
+            if not self._in_body:
+                self._head_bytes += len(data)
+            super().data_received(data)
+            if not self._in_body and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"The head of a request exceeds {MAX_HEAD_BYTES} bytes.")
+
+        def on_headers_complete(self) -> None:
+            """The rest is body, which the ingress bounds."""
+            self._in_body = True
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            """The next bytes are a new head."""
+            self._in_body = False
+            self._head_bytes = 0
+            super().on_message_complete()
+
+    return BoundedProtocol

@@ -1,0 +1,220 @@
+"""The one way in: every HTTP request passes here before any route sees it.
+
+Checks, in this order: the number of headers, the key, whether there is an engine to serve with, the size of the body
+while it is read, and that the body is plain JSON of bounded depth. Default is deny: a route is covered by existing.
+Knows no route but the open ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..interfaces.endpoint import RequestError
+from .errors import error_body
+
+#: Answered without a key and without an engine.
+OPEN_PATHS = ("/health", "/ping")
+#: Answered without an engine, but not without a key.
+_EARLY_PATHS = ("/version", "/metrics")
+MAX_HEADERS = 256
+MAX_DEPTH = 64
+#: The parsed JSON body lies in the scope under this name.
+JSON_BODY = "frame.json"
+
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class KeyRing:
+    """The configured keys. Compares in constant time with all of them; keeps digests only."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def admits(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether a header presents a key: `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+        if not self._digests:
+            return True
+        found = False
+        for name, value in headers:
+            presented = None
+            if name == b"x-api-key":
+                presented = value.strip()
+            elif name == b"authorization" and value[:7].lower() == b"bearer ":
+                presented = value[7:].strip()
+            if presented is not None:
+                digest = hashlib.sha256(presented).digest()
+                for known in self._digests:  # no early exit: the time says nothing about which key it was
+                    found |= hmac.compare_digest(digest, known)
+        return found
+
+
+def parse_json(body: bytes) -> Any:
+    """Strict JSON: UTF-8, no NaN or infinity, at most `MAX_DEPTH` levels; raises `RequestError` 400."""
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _too_deep(body):
+        raise RequestError(400, f"the body nests deeper than {MAX_DEPTH} levels")
+    try:
+        return msgspec.json.decode(body)
+    except UnicodeDecodeError:
+        raise RequestError(400, "the body is not UTF-8") from None
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise RequestError(400, f"the body is not valid JSON: {str(error)[:200]}") from None
+
+
+def _too_deep(body: bytes) -> bool:
+    """Whether brackets outside strings nest too deep, in a few passes of C speed whatever the body is."""
+    outside = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+    shape = outside.translate(_SQUARE, delete=_NO_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        inner = shape.replace(b"[]", b"")
+        if len(inner) == len(shape):
+            return False  # nothing left, or brackets that do not match: the parser's business
+        shape = inner
+    return bool(shape)
+
+
+class Ingress:
+    """Pure ASGI middleware. `problem` says why nothing can be served now, None when all is well."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Sequence[str],
+        max_body_bytes: int,
+        problem: Callable[[], str | None],
+        root_path: str = "",
+        request_ids: bool = False,
+    ) -> None:
+        self._app = app
+        self._keys = KeyRing(keys)
+        self._max_body_bytes = max_body_bytes
+        self._problem = problem
+        #: admitted requests that have not been answered yet
+        self.active = 0
+        self._request_ids = request_ids
+        prefixes = {"", root_path.rstrip("/")}
+        self._open = frozenset(prefix + path for prefix in prefixes for path in OPEN_PATHS)
+        self._early = frozenset(prefix + path for prefix in prefixes for path in _EARLY_PATHS) | self._open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request; lifespan events pass through, anything else is closed."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if self._request_ids:
+            send = _with_request_id(scope, send)
+        try:
+            receive = await self._admit(scope, receive)
+        except RequestError as error:
+            await respond(send, error.status, error_body(error.status, error.message, code=error.code))
+            return
+        self.active += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.active -= 1
+
+    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
+        path = _plain_path(scope)
+        if len(scope["headers"]) > MAX_HEADERS:
+            raise RequestError(431, f"a request may have {MAX_HEADERS} headers, got {len(scope['headers'])}")
+        method = scope["method"]
+        if path not in self._open and method != "OPTIONS" and not self._keys.admits(scope["headers"]):
+            raise RequestError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        problem = None if path in self._early else self._problem()
+        if problem is not None:
+            raise RequestError(503, problem)
+        if method in ("GET", "HEAD", "OPTIONS"):
+            return receive
+        body = await self._read(scope, receive)
+        if body is None:
+            return receive
+        if body:
+            _check_type(scope)
+            scope[JSON_BODY] = parse_json(body)
+        return _replay(body, receive)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body, refused as soon as it is too long; None when the client hangs up."""
+        limit = self._max_body_bytes
+        too_long = RequestError(413, f"the body exceeds {limit} bytes (--max-body-bytes)")
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > limit:
+                raise too_long
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise too_long
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+
+def _plain_path(scope: Scope) -> str | None:
+    """The path, when what the client sent and what the router sees are the same; None for encoded forms."""
+    path: str = scope["path"]
+    raw = scope.get("raw_path")
+    return path if raw is None or raw == path.encode() else None
+
+
+def _check_type(scope: Scope) -> None:
+    """Browsers may send other types across origins without asking first, so only JSON is read."""
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            kind = value.split(b";")[0].strip().lower()
+            if kind == b"application/json" or kind.endswith(b"+json"):
+                return
+    raise RequestError(415, "the body must be JSON: send Content-Type: application/json")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Hands the read body to the application once; after that, the wire again (which reports a hang-up)."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay
+
+
+def _with_request_id(scope: Scope, send: Send) -> Send:
+    """Echoes X-Request-Id, or makes one up."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    name = given if 0 < len(given) <= 128 and given.isascii() else uuid.uuid4().hex.encode()
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", name)]}
+        await send(message)
+
+    return send_with_id
+
+
+async def respond(send: Send, status: int, body: bytes) -> None:
+    """Sends a JSON response and ends it."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if status in (413, 431):
+        headers.append((b"connection", b"close"))
+    if status == 503:
+        headers.append((b"retry-after", b"2"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,256 @@
+"""What endpoints get from the HTTP host: `frame.interfaces.Serving`, over the text side and an engine client.
+
+Knows no route and no wire format of an API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineDeadError
+from ..interfaces.endpoint import RequestError
+from ..interfaces.engine import EngineStats
+from ..interfaces.sampling import SamplingParams
+from ..interfaces.schema import BoundedModel, Limits, SamplingFields
+from .client import RemoteEngine
+from .ingress import JSON_BODY
+from .metrics import RequestTimer, ServerMetrics
+from .streams import event_stream, race_request
+
+if TYPE_CHECKING:
+    from ..front.async_llm import AsyncLLM
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BoundedModel)
+
+_STATS_SECONDS = 2.0
+#: Texts from here on are tokenised in a thread, so that streams go on meanwhile.
+_LONG_TEXT = 20_000
+
+
+def model_names(config: FrameConfig) -> list[str]:
+    """The names that requests may use: those set, else the model's as given (the demo model is "demo")."""
+    if config.model.served_model_name:
+        return list(config.model.served_model_name)
+    name = config.model.model
+    if not name:
+        return ["demo"]
+    return [name if not Path(name).is_absolute() else Path(name).name or name, name][: 2 if name[0] == "/" else 1]
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Turns what the front says about a request into a 400."""
+    try:
+        yield
+    except ValueError as error:
+        raise RequestError(400, str(error), param=getattr(error, "param", None)) from None
+
+
+class ServingHost:
+    """One for each API process. `front` is given when the engine is ready for the first time."""
+
+    def __init__(self, config: FrameConfig, client: RemoteEngine) -> None:
+        self.config = config
+        self.model_names = model_names(config)
+        self.created = int(time.time())
+        self.draining = False
+        self.metrics = ServerMetrics(self.model_names[0])
+        self._client = client
+        self._front: AsyncLLM | None = None
+        self._limits: Limits | None = None
+        self._stats = EngineStats()
+        seed = f"{version('frame-llm')} {config.model.model_dump_json(exclude={'logits_processors'})}"
+        self.fingerprint = f"fp_{hashlib.sha256(seed.encode()).hexdigest()[:12]}"
+
+    def open(self, front: AsyncLLM) -> None:
+        """Starts to serve."""
+        info, server = self._client.info, self.config.server
+        self._front = front
+        self._limits = Limits(
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            max_logprobs=self.config.model.max_logprobs,
+            max_n=server.max_n,
+            max_prompts=server.max_prompts,
+            max_messages=server.max_messages,
+            max_stop=server.max_stop,
+            max_stop_length=server.max_stop_length,
+            strict_fields=server.strict_fields,
+            trust_request_chat_template=server.trust_request_chat_template,
+        )
+
+    @property
+    def front(self) -> AsyncLLM:
+        """The text side; raises `RequestError` 503 before the engine was ready."""
+        if self._front is None:
+            raise RequestError(503, self.error or "the engine is starting")
+        return self._front
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of request fields; raises as `front` does."""
+        if self._limits is None:
+            raise RequestError(503, self.error or "the engine is starting")
+        return self._limits
+
+    @property
+    def error(self) -> str | None:
+        """None while requests are served, else why not."""
+        if self.draining:
+            return "the server is stopping"
+        if self._client.error is not None:
+            return self._client.error
+        return "the tokenizer is loading" if self._front is None else None
+
+    def parse(self, request: Request, kind: type[M]) -> M:
+        """The JSON body as a bounded model; raises `RequestError` 400 naming the field."""
+        body = request.scope.get(JSON_BODY)
+        if not isinstance(body, dict):
+            raise RequestError(400, "the body must be a JSON object")
+        try:
+            return kind.model_validate(body, context={"limits": self.limits})
+        except ValidationError as error:
+            raise _field_error(error) from None
+
+    def model(self, name: str | None) -> str:
+        """The name to answer with; raises `RequestError` 404 for a model that is not served."""
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            raise RequestError(
+                404,
+                f"no model {name[:200]!r}; there are: {', '.join(self.model_names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+    def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
+        """The sampling parameters of a body over the checkpoint's defaults; `fields` are what the route sets itself."""
+        with _refusals():
+            return body.sampling(self.front.get_default_sampling_params(), **fields)
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; raises `ValueError` without a tokenizer."""
+        with _refusals():
+            tokenizer = self.front.tokenizer
+            if len(text) < _LONG_TEXT:
+                return tokenizer.encode(text, add_special_tokens)
+            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids, special tokens included."""
+        vocab_size = self.limits.vocab_size
+        wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise RequestError(400, f"token id must be in [0, {vocab_size}), got {wrong}", param="tokens")
+        with _refusals():
+            return await asyncio.to_thread(self.front.tokenizer.decode, token_ids, False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of one token, which may be a part of a character."""
+        tokenizer = self.front.tokenizer
+        if tokenizer.pieces is not None:
+            return bytes(tokenizer.pieces[token_id])
+        return tokenizer.token_text(token_id).encode()
+
+    async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
+        """A chat as a prompt for `generate`; raises `ValueError` naming what the template cannot take."""
+        from ..front.template import ChatOptions, read_template, render_chat
+
+        if options.get("chat_template") is None:
+            options["chat_template"] = self.config.model.chat_template
+        elif "{{" not in options["chat_template"] and "{%" not in options["chat_template"]:
+            raise RequestError(400, "chat_template must be a template, not a file", param="chat_template")
+        with _refusals():
+            tokenizer = self.front.tokenizer
+            chosen = ChatOptions(**{**options, "chat_template": read_template(options["chat_template"])})
+            if sum(len(str(message)) for message in messages) < _LONG_TEXT:
+                return render_chat(tokenizer, messages, chosen)
+            return await asyncio.to_thread(render_chat, tokenizer, messages, chosen)
+
+    async def generate(
+        self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails."""
+        timer = RequestTimer(self.metrics)
+        stream = self.front.generate(prompt, params, request_id, **options)
+        first = True
+        try:
+            async for output in stream:
+                if first:
+                    first = False
+                    self.metrics.prompt_tokens.inc(len(output.prompt_token_ids or ()))
+                self._observe(timer, output)
+                yield output
+        except EngineDeadError as error:
+            timer.ends("error")
+            raise RequestError(503, str(error)) from None
+        except ValueError as error:
+            timer.ends("error")
+            raise RequestError(400, str(error), param=getattr(error, "param", None)) from None
+        finally:
+            timer.close()
+            await stream.aclose()
+
+    def _observe(self, timer: RequestTimer, output: Any) -> None:
+        count = 0
+        for completion in output.outputs:
+            count += len(completion.token_ids)
+            if completion.finish_reason == "error":
+                timer.ends("error")
+                status = 500 if self._client.error is None else 503
+                raise RequestError(status, completion.error or "the engine failed")
+            if output.finished and completion.finish_reason is not None:
+                timer.ends(completion.finish_reason)
+        if count:
+            timer.tokens(count)
+
+    async def race(self, request: Request, work: Awaitable[T]) -> T:
+        """Awaits `work`, and cancels it when the client hangs up."""
+        return await race_request(request, work)
+
+    def events(self, frames: AsyncIterator[bytes]) -> Response:
+        """Server-sent events from ready-made frames."""
+        return event_stream(frames)
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges of the engine; the last known ones while it is away or too busy."""
+        with contextlib.suppress(EngineDeadError, TimeoutError):
+            self._stats = await asyncio.wait_for(self._client.stats(), _STATS_SECONDS)
+        return self._stats
+
+    def exposition(self, stats: EngineStats) -> bytes:
+        """All metrics in the Prometheus text format."""
+        return self.metrics.exposition(stats)
+
+
+def _field_error(error: ValidationError) -> RequestError:
+    """What pydantic found first, as one sentence that starts with the field."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    names = [str(part) for part in first["loc"] if not _is_branch(part)]
+    where = ".".join(names)
+    text = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    text = "is missing" if text == "Field required" else text
+    shown = ""
+    if isinstance(first["input"], (bool, int, float, str)) and "got" not in text and first["type"] != "value_error":
+        shown = f", got {first['input']!r:.80}"
+    return RequestError(400, f"{where} {text}{shown}".strip(), param=names[0] if names else None)
+
+
+def _is_branch(part: int | str) -> bool:
+    """Whether a part of an error's place is the name of a union's branch rather than of a field."""
+    return isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "bool", "list", "dict"))

@@ -1,0 +1,94 @@
+"""Responses and handlers that end when their client hangs up. Knows no route."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable
+from typing import TypeVar, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..interfaces.endpoint import RequestError
+from .errors import error_body
+
+logger = logging.getLogger("frame.server")
+
+T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """The client hung up before its answer was ready."""
+
+
+async def _hang_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def race(receive: Receive, work: Awaitable[T]) -> T:
+    """Awaits `work` until the client hangs up; then cancels it and raises `ClientGoneError`."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.create_task(_hang_up(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        for each in (task, watch):
+            each.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def race_request(request: Request, work: Awaitable[T]) -> T:
+    """As `race`, for a request whose body has been read."""
+    return await race(request.receive, work)
+
+
+class EventStream(Response):
+    """Server-sent events from frames that are bytes already. Closes the generator however it ends.
+
+    What the generator raises becomes a last event with the error body, since status 200 is out by then.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends frames until they end or the client hangs up."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        with contextlib.suppress(ClientGoneError):
+            await race(receive, self._pump(send))
+
+    async def _pump(self, send: Send) -> None:
+        try:
+            async for frame in self._frames:
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        except RequestError as error:
+            await send(_event(error_body(error.status, error.message, error.param, error.code)))
+        except Exception:
+            logger.exception("a stream failed")
+            await send(_event(error_body(500, "internal error")))
+        finally:
+            await self._frames.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _event(body: bytes) -> dict[str, object]:
+    return {"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True}
+
+
+def event_stream(frames: object) -> EventStream:
+    """A stream of `frames`, an asynchronous generator of bytes."""
+    return EventStream(cast("AsyncGenerator[bytes, None]", frames))

@@ -1,0 +1,173 @@
+"""`POST /v1/chat/completions`: messages in, a message out."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from msgspec import UNSET
+
+from frame import RequestOutputKind
+from frame.core.interfaces.endpoint import Endpoint
+
+from .openai_answers import (
+    DONE,
+    Answer,
+    ChatChoice,
+    ChatLogprobs,
+    ChatMessage,
+    Delta,
+    DeltaChoice,
+    Frames,
+    TokenTexts,
+    UsageCounter,
+    json_response,
+    prompt_logprobs,
+)
+from .openai_bodies import ChatBody
+
+Stream = AsyncGenerator[Any, None]
+
+
+class ChatEndpoint(Endpoint):
+    """OpenAI's chat completions. Tools reach the template; calls come back as text until a tool parser is there."""
+
+    def router(self) -> APIRouter:
+        """`POST /v1/chat/completions`."""
+        router = APIRouter()
+        schema = {"requestBody": {"content": {"application/json": {"schema": ChatBody.model_json_schema()}}}}
+        router.add_api_route("/v1/chat/completions", self._create, methods=["POST"], openapi_extra=schema)
+        return router
+
+    async def _create(self, request: Request) -> Response:
+        body: ChatBody = self.serving.parse(request, ChatBody)
+        answer = _Chat(self.config, self.serving, body)
+        outputs = await answer.start()
+        if not body.stream:
+            response: Response = await self.serving.race(request, answer.whole(outputs))
+            return response
+        first = await self.serving.race(request, anext(outputs, None))
+        events: Response = self.serving.events(answer.frames(first, outputs))
+        return events
+
+
+class _Chat:
+    """One request on its way to an answer."""
+
+    def __init__(self, config: Any, serving: Any, body: ChatBody) -> None:
+        self._config = config
+        self._serving = serving
+        self._body = body
+        self._model: str = serving.model(body.model)
+        self._name = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
+        self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
+        self._texts = TokenTexts(serving.token_bytes, body.return_tokens_as_token_ids)
+        self._messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+        last = self._messages[-1]
+        self._role = config.server.response_role if body.add_generation_prompt else str(last["role"])
+        self._echo = last["content"] if body.echo and isinstance(last.get("content"), str) else ""
+
+    async def start(self) -> Stream:
+        """Renders the messages and admits the request."""
+        body = self._body
+        kwargs = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        chat = await self._serving.chat_prompt(
+            self._messages,
+            chat_template=body.chat_template,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            tools=body.tools,
+            documents=body.documents,
+            template_kwargs=kwargs,
+        )
+        params = self._serving.params(
+            body,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = {"prompt": chat.text, "prompt_token_ids": chat.token_ids}
+        if body.cache_salt is not None:
+            prompt["cache_salt"] = body.cache_salt
+        name = f"{self._name}-{uuid.uuid4().hex[:8]}"
+        stream: Stream = self._serving.generate(prompt, params, name, priority=body.priority)
+        return stream
+
+    async def whole(self, outputs: Stream) -> Response:
+        """Everything in one response."""
+        body, serving = self._body, self._serving
+        choices: list[ChatChoice] = []
+        usage, now = self._usage.usage(), int(time.time())
+        answer = Answer(self._name, "chat.completion", now, self._model, choices, usage, serving.fingerprint)
+        try:
+            async for output in outputs:
+                self._usage.see(0, output)
+                for completion in output.outputs:
+                    choice = ChatChoice(
+                        completion.index,
+                        ChatMessage(self._role, self._echo + completion.text),
+                        self._logprobs(completion),
+                        completion.finish_reason,
+                        completion.stop_reason,
+                    )
+                    if body.return_token_ids:
+                        choice.token_ids = list(completion.token_ids)
+                    choices.append(choice)
+                if body.prompt_logprobs is not None:
+                    answer.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+                if body.return_token_ids:
+                    answer.prompt_token_ids = list(output.prompt_token_ids or ())
+        finally:
+            await outputs.aclose()
+        choices.sort(key=lambda choice: choice.index)
+        answer.usage = self._usage.usage()
+        return json_response(answer)
+
+    async def frames(self, first: Any, outputs: Stream) -> AsyncGenerator[bytes, None]:
+        """The response as events: the role first, then what is new, for each choice."""
+        body, serving = self._body, self._serving
+        options = body.stream_options
+        with_usage = self._config.server.enable_force_include_usage or (options is not None and options.include_usage)
+        continuous = options is not None and options.continuous_usage_stats
+        frames = Frames(
+            self._name, "chat.completion.chunk", int(time.time()), self._model, serving.fingerprint, with_usage
+        )
+        begun: set[int] = set()
+        try:
+            output = first
+            while output is not None:
+                self._usage.see(0, output)
+                usage = self._usage.usage() if continuous else None
+                for completion in output.outputs:
+                    if completion.index not in begun:
+                        begun.add(completion.index)
+                        opening = DeltaChoice(completion.index, Delta(self._role, self._echo))
+                        yield frames.choice(opening, usage)
+                    yield frames.choice(self._delta(completion), usage)
+                output = await anext(outputs, None)
+        finally:
+            await outputs.aclose()
+        if with_usage:
+            yield frames.usage(self._usage.usage())
+        yield DONE
+
+    def _delta(self, completion: Any) -> DeltaChoice:
+        return DeltaChoice(
+            completion.index,
+            Delta(content=completion.text or None),
+            self._logprobs(completion),
+            completion.finish_reason,
+            completion.stop_reason,
+            list(completion.token_ids) if self._body.return_token_ids else UNSET,
+        )
+
+    def _logprobs(self, completion: Any) -> ChatLogprobs | None:
+        if not self._body.logprobs:
+            return None
+        return self._texts.chat(completion.token_ids, completion.logprobs or (), self._body.top_logprobs or 0)

@@ -1,0 +1,172 @@
+"""`POST /v1/completions`: text or token ids in, text out."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from msgspec import UNSET
+
+from frame import RequestOutputKind
+from frame.core.interfaces.endpoint import Endpoint
+
+from .merging import merge
+from .openai_answers import (
+    DONE,
+    Answer,
+    Frames,
+    TextChoice,
+    TextLogprobs,
+    TokenTexts,
+    UsageCounter,
+    json_response,
+    prompt_logprobs,
+)
+from .openai_bodies import CompletionBody
+
+Stream = AsyncGenerator[tuple[int, Any], None]
+
+
+class CompletionsEndpoint(Endpoint):
+    """OpenAI's text completions."""
+
+    def router(self) -> APIRouter:
+        """`POST /v1/completions`."""
+        router = APIRouter()
+        schema = {"requestBody": {"content": {"application/json": {"schema": CompletionBody.model_json_schema()}}}}
+        router.add_api_route("/v1/completions", self._create, methods=["POST"], openapi_extra=schema)
+        return router
+
+    async def _create(self, request: Request) -> Response:
+        body: CompletionBody = self.serving.parse(request, CompletionBody)
+        answer = _Completion(self.config, self.serving, body)
+        outputs = await answer.start()
+        if not body.stream:
+            response: Response = await self.serving.race(request, answer.whole(outputs))
+            return response
+        first = await self.serving.race(request, anext(outputs, None))
+        events: Response = self.serving.events(answer.frames(first, outputs))
+        return events
+
+
+class _Completion:
+    """One request on its way to an answer."""
+
+    def __init__(self, config: Any, serving: Any, body: CompletionBody) -> None:
+        self._config = config
+        self._serving = serving
+        self._body = body
+        self._model: str = serving.model(body.model)
+        self._n = body.n or 1
+        self._only_echo = body.max_tokens == 0
+        self._name = f"cmpl-{body.request_id or uuid.uuid4().hex}"
+        self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
+        self._texts = TokenTexts(serving.token_bytes, body.return_tokens_as_token_ids)
+        self._offsets: dict[int, int] = {}
+        self._begun: set[int] = set()
+
+    async def start(self) -> Stream:
+        """Admits all prompts, as one stream of (prompt number, output)."""
+        body = self._body
+        kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+        echoed_logprobs = body.logprobs if body.echo else None
+        params = self._serving.params(
+            body,
+            max_tokens=body.max_tokens or (1 if self._only_echo else 16),
+            logprobs=body.logprobs,
+            prompt_logprobs=body.prompt_logprobs if body.prompt_logprobs is not None else echoed_logprobs,
+            output_kind=kind,
+        )
+        prompts = [await self._prompt(prompt) for prompt in body.prompts()]
+        unique = uuid.uuid4().hex[:8]
+        return merge(
+            [
+                self._serving.generate(prompt, params, f"{self._name}-{unique}-{number}", priority=body.priority)
+                for number, prompt in enumerate(prompts)
+            ]
+        )
+
+    async def _prompt(self, prompt: str | list[int]) -> dict[str, Any]:
+        fields: dict[str, Any] = {} if self._body.cache_salt is None else {"cache_salt": self._body.cache_salt}
+        if isinstance(prompt, list):
+            return {"prompt_token_ids": prompt, **fields}
+        if self._body.add_special_tokens is False:
+            fields["prompt_token_ids"] = await self._serving.tokenize(prompt, False)
+        return {"prompt": prompt, **fields}
+
+    async def whole(self, outputs: Stream) -> Response:
+        """Everything in one response."""
+        choices: list[TextChoice] = []
+        try:
+            async for number, output in outputs:
+                await self._see(number, output)
+                choices += [self._choice(number, output, completion, 0) for completion in output.outputs]
+        finally:
+            await outputs.aclose()
+        choices.sort(key=lambda choice: choice.index)
+        serving, usage = self._serving, self._usage.usage()
+        return json_response(
+            Answer(self._name, "text_completion", int(time.time()), self._model, choices, usage, serving.fingerprint)
+        )
+
+    async def frames(self, first: tuple[int, Any] | None, outputs: Stream) -> AsyncGenerator[bytes, None]:
+        """The response as events."""
+        options = self._body.stream_options
+        with_usage = self._config.server.enable_force_include_usage or (options is not None and options.include_usage)
+        continuous = options is not None and options.continuous_usage_stats
+        serving = self._serving
+        frames = Frames(self._name, "text_completion", int(time.time()), self._model, serving.fingerprint, with_usage)
+        try:
+            while first is not None:
+                number, output = first
+                await self._see(number, output)
+                for completion in output.outputs:
+                    index = number * self._n + completion.index
+                    choice = self._choice(number, output, completion, self._offsets.get(index, 0))
+                    self._offsets[index] = self._offsets.get(index, 0) + len(choice.text)
+                    yield frames.choice(choice, self._usage.usage() if continuous else None)
+                first = await anext(outputs, None)
+        finally:
+            await outputs.aclose()
+        if with_usage:
+            yield frames.usage(self._usage.usage())
+        yield DONE
+
+    async def _see(self, number: int, output: Any) -> None:
+        if self._only_echo:
+            for completion in output.outputs:
+                completion.token_ids, completion.text, completion.logprobs = [], "", None
+                completion.finish_reason, completion.stop_reason = "length", None
+        if self._body.echo and output.prompt is None and output.prompt_token_ids is not None:
+            output.prompt = await self._serving.detokenize(list(output.prompt_token_ids))
+        self._usage.see(number, output)
+
+    def _choice(self, number: int, output: Any, completion: Any, offset: int) -> TextChoice:
+        body = self._body
+        index = number * self._n + completion.index
+        begins = index not in self._begun
+        self._begun.add(index)
+        echo = (output.prompt or "") if body.echo and begins else ""
+        choice = TextChoice(index, echo + completion.text, None, completion.finish_reason, completion.stop_reason)
+        if body.logprobs is not None:
+            choice.logprobs = self._logprobs(output, completion, offset, echo)
+        if body.prompt_logprobs is not None and begins:
+            choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        if body.return_token_ids:
+            choice.token_ids = list(completion.token_ids)
+            choice.prompt_token_ids = list(output.prompt_token_ids or ()) if begins else UNSET
+        return choice
+
+    def _logprobs(self, output: Any, completion: Any, offset: int, echo: str) -> TextLogprobs:
+        top = self._body.logprobs or 0
+        answer = TextLogprobs([], [], [], [])
+        if echo and output.prompt_logprobs is not None:
+            answer = self._texts.text(output.prompt_token_ids, output.prompt_logprobs, top, 0)
+        drawn = self._texts.text(completion.token_ids, completion.logprobs or (), top, offset + len(echo))
+        for name in TextLogprobs.__struct_fields__:
+            getattr(answer, name).extend(getattr(drawn, name))
+        return answer

@@ -1,0 +1,243 @@
+"""Answers of the OpenAI routes: structs that encode to the bytes on the wire, and the frames of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from fastapi.responses import Response
+from msgspec import UNSET, Struct, UnsetType
+
+DONE = b"data: [DONE]\n\n"
+#: JSON has no infinity; this is what a probability of zero reads as.
+_FLOOR = -9999.0
+
+
+class PromptDetails(Struct):
+    """Prompt tokens that were not computed."""
+
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """Tokens of a whole request."""
+
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class TopLogprob(Struct):
+    """One candidate at one position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    """The token drawn at one position, and the best candidates."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Log-probabilities of a chat answer."""
+
+    content: list[TokenLogprob]
+
+
+class TextLogprobs(Struct):
+    """Log-probabilities of a completion; None at position 0 of an echoed prompt."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class ChatMessage(Struct):
+    """What the model said."""
+
+    role: str
+    content: str
+    refusal: str | None = None
+
+
+class Delta(Struct, omit_defaults=True):
+    """What a chunk adds to a message."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChoice(Struct):
+    """One answer; `token_ids` only when asked for."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class DeltaChoice(Struct):
+    """A piece of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class TextChoice(Struct):
+    """One completion, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: Any = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Answer(Struct):
+    """A whole response of either kind."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice] | list[TextChoice]
+    usage: Usage
+    system_fingerprint: str
+    prompt_logprobs: Any = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+def json_response(value: Any) -> Response:
+    """A struct as a response."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+class Frames:
+    """The events of one stream: what all of them share is encoded once."""
+
+    def __init__(self, name: str, kind: str, created: int, model: str, fingerprint: str, with_usage: bool) -> None:
+        fields = {"id": name, "object": kind, "created": created, "model": model, "system_fingerprint": fingerprint}
+        self._head = b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+        self._encoder = msgspec.json.Encoder()
+
+    def choice(self, choice: DeltaChoice | TextChoice, usage: Usage | None = None) -> bytes:
+        """One chunk with one choice."""
+        tail = self._tail if usage is None else b'],"usage":' + self._encoder.encode(usage) + b"}\n\n"
+        return self._head + self._encoder.encode(choice) + tail
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last chunk, which has no choice."""
+        return self._head + b'],"usage":' + self._encoder.encode(usage) + b"}\n\n"
+
+
+class UsageCounter:
+    """Adds up the tokens of a request's prompts and outputs."""
+
+    def __init__(self, details: bool) -> None:
+        self._details = details
+        self._prompts: dict[int, int] = {}
+        self._cached: dict[int, int] = {}
+        self.completion = 0
+
+    def see(self, prompt: int, output: Any) -> None:
+        """Takes one output of prompt number `prompt`."""
+        if output.prompt_token_ids is not None:
+            self._prompts[prompt] = len(output.prompt_token_ids)
+        if output.num_cached_tokens is not None:
+            self._cached[prompt] = output.num_cached_tokens
+        self.completion += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def usage(self) -> Usage:
+        """The sums so far."""
+        prompt = sum(self._prompts.values())
+        details = PromptDetails(sum(self._cached.values())) if self._details else None
+        return Usage(prompt, prompt + self.completion, self.completion, details)
+
+
+class TokenTexts:
+    """How tokens are shown in log-probabilities: their text, or "token_id:N"."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes], as_ids: bool) -> None:
+        self._token_bytes = token_bytes
+        self._as_ids = as_ids
+
+    def __call__(self, token_id: int) -> tuple[str, bytes]:
+        data = self._token_bytes(token_id)
+        return (f"token_id:{token_id}" if self._as_ids else data.decode(errors="replace")), data
+
+    def chat(self, token_ids: Iterable[int], positions: Iterable[Any], top: int) -> ChatLogprobs:
+        """Log-probabilities of a piece of a chat answer, with the `top` best candidates (-1: all)."""
+        content = []
+        for token_id, entries in zip(token_ids, positions, strict=False):
+            text, data = self(token_id)
+            best = [
+                TopLogprob(*self._candidate(candidate, entry)) for candidate, entry in _best(entries, top) if top != 0
+            ]
+            content.append(TokenLogprob(text, max(entries[token_id].logprob, _FLOOR), list(data), best))
+        return ChatLogprobs(content)
+
+    def _candidate(self, token_id: int, entry: Any) -> tuple[str, float, list[int]]:
+        text, data = self(token_id)
+        return text, max(entry.logprob, _FLOOR), list(data)
+
+    def text(self, token_ids: Iterable[int], positions: Iterable[Any], top: int, offset: int) -> TextLogprobs:
+        """Log-probabilities of a piece of a completion whose text starts at character `offset`."""
+        answer = TextLogprobs([], [], [], [])
+        for token_id, entries in zip(token_ids, positions, strict=False):
+            text, data = self(token_id)
+            answer.text_offset.append(offset)
+            answer.tokens.append(text)
+            offset += len(data.decode(errors="replace"))
+            if entries is None:
+                answer.token_logprobs.append(None)
+                answer.top_logprobs.append(None)
+                continue
+            answer.token_logprobs.append(max(entries[token_id].logprob, _FLOOR))
+            answer.top_logprobs.append(
+                {self(candidate)[0]: max(entry.logprob, _FLOOR) for candidate, entry in _best(entries, top)}
+            )
+        return answer
+
+
+def _best(entries: Mapping[int, Any], top: int) -> list[tuple[int, Any]]:
+    """The `top` most likely candidates of one position, best first."""
+    ordered = sorted(entries.items(), key=lambda item: -item[1].logprob)
+    return ordered if top < 0 else ordered[:top]
+
+
+def prompt_logprobs(positions: Any) -> Any:
+    """Prompt log-probabilities as a list of null or token id -> entry."""
+    if positions is None:
+        return None
+    return [
+        None
+        if entries is None
+        else {
+            str(token_id): {
+                "logprob": max(entry.logprob, _FLOOR),
+                "rank": entry.rank,
+                "decoded_token": entry.decoded_token,
+            }
+            for token_id, entry in entries.items()
+        }
+        for entries in positions
+    ]

@@ -1,0 +1,228 @@
+"""Request bodies of the OpenAI routes, as OpenAI's and vLLM's clients send them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from frame.core.interfaces.schema import (
+    MAX_INT,
+    MAX_TOKEN_LIST,
+    BoundedModel,
+    Name,
+    SamplingFields,
+    Text,
+    TokenIds,
+    at_most,
+    bound_logprobs,
+    limits_of,
+)
+
+_MAX_PARTS = 1024
+_MAX_TOOLS = 512
+_GRAMMAR = "it needs a grammar plugin, and none is installed"
+_PARSER = "it needs a tool parser, and none is installed"
+
+Object = dict[str, Any]  # free form: bounded by the size and depth of the body
+
+
+class StreamOptions(BoundedModel):
+    """What a stream says about usage."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(SamplingFields):
+    """What chat and text completions have in common."""
+
+    not_served: ClassVar[Mapping[str, str]] = {
+        "use_beam_search": "beam search is there in Python only",
+        "structured_outputs": _GRAMMAR,
+        "guided_json": _GRAMMAR,
+        "guided_regex": _GRAMMAR,
+        "guided_choice": _GRAMMAR,
+        "guided_grammar": _GRAMMAR,
+        "logits_processors": "processors are named on the command line",
+    }
+
+    model: Name | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: Name | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")] | None = None
+    priority: int = Field(0, ge=-MAX_INT, le=MAX_INT)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    echo: bool = False
+    add_special_tokens: bool | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    response_format: Object | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_vllm_names(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "vllm_xargs" in data and "extra_args" not in data:
+            data = dict(data)
+            data["extra_args"] = data.pop("vllm_xargs")
+        return data
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream=true")
+        return self
+
+    @field_validator("response_format")
+    @classmethod
+    def _text_only(cls, value: Object | None) -> Object | None:
+        kind = (value or {}).get("type", "text")
+        if kind != "text":
+            raise ValueError(f"type {str(kind)[:50]!r} is not served: {_GRAMMAR}")
+        return value
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`. `prompt` is text, token ids, or a list of either."""
+
+    not_served: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.not_served,
+        "suffix": "no model here fills in the middle",
+        "prompt_embeds": "prompts are text or token ids",
+    }
+
+    prompt: Text | TokenIds | list[Text] | list[TokenIds]
+    max_tokens: int | None = Field(16, ge=0, le=MAX_INT)
+    logprobs: int | None = Field(None, ge=0, le=MAX_INT)
+    best_of: int | None = Field(None, ge=1, le=MAX_INT)
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _check_prompt(cls, value: Any, info: ValidationInfo) -> Any:
+        """Says plainly what is wrong, and counts before anything is converted."""
+        if isinstance(value, str):
+            return value
+        limits = limits_of(info)
+        if not isinstance(value, list) or not value:
+            raise ValueError("must be text, token ids, or a non-empty list of either")
+        kinds = {type(item) for item in value}
+        if kinds == {int}:
+            if len(value) > MAX_TOKEN_LIST:
+                raise ValueError(f"must have at most {MAX_TOKEN_LIST} token ids")
+            return value
+        if kinds not in ({str}, {list}):
+            raise ValueError("must be text, token ids, or a list of either, not a mixture")
+        if limits is not None and len(value) > limits.max_prompts:
+            raise ValueError(f"must hold at most {limits.max_prompts} prompts (--max-prompts), got {len(value)}")
+        return value
+
+    @field_validator("logprobs")
+    @classmethod
+    def _bound_logprobs_of_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        return bound_logprobs(value, info)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ValueError("best_of is not served unless it equals n")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens must be at least 1 unless echo is true, got 0")
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one or many."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class Message(BoundedModel):
+    """One message of a chat. What else it carries goes to the chat template as it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Text | Annotated[list[Object | Text], Field(max_length=_MAX_PARTS)] | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[Object], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_call_id: Name | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, data: Any, info: ValidationInfo) -> Any:
+        return data
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    not_served: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.not_served,
+        "functions": "send tools",
+        "function_call": "send tool_choice",
+        "audio": "answers are text",
+        "mm_processor_kwargs": "messages are text",
+    }
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=-1, le=MAX_INT)
+    tools: Annotated[list[Object], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: Text | None = None
+    chat_template_kwargs: Annotated[dict[Name, Any], Field(max_length=64)] | None = None
+    documents: Annotated[list[Object], Field(max_length=_MAX_PARTS)] | None = None
+    reasoning_effort: Name | None = None
+    include_reasoning: bool = True
+    store: bool | None = None
+    metadata: Annotated[dict[Name, Text], Field(max_length=64)] | None = None
+    service_tier: Name | None = None
+    modalities: Annotated[list[Name], Field(max_length=8)] | None = None
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _bound_messages(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, list):
+            at_most(len(value), "max_messages", info, "messages")
+        return value
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _no_forced_tool(cls, value: Any) -> Any:
+        if value == "required" or isinstance(value, dict):
+            raise ValueError(f"'required' and named tools are not served: {_PARSER}")
+        return value
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _bound_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        return bound_logprobs(value, info)
+
+    @field_validator("chat_template")
+    @classmethod
+    def _trusted_templates_only(cls, value: str | None, info: ValidationInfo) -> str | None:
+        limits = limits_of(info)
+        if value is not None and limits is not None and not limits.trust_request_chat_template:
+            raise ValueError("is not taken from requests (--trust-request-chat-template)")
+        return value
+
+    @field_validator("modalities")
+    @classmethod
+    def _answers_are_text(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and set(value) - {"text"}:
+            raise ValueError("must be ['text']: answers are text")
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs=true")
+        return self

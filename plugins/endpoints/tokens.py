@@ -1,0 +1,91 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field, model_validator
+
+from frame.core.interfaces.endpoint import Endpoint
+from frame.core.interfaces.schema import BoundedModel, Name, Text, TokenIds
+
+from .openai_bodies import Message, Object
+
+
+class TokenizeBody(BoundedModel):
+    """Either `prompt`, or `messages` and what a chat takes."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=65536)] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Annotated[list[Object], Field(max_length=512)] | None = None
+    chat_template_kwargs: Annotated[dict[Name, Any], Field(max_length=64)] | None = None
+
+    @model_validator(mode="after")
+    def _either(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(BoundedModel):
+    """Token ids to turn into text."""
+
+    model: Name | None = None
+    tokens: TokenIds
+
+
+class TokensEndpoint(Endpoint):
+    """The tokenizer over HTTP."""
+
+    def router(self) -> APIRouter:
+        """Both routes."""
+        router = APIRouter()
+        for path, handler, kind in (
+            ("/tokenize", self._tokenize, TokenizeBody),
+            ("/detokenize", self._detokenize, DetokenizeBody),
+        ):
+            schema = {"requestBody": {"content": {"application/json": {"schema": kind.model_json_schema()}}}}
+            router.add_api_route(path, handler, methods=["POST"], openapi_extra=schema)
+        return router
+
+    async def _tokenize(self, request: Request) -> Response:
+        body: TokenizeBody = self.serving.parse(request, TokenizeBody)
+        self.serving.model(body.model)
+        if body.prompt is not None:
+            ids = await self.serving.tokenize(body.prompt, body.add_special_tokens)
+        else:
+            chat = await self.serving.chat_prompt(
+                [message.model_dump(exclude_unset=True) for message in body.messages or ()],
+                chat_template=None,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                tools=body.tools,
+                template_kwargs=body.chat_template_kwargs or {},
+            )
+            ids = [int(token) for token in chat.token_ids]
+        texts = [self.serving.token_bytes(token).decode(errors="replace") for token in ids]
+        return _json(
+            {
+                "count": len(ids),
+                "max_model_len": self.serving.limits.max_model_len,
+                "tokens": ids,
+                "token_strs": texts if body.return_token_strs else None,
+            }
+        )
+
+    async def _detokenize(self, request: Request) -> Response:
+        body: DetokenizeBody = self.serving.parse(request, DetokenizeBody)
+        self.serving.model(body.model)
+        return _json({"prompt": await self.serving.detokenize(body.tokens)})
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from frame.core.interfaces import RequestError
+from frame.core.server.ingress import JSON_BODY, MAX_DEPTH, Ingress, KeyRing, parse_json, respond
+
+
+class Recorder:
+    """An application that answers with what reached it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.problem: str | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.calls += 1
+        message = await receive() if scope["method"] == "POST" else {"body": b""}
+        answer = {"json": scope.get(JSON_BODY), "size": len(message["body"]), "path": scope["path"]}
+        await respond(send, 200, json.dumps(answer).encode())
+
+
+def client_of(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
+
+
+def ingress_of(recorder: Recorder, keys: tuple[str, ...] = (), **options: Any) -> Ingress:
+    options.setdefault("max_body_bytes", 10_000)
+    return Ingress(recorder, keys=keys, problem=lambda: recorder.problem, **options)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+async def open_client(recorder: Recorder) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(ingress_of(recorder)) as client:
+        yield client
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "one"}, 401),
+        ({"Authorization": "Basic one"}, 401),
+        ({"Authorization": "Bearer"}, 401),
+        ({"x-api-key": "wrong"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": "one"}, 200),
+        ({"Authorization": "Bearer two"}, 200),
+        ({"authorization": "bearer one"}, 200),
+        ({"Authorization": "Bearer wrong", "x-api-key": "two"}, 200),
+    ],
+)
+async def test_keys(recorder: Recorder, headers: dict[str, str], status: int) -> None:
+    async with client_of(ingress_of(recorder, ("one", "two"))) as client:
+        for path in ("/v1/models", "/tokenize", "/metrics", "/nothing", "/healthy", "/health/", "/x/health"):
+            response = await client.get(path, headers=headers)
+            assert response.status_code == status
+            if status == 401:
+                assert error_of(response)["code"] == "invalid_api_key"
+                assert response.headers["www-authenticate"] == "Bearer"
+    assert recorder.calls == (7 if status == 200 else 0)
+
+
+@pytest.mark.parametrize(
+    "path", ["//health", "/%68ealth", "/health%2f..%2fv1/models", "/v1/../health", "/health%00", "/HEALTH", "/./health"]
+)
+async def test_forged_paths_need_the_key(recorder: Recorder, path: str) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    import urllib.parse
+
+    for host in (b"server", b"server/health", b"evil.example"):
+        scope = {
+            "type": "http", "method": "GET", "path": urllib.parse.unquote(path), "raw_path": path.encode(),
+            "headers": [(b"host", host), (b"x-forwarded-prefix", b"/health")],
+        }  # fmt: skip
+        await ingress_of(recorder, ("key",))(scope, receive, send)
+    assert [message["status"] for message in sent if "status" in message] == [401, 401, 401]
+
+
+async def test_health_and_preflight_are_open(recorder: Recorder) -> None:
+    async with client_of(ingress_of(recorder, ("key",))) as client:
+        for path in ("/health", "/ping"):
+            assert (await client.get(path)).status_code == 200
+        assert (await client.options("/v1/models")).status_code == 200
+
+
+async def test_an_absent_engine_answers_503(recorder: Recorder) -> None:
+    recorder.problem = "the engine is starting"
+    async with client_of(ingress_of(recorder)) as client:
+        response = await client.get("/v1/models")
+        assert response.status_code == 503
+        assert error_of(response)["message"] == "the engine is starting"
+        assert (await client.get("/health")).status_code == 200  # the route itself says what is wrong
+
+
+def post(client: httpx.AsyncClient, body: bytes, kind: str = "application/json") -> Any:
+    return client.post("/x", content=body, headers={"Content-Type": kind})
+
+
+async def test_json_reaches_the_route(open_client: httpx.AsyncClient) -> None:
+    response = await post(open_client, b'{"a": [1, 2.5, "x"]}')
+    assert response.json() == {"json": {"a": [1, 2.5, "x"]}, "size": 20, "path": "/x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"a": ', "not valid JSON"),
+        (b'{"a": NaN}', "not valid JSON"),
+        (b'{"a": -Infinity}', "not valid JSON"),
+        (b'{"a": 1e999}', "not valid JSON"),
+        (b'{"a": "\xff\xfe"}', "not UTF-8"),
+        (b"\x80\x04\x95", "not valid JSON"),
+        (b'{"a": "\\ud800"}', "not valid JSON"),
+        (b"{} {}", "not valid JSON"),
+        (b"[" * 100_0 + b"]" * 100_0, "nests deeper"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "nests deeper"),
+    ],
+)
+async def test_bad_bodies_get_400(open_client: httpx.AsyncClient, body: bytes, words: str) -> None:
+    response = await post(open_client, body)
+    assert response.status_code == 400
+    error = error_of(response)
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+async def test_other_types_get_415(open_client: httpx.AsyncClient) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/octet-stream"):
+        assert (await post(open_client, b"{}", kind)).status_code == 415
+    assert (await post(open_client, b"{}", "application/json; charset=utf-8")).status_code == 200
+
+
+async def test_long_bodies_get_413(recorder: Recorder, open_client: httpx.AsyncClient) -> None:
+    assert (await post(open_client, b'"' + b"x" * 10_000 + b'"')).status_code == 413
+
+    read = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(1000):
+            read += 1000
+            yield b" " * 1000
+
+    response = await open_client.post("/x", content=chunks(), headers={"Content-Type": "application/json"})
+    assert response.status_code == 413
+    assert recorder.calls == 0
+
+
+async def test_too_many_headers_get_431(open_client: httpx.AsyncClient) -> None:
+    response = await open_client.get("/x", headers={f"x-{number}": "1" for number in range(300)})
+    assert response.status_code == 431
+
+
+async def test_request_ids(recorder: Recorder) -> None:
+    async with client_of(ingress_of(recorder, request_ids=True)) as client:
+        assert (await client.get("/x", headers={"X-Request-Id": "abc"})).headers["x-request-id"] == "abc"
+        assert len((await client.get("/x")).headers["x-request-id"]) == 32
+    async with client_of(ingress_of(recorder)) as client:
+        assert "x-request-id" not in (await client.get("/x")).headers
+
+
+def test_depth_counts_brackets_outside_strings_only() -> None:
+    assert parse_json(json.dumps({"a": "[" * 500, "b": '\\"[' * 100}).encode())
+    deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+    assert parse_json(deepest) is not None
+    with pytest.raises(RequestError):
+        parse_json(b"[" + deepest + b"]")
+    mixed = b'{"a":[' * (MAX_DEPTH // 2 + 1) + b"]}" * (MAX_DEPTH // 2 + 1)
+    with pytest.raises(RequestError):
+        parse_json(mixed)
+
+
+@pytest.mark.parametrize("unit", [b"[]", b'"', b'\\"', b"[", b'"\\', b"{", b"\\"])
+def test_hostile_bodies_cost_linear_time(unit: bytes) -> None:
+    body = b'{"x": [' + unit * (2_000_000 // len(unit))
+    start = time.perf_counter()
+    with pytest.raises(RequestError):
+        parse_json(body)
+    assert time.perf_counter() - start < 2.0
+
+
+def test_keys_are_kept_as_digests() -> None:
+    ring = KeyRing(["secret-key"])
+    assert "secret-key" not in repr(vars(ring))
+    assert ring.admits([(b"authorization", b"Bearer secret-key")])
+    assert KeyRing([]).admits([])
