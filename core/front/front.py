@@ -160,6 +160,11 @@ class Front:
         """Requests that have not ended."""
         return len(self._records)
 
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Tokens that end an output."""
+        return self._admission.eos_token_ids
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; raises `TokenizerError` when there is none."""
         return self.source.get()

@@ -46,6 +46,11 @@ class ParsedPrompt:
     token_ids: np.ndarray | None = None
     salt: str | None = None
 
+    @property
+    def ids(self) -> list[int]:
+        """The ids as a list; empty when there is only text."""
+        return [] if self.token_ids is None else self.token_ids.tolist()
+
 
 def parse_prompt(prompt: Any) -> ParsedPrompt:
     """Reads any form of prompt without changing it; raises `InvalidRequest`."""

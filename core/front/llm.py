@@ -1,0 +1,278 @@
+"""`LLM`: offline inference. Prompts in, finished outputs back, in order; the engine runs in the caller's process."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ..config.flat import from_flat
+from ..interfaces.sampling import RequestOutputKind, SamplingParams
+from .beam import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
+from .llm_engine import LLMEngine, refuse_unserved
+from .metrics import Metric
+from .outputs import RequestOutput
+from .progress import Progress, ProgressOption
+from .prompts import InvalidRequest, ParsedPrompt, TokensPrompt, as_prompts, parse_prompt
+from .template import ChatOptions, ContentFormat
+
+logger = logging.getLogger(__name__)
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model and its engine.
+
+    `LLM()` is the demo model that ships with frame. Keywords are the engine's settings under vLLM's names (the fields
+    of `EngineArgs`); None means the default. Raises one error with the root cause when the engine cannot start.
+    """
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        self.llm_engine = LLMEngine.from_config(from_flat({"model": model, **settings}))
+        self.request_counter = itertools.count()
+
+    @classmethod
+    def from_engine(cls, engine: LLMEngine) -> LLM:
+        """Wraps a running engine."""
+        llm = cls.__new__(cls)
+        llm.llm_engine = engine
+        llm.request_counter = itertools.count()
+        return llm
+
+    def generate(
+        self,
+        prompts: Any = None,
+        sampling_params: Params = None,
+        use_tqdm: ProgressOption = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        *,
+        prompt_token_ids: Any = None,
+        **unused: Any,
+    ) -> list[RequestOutput]:
+        """Completes prompts (text, token ids, dicts, or a list of them); outputs come in the order of the prompts.
+
+        One SamplingParams serves all prompts, a list pairs with them, None takes the model's defaults. Raises
+        `InvalidRequest` (a `ValueError`) before anything runs; then no request of this call is left in the engine.
+        """
+        refuse_unserved(lora_request=lora_request, **unused)
+        parsed = _legacy(prompts, prompt_token_ids)
+        pairs = self._pair(parsed, sampling_params)
+        if priority is not None and len(priority) != len(parsed):
+            raise InvalidRequest(f"{len(priority)} priorities were given for {len(parsed)} prompts", "priority")
+        return self._run(pairs, list(priority or [0] * len(parsed)), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: Params = None,
+        use_tqdm: ProgressOption = True,
+        lora_request: Any = None,
+        chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **unused: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or a list of them; arguments as `generate` and `preprocess_chat`."""
+        refuse_unserved(lora_request=lora_request, **unused)
+        prompts = self._render(
+            messages,
+            ChatOptions(
+                chat_template=chat_template,
+                content_format=chat_template_content_format,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=chat_template_kwargs or {},
+            ),
+        )
+        return self._run(self._pair(prompts, sampling_params), [0] * len(prompts), use_tqdm)
+
+    def preprocess_chat(
+        self,
+        messages: Sequence[Any],
+        chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[TokensPrompt]:
+        """Renders conversations without running them; `chat_template` is a template, a file, or None for the default.
+
+        `continue_final_message` leaves the last message open and excludes `add_generation_prompt`.
+        """
+        prompts = self._render(
+            messages,
+            ChatOptions(
+                chat_template=chat_template,
+                content_format=chat_template_content_format,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=chat_template_kwargs or {},
+            ),
+        )
+        return [TokensPrompt(prompt_token_ids=one.ids, prompt=one.text or "") for one in prompts]
+
+    def beam_search(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: ProgressOption = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt; `concurrency_limit` prompts at a time."""
+        refuse_unserved(lora_request=lora_request)
+        front = self.llm_engine.front
+        searches = []
+        for prompt in as_prompts(prompts):
+            parsed = parse_prompt(prompt)
+            ids = parsed.ids if parsed.token_ids is not None else front.tokenizer().encode(parsed.text or "")
+            beams = [BeamSearchSequence(ids)]
+            searches.append(BeamSearch(params, len(ids), frozenset(front.eos_token_ids), beams))
+        batch = concurrency_limit or len(searches) or 1
+        with Progress(use_tqdm, params.max_tokens * -(-len(searches) // batch), "Beam search", "token") as progress:
+            for start in range(0, len(searches), batch):
+                search(searches[start : start + batch], self._generate_quietly, front.max_model_len, progress.advance)
+        tokenizer = front.source.get_or_none()
+        return [one.result(None if tokenizer is None else tokenizer.decode) for one in searches]
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        return self.llm_engine.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without parameters use: the model's generation config."""
+        return self.llm_engine.front.default_sampling_params.clone()
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        return self.get_default_sampling_params()
+
+    def get_metrics(self) -> list[Metric]:
+        """Every metric now; needs disable_log_stats=False."""
+        return self.llm_engine.get_metrics()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Empties the prefix cache."""
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Calls a method of every worker by name, or a callable with the worker; returns the answers by rank."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls `func(model)` in every worker; returns the answers by rank."""
+        return self.llm_engine.apply_model(func)
+
+    def start_profile(self) -> None:
+        """Begins a profiler trace."""
+        self.llm_engine.start_profile()
+
+    def stop_profile(self) -> Any:
+        """Ends the trace."""
+        return self.llm_engine.stop_profile()
+
+    def sleep(self, level: int = 1) -> None:
+        """Frees device memory until `wake_up`; raises where the platform cannot."""
+        self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Takes the memory back."""
+        self.llm_engine.wake_up(tags)
+
+    def close(self) -> None:
+        """Frees the device; also happens when the object goes."""
+        self.llm_engine.close()
+
+    def __del__(self) -> None:
+        engine = getattr(self, "llm_engine", None)
+        if engine is not None:
+            with suppress(Exception):
+                engine.close()
+
+    def _render(self, messages: Sequence[Any], options: ChatOptions) -> list[ParsedPrompt]:
+        single = not messages or isinstance(messages[0], Mapping)
+        return [self.llm_engine.front.render_chat(one, options) for one in ([messages] if single else messages)]
+
+    def _pair(self, prompts: Sequence[Any], params: Params) -> list[tuple[Any, SamplingParams]]:
+        """Each prompt with its parameters, made to answer only at the end."""
+        if params is None:
+            params = self.get_default_sampling_params()
+        if not isinstance(params, Sequence):
+            final = _final_only(params)
+            return [(prompt, final) for prompt in prompts]
+        if len(params) != len(prompts):
+            raise InvalidRequest(
+                f"{len(params)} sampling params were given for {len(prompts)} prompts", "sampling_params"
+            )
+        return [(prompt, _final_only(one)) for prompt, one in zip(prompts, params, strict=True)]
+
+    def _run(
+        self, pairs: Sequence[tuple[Any, SamplingParams]], priorities: Sequence[int], use_tqdm: ProgressOption
+    ) -> list[RequestOutput]:
+        engine = self.llm_engine
+        positions: dict[str, int] = {}
+        results: list[RequestOutput | None] = [None] * len(pairs)
+        try:
+            for position, (prompt, params) in enumerate(pairs):
+                request_id = str(next(self.request_counter))
+                engine.add_request(request_id, prompt, params, priority=priorities[position])
+                positions[request_id] = position
+            with Progress(use_tqdm, len(pairs), "Processed prompts", "prompt") as progress:
+                while positions:
+                    outputs = engine.step()
+                    if not outputs and not engine.core.has_unfinished():
+                        raise RuntimeError(f"the engine lost {len(positions)} requests")
+                    for output in outputs:
+                        position_of = positions.pop(output.request_id, None)
+                        if output.finished and position_of is not None:
+                            results[position_of] = output
+                            progress.finish(output)
+        finally:
+            engine.abort_request(list(positions))  # what an error or an interrupt left
+        return [output for output in results if output is not None]
+
+    def _generate_quietly(self, prompts: list[TokensPrompt], params: SamplingParams) -> list[RequestOutput]:
+        return self.generate(prompts, params, use_tqdm=False)
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
+    if params.output_kind == RequestOutputKind.FINAL_ONLY:
+        return params
+    final = params.clone()
+    if final is params:
+        return params
+    final.output_kind = RequestOutputKind.FINAL_ONLY
+    return final
+
+
+def _legacy(prompts: Any, prompt_token_ids: Any) -> list[Any]:
+    """Prompts as a list; ids may come apart from them, as vLLM once took them."""
+    if prompt_token_ids is None:
+        if prompts is None:
+            raise InvalidRequest("generate needs prompts", "prompt")
+        return as_prompts(prompts)
+    ids = as_prompts(prompt_token_ids)
+    if prompts is None:
+        return ids
+    texts = as_prompts(prompts)
+    if len(texts) != len(ids):
+        raise InvalidRequest(f"{len(texts)} prompts were given with {len(ids)} lists of token ids", "prompt")
+    return [TokensPrompt(prompt=text, prompt_token_ids=one) for text, one in zip(texts, ids, strict=True)]

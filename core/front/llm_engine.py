@@ -1,0 +1,195 @@
+"""`LLMEngine`: requests in, one step at a time, outputs out; in the caller's process and thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineCore
+from ..interfaces.engine import EngineStats
+from ..interfaces.sampling import SamplingParams
+from .front import Front
+from .metrics import Metric
+from .outputs import RequestOutput
+from .prompts import InvalidRequest
+
+if TYPE_CHECKING:
+    from ..config.arguments import EngineArgs
+
+logger = logging.getLogger(__name__)
+
+#: what `sleep` keeps, by level
+_SLEEP_KEEPS = {1: ("weights",), 2: ()}
+
+
+class LLMEngine:
+    """An engine and its front, driven by the caller: `add_request`, then `step` until nothing is unfinished."""
+
+    def __init__(self, config: FrameConfig, core: EngineCore, front: Front) -> None:
+        self.config = config
+        self.core = core
+        self.front = front
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
+        """Starts an engine; raises one error with the root cause."""
+        return cls.from_config(engine_args.create_engine_config())
+
+    @classmethod
+    def from_config(cls, config: FrameConfig) -> LLMEngine:
+        """As `from_engine_args`, from a configuration tree."""
+        from ..config.checkpoint import read_checkpoint
+        from ..engine.engine import make_engine
+        from ..registry import Registry
+        from ..worker.processors import request_check
+
+        registry = Registry.load()
+        checkpoint = read_checkpoint(config)
+        check = request_check(config, registry)
+        core = make_engine(config, registry)
+        try:
+            return cls(config, core, Front(config, checkpoint, core.info, validators=[check]))
+        except BaseException:
+            core.close()
+            raise
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        *,
+        priority: int = 0,
+        **unused: Any,
+    ) -> str:
+        """Queues a request and returns its id.
+
+        Raises `InvalidRequest` (a `ValueError`), and then nothing is left of it. `arrival_time` and None-valued
+        keywords of vLLM are accepted and change nothing.
+        """
+        del arrival_time
+        refuse_unserved(lora_request=lora_request, **unused)
+        requests = self.front.submit(request_id, prompt, params, priority=priority)
+        try:
+            for request in requests:
+                self.core.add(request)
+        except BaseException as error:
+            self.abort_request([request_id])
+            if isinstance(error, ValueError):
+                raise InvalidRequest(str(error)) from error
+            raise
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Runs the engine until it has something to say; returns the outputs of requests that changed."""
+        outputs, ended = self.front.process(self.core.step())
+        if ended:
+            self.core.abort(ended)
+        return outputs
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """Ends requests without a further output; unknown ids are ignored."""
+        _, ended = self.front.abort([request_ids] if isinstance(request_ids, str) else request_ids)
+        if ended:
+            self.core.abort(ended)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.front.num_unfinished > 0
+
+    def get_num_unfinished_requests(self) -> int:
+        return self.front.num_unfinished
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer; raises `TokenizerError` when there is none."""
+        return self.front.tokenizer().hf
+
+    def stats(self) -> EngineStats:
+        """The engine's own counters and gauges now."""
+        return self.core.stats()
+
+    def get_metrics(self) -> list[Metric]:
+        """Every metric now; raises `RuntimeError` unless statistics are kept (disable_log_stats=False)."""
+        if self.front.statistics is None:
+            raise RuntimeError("metrics are not kept: pass disable_log_stats=False")
+        return self.front.statistics.snapshot(self.core.stats())
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Empties the prefix cache; running requests are recomputed if asked, else their blocks make this False."""
+        arguments = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
+        return bool(self.core.call("reset_prefix_cache", arguments))
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Calls `method` on every worker: by name, or `method(worker, *args, **kwargs)` where workers live here.
+
+        Returns the answers by rank. `timeout` only bounds workers of other processes.
+        """
+        del timeout
+        keywords = dict(kwargs or {})
+        if isinstance(method, str) and not args:
+            return list(self.core.call("worker", {"method": method, **keywords}))
+        if self.config.executor.executor != "inline":
+            raise ValueError(
+                "workers of other processes take a method by name and keyword arguments only; use executor 'inline' "
+                "for callables and positional arguments"
+            )
+        name = method
+
+        def function(worker: Any, *given: Any) -> Any:
+            if isinstance(name, str):
+                return getattr(worker, name)(*given, **keywords)
+            return name(worker, *given, **keywords)
+
+        return list(self.core.call("worker", {"method": "run", "function": function, "args": tuple(args)}))
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Calls `func(model)` in every worker; returns the answers by rank."""
+        return self.collective_rpc(lambda worker: func(worker.model))
+
+    def start_profile(self) -> None:
+        """Begins a profiler trace (profile_dir)."""
+        self.core.call("start_profile")
+
+    def stop_profile(self) -> Any:
+        """Ends the trace."""
+        return self.core.call("stop_profile")
+
+    def sleep(self, level: int = 1) -> None:
+        """Frees device memory: level 1 keeps the weights on the host, level 2 keeps nothing.
+
+        Raises `NotImplementedError` where the platform cannot.
+        """
+        if level not in _SLEEP_KEEPS:
+            raise ValueError(f"sleep level must be 1 or 2, got {level!r}")
+        if self.front.num_unfinished:
+            raise RuntimeError(
+                f"{self.front.num_unfinished} requests are unfinished; finish or abort them before sleep"
+            )
+        self.core.call("sleep", {"keep": list(_SLEEP_KEEPS[level])})
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Takes the memory back: "weights", "kv_cache", or all."""
+        self.core.call("wake_up", {"tags": list(tags or ("weights", "kv_cache"))})
+
+    def close(self) -> None:
+        """Frees the device and stops workers. May be called twice."""
+        self.core.close()
+
+
+def refuse_unserved(**arguments: Any) -> None:
+    """Raises `InvalidRequest` for a keyword of vLLM's that has a value but no meaning here yet."""
+    for name, value in arguments.items():
+        if name not in ("lora_request", "tokenization_kwargs", "trace_headers", "prompt_text", "data_parallel_rank",
+                        "mm_processor_kwargs"):  # fmt: skip
+            raise TypeError(f"unexpected keyword argument {name!r}")
+        if value:
+            raise InvalidRequest(f"{name} is not served yet; leave it out", name)

@@ -1,0 +1,54 @@
+"""Progress bars of offline runs. Knows tqdm's interface only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from .outputs import RequestOutput
+
+#: False: none; True: tqdm; else what makes a bar, called with tqdm's keywords
+ProgressOption: TypeAlias = bool | Callable[..., Any]
+
+
+class Progress:
+    """A bar over `total` steps, or nothing."""
+
+    def __init__(self, option: ProgressOption, total: int, label: str, unit: str) -> None:
+        self._bar: Any = None
+        self._start = time.perf_counter()
+        self._num_in = self._num_out = 0
+        if not option:
+            return
+        make: Any = option
+        if option is True:
+            from tqdm.auto import tqdm as make
+        self._bar = make(total=total, desc=label, unit=unit, dynamic_ncols=True)
+
+    def advance(self) -> None:
+        """One step is done."""
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def finish(self, output: RequestOutput) -> None:
+        """One request is done; shows tokens per second in and out."""
+        if self._bar is None:
+            return
+        self._num_in += len(output.prompt_token_ids or ())
+        self._num_out += sum(len(completion.token_ids) for completion in output.outputs)
+        seconds = max(time.perf_counter() - self._start, 1e-9)
+        self._bar.set_postfix_str(
+            f"input: {self._num_in / seconds:.0f} tok/s, output: {self._num_out / seconds:.0f} tok/s", refresh=False
+        )
+        self._bar.update(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
