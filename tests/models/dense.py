@@ -49,22 +49,21 @@ class DenseAttention(AttentionBackend):
         return torch.einsum("hqk,khd->qhd", weights, values)
 
 
-def make_model(folder: Path, group: ProcessGroup | None = None, **build: Any) -> Model:
-    """The model of a checkpoint, in float32, loaded and bound to dense attention."""
+def make_model(folder: Path, group: ProcessGroup | None = None, dtype: torch.dtype = torch.float32) -> Model:
+    """The model of a checkpoint, loaded and bound to dense attention."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
     group = group or SingleGroup()
     maker = ModelBuild(
         config=config.get_text_config(),
-        dtype=torch.float32,
+        dtype=dtype,
         device=torch.device("cpu"),
         ops=Ops(),
         groups=Groups(group, SingleGroup(), SingleGroup()),
         block_size=16,
-        kv_dtype=torch.float32,
+        kv_dtype=dtype,
         device_type="cpu",
-        **build,
     )
     registry = Registry.load()
     model = registry.resolve(registry.choose("model", config.architectures[0]))(build=maker)

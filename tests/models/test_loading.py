@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from frame.core.config.tree import FrameConfig, LoadConfig
+from frame.core.interfaces.model import Model
 from frame.core.layers import load_weights
+from frame.core.registry import Registry
 from frame.core.testing.checkpoints import FAMILIES, make_checkpoint
 from frame.plugins.loaders.dummy import DummyLoader
 from tests.layers.ranks import run_ranks
@@ -99,3 +101,19 @@ def test_dummy_weights_give_finite_logits(family, tmp_path):
         parameter.fill_(float("nan"))
     load_weights(model, DummyLoader(tmp_path, config=FrameConfig(load=LoadConfig(load_format="dummy"))))
     assert torch.isfinite(run(model, IDS, [40])).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sixteen_bits_stay_near(family, tmp_path):
+    folder = make_checkpoint(tmp_path, family)
+    expected = run(make_model(folder), IDS, [40])
+    logits = run(make_model(folder, dtype=torch.bfloat16), IDS, [40])
+    assert logits.dtype == torch.float32
+    assert torch.cosine_similarity(logits, expected, dim=-1).mean() > 0.95
+
+
+def test_every_offered_model_is_one():
+    registry = Registry.load()
+    offered = {provider.name: registry.resolve(provider) for provider in registry.providers("model")}
+    assert all(issubclass(found, Model) for found in offered.values())
+    assert {family.architecture for family in FAMILIES.values()} <= set(offered)
