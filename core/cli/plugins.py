@@ -90,7 +90,9 @@ def _run_suite(kind: str, plugin: str) -> int:
     except ImportError:
         raise PluginError("frame plugins check needs pytest; install frame-llm[test]") from None
     if kind not in SUITES:
-        raise PluginError(f"there is no contract suite for a {KINDS[kind].noun}; there are: {', '.join(SUITES)}")
+        raise PluginError(
+            f"there is no contract suite for a {KINDS[kind].noun}; there are: {', '.join(SUITES) or 'none'}"
+        )
     print(f"{KINDS[kind].noun} {plugin}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         case = Path(folder, "test_contract.py")

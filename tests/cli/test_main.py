@@ -105,3 +105,38 @@ def test_import_is_quick():
 def test_python_dash_m(capsys):
     done = subprocess.run([sys.executable, "-m", "frame", "--version"], check=True, capture_output=True, text=True)
     assert done.stdout.startswith("frame ")
+
+
+def test_check_runs_the_suite_of_the_kind(tmp_path, capfd, monkeypatch):
+    suite = (
+        "from frame.core.registry import Registry\n"
+        "class Suite:\n"
+        "    plugin = ''\n"
+        "    def test_it_is_there(self):\n"
+        "        assert Registry.load().choose('platform', self.plugin).name == 'cpu'\n"
+        "    def test_wrong(self):\n"
+        "        assert {passes}\n"
+    )
+    code = (
+        "import sys, types\nsys.path.insert(0, {folder!r})\nimport suite\n"
+        "import frame.core.testing.suites as suites\nsuites.SUITES = {{'platform': suite.Suite}}\n"
+        "from frame.core.cli.main import main\nsys.exit(main(['plugins', 'check', 'cpu']))\n"
+    )
+    for passes, status in (("True", 0), ("False", 1)):
+        folder = tmp_path / passes
+        folder.mkdir()
+        (folder / "suite.py").write_text(suite.format(passes=passes))
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(folder=str(folder))], check=False, capture_output=True, text=True
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "platform frame-llm:cpu" in done.stdout
+        assert "2 passed" in done.stdout or "1 failed, 1 passed" in done.stdout
+
+
+def test_kinds_without_a_suite_are_said(capsys, monkeypatch):
+    from frame.core.testing import suites
+
+    monkeypatch.setattr(suites, "SUITES", {})
+    assert main(["plugins", "check", "cpu"]) == 1
+    assert "there is no contract suite for a platform; there are: none" in capsys.readouterr().err
