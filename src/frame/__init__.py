@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .core.config.arguments import AsyncEngineArgs as AsyncEngineArgs
     from .core.config.arguments import EngineArgs as EngineArgs
+    from .core.front.beam import BeamSearchParams as BeamSearchParams
+    from .core.front.llm import LLM as LLM
+    from .core.front.llm_engine import LLMEngine as LLMEngine
     from .core.front.logprobs import Logprob as Logprob
     from .core.front.outputs import CompletionOutput as CompletionOutput
     from .core.front.outputs import RequestOutput as RequestOutput
