@@ -59,29 +59,33 @@ def test_alone_then_together_then_from_the_prefix_cache(checkpoint):
     assert generate(llm, prompts[:1]) == expected[:1]
     assert generate(llm, prompts) == expected
     assert generate(llm, prompts) == expected
+    assert llm.llm_engine.core.stats().prefix_hits > 0
     shared = prompts[0] + expected[0][:10]
     assert generate(llm, [shared])[0][:10] == expected[0][10:]
-    llm.shutdown()
+    llm.close()
 
 
 def test_in_chunks_and_without_prefix_cache(checkpoint):
     folder, expected = checkpoint
     llm = make_llm(folder, max_num_batched_tokens=13, max_num_seqs=4, enable_prefix_caching=False)
     assert generate(llm, make_prompts()) == expected
-    llm.shutdown()
+    llm.close()
 
 
 def test_after_preemption(checkpoint):
     folder, expected = checkpoint
     llm = make_llm(folder, num_gpu_blocks_override=24, block_size=8, max_model_len=88, enable_prefix_caching=False)
-    # twice the requests and no shared blocks, so that windowed models run out of blocks too
-    assert generate(llm, make_prompts() * 2) == expected * 2
-    assert llm.llm_engine.engine.stats().preemptions > 0
-    llm.shutdown()
+    # many short prompts that outgrow the pool together, also where a window limits what each of them keeps
+    order = sorted(range(len(PROMPT_LENGTHS)), key=lambda i: PROMPT_LENGTHS[i])
+    order = order[:3] * 4 + order
+    prompts = make_prompts()
+    assert generate(llm, [prompts[i] for i in order]) == [expected[i] for i in order]
+    assert llm.llm_engine.core.stats().preemptions > 0
+    llm.close()
 
 
 def test_sync_scheduling(checkpoint):
     folder, expected = checkpoint
     llm = make_llm(folder, async_scheduling=False)
     assert generate(llm, make_prompts()) == expected
-    llm.shutdown()
+    llm.close()
