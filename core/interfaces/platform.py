@@ -19,6 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ..ops import Ops
     from ..parallel.group import ProcessGroup
+    from .model import Model
     from .step import StepPlan
 
 
@@ -112,7 +113,7 @@ class Graphs(ABC):
     """Recorded steps. The null object `EagerGraphs` pads nothing and records nothing."""
 
     @abstractmethod
-    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
+    def prepare(self, model: Model) -> Model:
         """Called once after loading; may compile. Returns the model to call."""
 
     @abstractmethod
@@ -132,7 +133,7 @@ class Graphs(ABC):
 class EagerGraphs(Graphs):
     """No recording: every step runs as it is."""
 
-    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
+    def prepare(self, model: Model) -> Model:
         return model
 
     def shape(self, plan: StepPlan) -> StepShape:

@@ -17,7 +17,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.wire import decode
-from .channel import AsyncChannel
+from ..channel import AsyncChannel
 from .messages import Abort, Add, Call, EngineDown, EngineNews, EngineUp, FromEngine, Outputs, Reply, Stage
 from .supervisor import EngineSupervisor
 

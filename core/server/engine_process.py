@@ -23,7 +23,7 @@ from ..interfaces.client import EngineCore
 from ..interfaces.engine import EngineOutput
 from ..interfaces.wire import encode
 from ..offers import PluginError
-from .channel import Channel, FrameTooLargeError, listen, same_user
+from ..channel import Channel, FrameTooLargeError, listen, same_user
 from .messages import Abort, Add, Call, Failed, Outputs, Ready, Reply, Stage, ToEngine
 
 logger = logging.getLogger("frame.server")

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig, ServerConfig
 from ..interfaces.client import EngineDeadError
-from .channel import private_folder
+from ..channel import private_folder
 from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Stage
 from .supervisor import Child, EngineSupervisor, frame_command, spawn, write_config
 

@@ -23,7 +23,7 @@ from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..registry import Registry
-from .channel import AsyncChannel, private_folder
+from ..channel import AsyncChannel, private_folder
 from .messages import EngineDown, EngineNews, EngineReport, EngineUp, Failed, Ready, Stage
 
 #: A ready engine that lived this long was not one of "deaths in a row".

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from ..interfaces.attention import AttentionBackend, AttentionSpec
-from ..interfaces.kv import KVGroup, KVLayout, KVSpec
+from ..interfaces.kv import AnyKVSpec, KVGroup, KVLayout
 
 NULL_BLOCK = 0
 
 
-def group_layers(specs: Mapping[str, KVSpec], block_size: int) -> tuple[KVGroup, ...]:
+def group_layers(specs: Mapping[str, AnyKVSpec], block_size: int) -> tuple[KVGroup, ...]:
     """Groups layers of equal spec so that every group fills about as many layer slots of the pool.
 
     With several kinds of layer the size of a group is that of the rarest kind, so that no slot stays empty in most
     groups (five sliding layers to one full one give six groups that share one pool evenly).
     """
-    kinds: dict[KVSpec, list[str]] = {}
+    kinds: dict[AnyKVSpec, list[str]] = {}
     for name, spec in specs.items():
         kinds.setdefault(spec, []).append(name)
     if not kinds:
@@ -90,5 +90,5 @@ class KVMemory:
         if shape[order[0]] != self.layout.num_blocks:
             raise ValueError(f"{backend.__name__} puts axis {order[0]} first in memory; the block axis must come first")
         flat = self.layer_bytes()[layer].view(spec.kv_dtype)
-        memory = flat.unflatten(1, [shape[axis] for axis in order[1:]])
+        memory: Tensor = flat.unflatten(1, [shape[axis] for axis in order[1:]])
         return memory.permute([order.index(axis) for axis in range(len(shape))])

@@ -26,7 +26,7 @@ class Penalties:
         self._factors = np.zeros((3, max_slots), np.float32)
         self._free: list[int] = []
         self._pending: dict[int, NewRequest] = {}
-        self._batch: tuple[object, tuple[Tensor, Tensor, Tensor]] | None = None
+        self._batch: tuple[object, tuple[Tensor, Tensor, list[Tensor | None]]] | None = None
 
     def add(self, request: NewRequest) -> bool:
         """Takes a request if its parameters penalise anything; says whether they do.
@@ -74,7 +74,7 @@ class Penalties:
             rows,
             self._in_prompt.index_select(0, counts),
             self._counts.index_select(0, counts),
-            *factors.unbind(0),
+            *factors,
         )
 
     def count(self, token_ids: Tensor, slots: np.ndarray, penalized: np.ndarray, key: object) -> None:
@@ -82,12 +82,17 @@ class Penalties:
         rows, counts, _ = self._of(slots, penalized, key)
         self._ops.count_tokens(self._counts, counts, token_ids.index_select(0, rows))
 
-    def _of(self, slots: np.ndarray, penalized: np.ndarray, key: object) -> tuple[Tensor, Tensor, Tensor]:
+    def _of(self, slots: np.ndarray, penalized: np.ndarray, key: object) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+        """(rows of the batch, their rows of the counts, their factors or None where all are neutral)."""
         if self._batch is None or self._batch[0] != key:
             rows = np.flatnonzero(penalized)
             chosen = slots[rows]
             stage = self._streams.stage
-            self._batch = key, (stage(rows), stage(self._row[chosen]), stage(self._factors[:, chosen]))
+            factors = [
+                stage(values) if (values != neutral).any() else None
+                for values, neutral in zip(self._factors[:, chosen], (1, 0, 0), strict=True)
+            ]
+            self._batch = key, (stage(rows), stage(self._row[chosen]), factors)
         return self._batch[1]
 
     def _spread(self, rows: np.ndarray, tokens: list[np.ndarray]) -> Tensor:

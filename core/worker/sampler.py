@@ -20,7 +20,7 @@ from ..ops import Ops
 from .penalties import Penalties
 from .processor_slots import ProcessorSlots
 from .sampled import LogprobTensors, Sampled
-from .sampling_slots import EDITS, BatchParameters, Need, SamplingSlots
+from .sampling_slots import EDITS, BatchParameters, LogprobGroup, Need, SamplingSlots
 from .token_rules import TokenRules
 
 
@@ -96,15 +96,16 @@ class Sampler:
             token_ids, best = self._ops.greedy(logits)
             return Sampled(token_ids, best.isfinite())
         logits = logits.float()
-        kept = [logits.index_select(0, group.index) if self._raw else None for group in batch.logprobs]
+        edited = bool(masks or batch.need & EDITS)
+        kept = [logits.index_select(0, group.index) if self._raw and edited else None for group in batch.logprobs]
         if masks:
             self._apply_masks(logits, host_slots, masks)
         if batch.need & EDITS:
             logits = self._edit(logits, host_slots, lengths, batch)
         token_ids, finite = self._draw(logits, host_slots, lengths, batch)
         logprobs = [
-            self._logprobs(group_index, logits if raw is None else raw, token_ids, batch)
-            for group_index, raw in enumerate(kept)
+            self._logprobs(group, logits, raw, token_ids, batch)
+            for group, raw in zip(batch.logprobs, kept, strict=True)
         ]
         self._remember(token_ids, host_slots, batch)
         return Sampled(token_ids, finite, logprobs)
@@ -139,27 +140,27 @@ class Sampler:
             scores = logits / torch.where(random, temperature, 1.0)[:, None]
             scores = self._processors.apply(scores, host_slots, invariant=True, rows=_asked(batch, Need.RANDOM))
             temperature = random.float()
-        token_ids = self._ops.draw(scores, temperature, draw.top_k, draw.top_p, draw.min_p, draw.seeds, lengths)
+        token_ids = self._ops.draw(scores, temperature, draw.streams, lengths, *draw.filters())
         return token_ids, scores.gather(-1, token_ids.long()[:, None]).squeeze(-1).isfinite()
 
-    def _logprobs(self, group_index: int, logits: Tensor, token_ids: Tensor, batch: BatchParameters) -> LogprobTensors:
-        group = batch.logprobs[group_index]
+    def _logprobs(
+        self, group: LogprobGroup, logits: Tensor, raw: Tensor | None, token_ids: Tensor, batch: BatchParameters
+    ) -> LogprobTensors:
+        whole = len(group.rows) == len(logits)
+        part = raw if raw is not None else logits if whole else logits.index_select(0, group.index)
         if not self._raw:
-            logits = self._processed(logits.index_select(0, group.index), group.index, batch)
+            part = self._processed(part, group.index, batch)
         drawn = token_ids.index_select(0, group.index)
-        ids, values, ranks = self._ops.top_logprobs(logits, drawn, group.width, self._normalize)
+        ids, values, ranks = self._ops.top_logprobs(part, drawn, group.width, self._normalize)
         return LogprobTensors(group.rows, group.counts, ids, values, ranks)
 
     def _processed(self, logits: Tensor, index: Tensor, batch: BatchParameters) -> Tensor:
         """Logits as they were drawn from: random rows with temperature and filters, greedy ones without."""
         if batch.draw is None:
             return logits
-        temperature, top_k, top_p, min_p = (
-            values.index_select(0, index)
-            for values in (batch.draw.temperature, batch.draw.top_k, batch.draw.top_p, batch.draw.min_p)
-        )
+        temperature = batch.draw.temperature.index_select(0, index)
         scores = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
-        threshold = self._ops.keep_threshold(scores, top_k, top_p, min_p)
+        threshold = self._ops.keep_threshold(scores, *batch.draw.filters(index))
         return scores.masked_fill(scores < threshold[:, None], -torch.inf)
 
     def _remember(self, token_ids: Tensor, host_slots: np.ndarray, batch: BatchParameters) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..interfaces.platform import Streams
 from ..interfaces.step import NewRequest
+from ..ops.random import seed_stream
 
 #: Asked-for numbers of log-probabilities up to this are computed together; larger ones apart from them.
 NARROW_LOGPROBS = 32
@@ -38,13 +39,20 @@ EDITS = Need.PENALTIES | Need.RULES | Need.TAILS | Need.PROCESSORS
 
 @dataclass(frozen=True)
 class DrawParameters:
-    """What `Ops.draw` takes, one value a row of the batch, on the device."""
+    """What `Ops.draw` takes, one value a row of the batch, on the device; None where no row filters."""
 
     temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seeds: Tensor
+    streams: Tensor
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
+
+    def filters(self, index: Tensor | None = None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """(top_k, top_p, min_p), of the rows `index` or of all."""
+        if index is None:
+            return self.top_k, self.top_p, self.min_p
+        chosen = (None if values is None else values.index_select(0, index) for values in self.filters())
+        return next(chosen), next(chosen), next(chosen)
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class SamplingSlots:
         self.top_k = np.zeros(max_slots, np.int32)
         self.top_p = np.ones(max_slots, np.float32)
         self.min_p = np.zeros(max_slots, np.float32)
-        self.seeds = np.zeros(max_slots, np.int64)
+        self.streams = np.zeros(max_slots, np.int64)
         self.logprobs = np.full(max_slots, -1, np.int32)
         self._streams = streams
         self._batch: BatchParameters | None = None
@@ -96,7 +104,7 @@ class SamplingSlots:
         self.top_k[slot] = 0 if greedy or params.top_k >= self.vocab_size else max(params.top_k, 0)
         self.top_p[slot] = 1.0 if greedy else params.top_p
         self.min_p[slot] = 0.0 if greedy else params.min_p
-        self.seeds[slot] = np.uint64(request.seed % 2**64).view(np.int64)
+        self.streams[slot] = seed_stream(request.seed)
         wanted = params.logprobs
         self.logprobs[slot] = -1 if wanted is None else self.vocab_size if wanted < 0 else min(wanted, self.vocab_size)
         if not greedy:
@@ -110,7 +118,7 @@ class SamplingSlots:
     def remove(self, slot: int) -> None:
         """Sets every field of the slot to what asks for nothing."""
         self.version += 1
-        self.needs[slot] = self.temperature[slot] = self.top_k[slot] = self.min_p[slot] = self.seeds[slot] = 0
+        self.needs[slot] = self.temperature[slot] = self.top_k[slot] = self.min_p[slot] = self.streams[slot] = 0
         self.top_p[slot] = 1.0
         self.logprobs[slot] = -1
 
@@ -131,8 +139,14 @@ class SamplingSlots:
 
     def _draw_parameters(self, slots: np.ndarray) -> DrawParameters:
         stage = self._streams.stage
-        values = stage(np.stack([self.temperature[slots], self.top_p[slots], self.min_p[slots]]))
-        return DrawParameters(values[0], stage(self.top_k[slots]), values[1], values[2], stage(self.seeds[slots]))
+        top_k, top_p, min_p = self.top_k[slots], self.top_p[slots], self.min_p[slots]
+        return DrawParameters(
+            temperature=stage(self.temperature[slots]),
+            streams=stage(self.streams[slots]),
+            top_k=stage(top_k) if top_k.any() else None,
+            top_p=stage(top_p) if (top_p < 1).any() else None,
+            min_p=stage(min_p) if min_p.any() else None,
+        )
 
     def _logprob_groups(self, slots: np.ndarray) -> list[LogprobGroup]:
         counts = self.logprobs[slots]

@@ -9,13 +9,14 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
-from ..interfaces.attention import AttentionBackend
+from ..interfaces.attention import AttentionBackend, AttentionSpec
 from ..interfaces.connector import ConnectorWorker, NullConnectorWorker
 from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
@@ -36,8 +37,16 @@ logger = logging.getLogger("frame.worker")
 def choose_platform(config: FrameConfig, registry: Registry, local_rank: int = 0) -> Platform:
     """The platform asked for, or the preferred one that this machine has; raises with every candidate's reason."""
     provider = registry.select("platform", config.executor.platform, lambda platform: platform.probe())
-    platform: Platform = registry.make("platform", provider.name, config, local_rank=local_rank)
+    platform: Platform = registry.make("platform", provider, config, local_rank=local_rank)
     return platform
+
+
+def _against(backend: type[AttentionBackend], spec: AttentionSpec) -> str | None:
+    return backend.supports(spec)
+
+
+def _preference(backend: type[AttentionBackend], spec: AttentionSpec) -> int | None:
+    return backend.preference(spec)
 
 
 class Worker:
@@ -65,8 +74,8 @@ class Worker:
         before = platform.memory().snapshot()
         loaded = self._timed("weights", lambda: load_model(self.config, checkpoint, platform, self.registry))
         self.model = loaded.model
-        self.layout = self._timed("kv cache", lambda: self._start_cache(checkpoint, platform, loaded, before))
-        return self.layout
+        layout: KVLayout = self._timed("kv cache", lambda: self._start_cache(checkpoint, platform, loaded, before))
+        return layout
 
     def execute(self, plan: StepPlan) -> None:
         self.runner.execute(plan)
@@ -160,9 +169,11 @@ class Worker:
         for index, group in enumerate(layout.groups):
             layers = [loaded.build.attention_layers[layer] for layer in group.layers]
             spec = layers[0].spec
-            provider = self.registry.select("attention", name, lambda backend, spec=spec: backend.supports(spec))
+            provider = self.registry.select(
+                "attention", name, partial(_against, spec=spec), partial(_preference, spec=spec)
+            )
             kind = self.registry.resolve(provider)
-            backend = self.registry.make("attention", provider.name, self.config, spec, ops=ops)
+            backend = self.registry.make("attention", provider, self.config, spec, ops=ops)
             for layer in layers:
                 layer.bind(index, backend, self.memory.layer_view(layer.name, kind, spec))
             backends.append(backend)

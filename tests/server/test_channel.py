@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from frame.core.channel import AsyncChannel, Channel, FrameTooLargeError, listen, pack, private_folder
 from frame.core.interfaces import EngineOutput, EngineRequest, SamplingParams
-from frame.core.server.channel import AsyncChannel, Channel, FrameTooLargeError, listen, pack, private_folder
 from frame.core.server.messages import Abort, Add, FromEngine, Outputs, ToEngine
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import struct
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..interfaces.wire import decode, encode
+from .interfaces.wire import decode, encode
 
 #: Largest frame that is sent or accepted.
 MAX_FRAME_BYTES = 1 << 28
@@ -85,6 +86,10 @@ class Channel:
             raise FrameTooLargeError(f"a peer announced {length} bytes; the channel's limit is {self._limit}")
         data = self._read(length)
         return None if data is None else decode(bytes(data), self._kind)
+
+    def readable(self) -> bool:
+        """Whether a message (or the end) has begun to arrive, so that `receive` would not wait for the peer."""
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     def close(self) -> None:
         """Ends the conversation; the peer and a thread that reads here see the end."""
