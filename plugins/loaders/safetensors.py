@@ -66,15 +66,15 @@ class SafetensorsLoader(WeightLoader):
         pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
         if pickles:
             return (
-                f"{folder} holds its weights as {pickles[0]}, a pickle, which frame never opens; "
-                "convert it: load it with transformers where you trust it, then save_pretrained(FOLDER)"
+                f"the weights are in a pickle ({pickles[0]}), which frame never opens; convert them: "
+                "load the model with transformers where you trust it, then save_pretrained(FOLDER)"
             )
-        return f"{folder} holds no .safetensors file"
+        return "there is no .safetensors file"
 
     def tensors(self) -> Iterator[LazyTensor]:
         reason = self.supports(self.folder)
         if reason is not None:
-            raise ValueError(reason)
+            raise ValueError(f"cannot read {self.folder}: {reason}")
         for path, wanted in self._files():
             yield from self._read_file(path, wanted)
 
