@@ -39,21 +39,25 @@ def penalize(
     rows: Tensor,
     in_prompt: Tensor,
     output_counts: Tensor,
-    repetition: Tensor,
-    frequency: Tensor,
-    presence: Tensor,
+    repetition: Tensor | None,
+    frequency: Tensor | None,
+    presence: Tensor | None,
 ) -> None:
     """Penalties of `rows` [n] of `logits`, whose `in_prompt` bool [n, V] and `output_counts` int32 [n, V] are given.
 
     Repetition (Keskar et al. 2019): logits of tokens in prompt or output are divided by it where positive, else
-    multiplied. Then frequency times the count in the output, and presence where that is not 0, are subtracted.
+    multiplied. Then frequency times the count in the output, and presence where that is not 0, are subtracted. A
+    penalty [n] that no row has is None.
     """
     part = logits[rows]
-    seen = in_prompt | (output_counts > 0)
-    factor = repetition[:, None]
-    part = torch.where(seen, torch.where(part > 0, part / factor, part * factor), part)
-    part -= frequency[:, None] * output_counts
-    part -= presence[:, None] * (output_counts > 0)
+    in_output = output_counts > 0
+    if repetition is not None:
+        factor = torch.where(in_prompt | in_output, repetition[:, None], 1.0)
+        part = torch.where(part > 0, part / factor, part * factor)
+    if frequency is not None:
+        part.addcmul_(output_counts.float(), frequency[:, None], value=-1)
+    if presence is not None:
+        part.addcmul_(in_output.float(), presence[:, None], value=-1)
     logits[rows] = part
 
 

@@ -11,12 +11,10 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-_MASK_34 = (1 << 34) - 1
-_MASK_37 = (1 << 37) - 1
-_MASK_33 = (1 << 33) - 1
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+_MASK_64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
 _TOKEN_1 = 0x7FEB352D
 _TOKEN_2 = 0x846CA68B - (1 << 32)
 #: Elements of noise computed at once: what a processor's cache holds, and enough for a device without one.
@@ -32,19 +30,33 @@ class Purpose(IntEnum):
     RESIDUAL = 3
 
 
-def _mix64(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64 (Steele, Lea & Flood 2014) on int64, which wraps; shifts are logical."""
-    x = (x ^ ((x >> 30) & _MASK_34)) * _MIX_1
-    x = (x ^ ((x >> 27) & _MASK_37)) * _MIX_2
-    return x ^ ((x >> 31) & _MASK_33)
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
 
 
-def stream_keys(seeds: Tensor, positions: Tensor, purpose: int = Purpose.TOKEN) -> Tensor:
-    """int64 [N]: a key for each (seed, position, purpose): mix(mix(seed + φ) + 8·position + purpose), wrapping.
+def seed_stream(seed: int) -> int:
+    """The stream of a request's 64-bit seed, as a signed integer: mix(seed + φ). Taken once, on the host."""
+    x = (seed + _GOLDEN) & _MASK_64
+    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK_64
+    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK_64
+    return _signed(x ^ (x >> 31))
 
-    `seeds` int64 [N] holds the 64 bits of each seed, `positions` int64 [N] where the token will stand.
+
+def stream_keys(streams: Tensor, positions: Tensor, purpose: int = Purpose.TOKEN) -> Tensor:
+    """int64 [N]: a key for each (stream, position, purpose): mix(stream + 8·position + purpose), wrapping.
+
+    `streams` int64 [N] are `seed_stream`s, `positions` int64 [N] where the token will stand. `mix` is the finaliser of
+    splitmix64 (Steele, Lea & Flood 2014), its shifts logical.
     """
-    return _mix64(_mix64(seeds + _GOLDEN) + (positions * 8 + int(purpose)))
+    x = streams + positions * 8
+    if purpose:
+        x += int(purpose)
+    x ^= (x >> 30).bitwise_and_((1 << 34) - 1)
+    x *= _signed(_MIX_1)
+    x ^= (x >> 27).bitwise_and_((1 << 37) - 1)
+    x *= _signed(_MIX_2)
+    x ^= (x >> 31).bitwise_and_((1 << 33) - 1)
+    return x
 
 
 def token_hash(keys: Tensor, token_ids: Tensor) -> Tensor:
@@ -69,17 +81,13 @@ def token_hash(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def gumbel(bits: Tensor) -> Tensor:
-    """float32 Gumbel noise of int32 hash bits: -log(-log1p(-(u + 0.5) / 2^32)), u the bits as an unsigned number.
+    """float32 Gumbel noise of int32 hash bits: -log(-log1p(-u)), u = |bits| / 2^31, 2^-33 for 0.
 
-    The exponential inside keeps full relative precision where the noise is large, which is what decides an argmax.
-    Always finite: between -2.82 and 22.88.
+    Small u keeps its full relative precision, which is where the noise is large and decides an argmax. Always finite:
+    between -2.82 and 22.88.
     """
-    x = bits.to(torch.float32)
-    x += torch.where(bits < 0, 2.0**32, 0.0)
-    x += 0.5
-    x *= 2.0**-32
-    x.clamp_(max=1.0 - 2.0**-24)
-    return x.neg_().log1p_().neg_().log_().neg_()
+    x = bits.to(torch.float32).abs_().clamp_(0.25, 2.0**31 - 2.0**7)
+    return x.mul_(-(2.0**-31)).log1p_().neg_().log_().neg_()
 
 
 def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:

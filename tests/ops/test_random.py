@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from frame.core.ops.random import Purpose, add_gumbel_noise, gumbel, gumbel_noise, stream_keys, token_hash
+from frame.core.ops.random import (
+    Purpose,
+    add_gumbel_noise,
+    gumbel,
+    gumbel_noise,
+    seed_stream,
+    stream_keys,
+    token_hash,
+)
 
 MASK_64, MASK_32 = 2**64 - 1, 2**32 - 1
 
@@ -38,12 +46,16 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("seed", "position", "purpose", "key", "hashes"), GOLDEN)
 def test_golden_values(seed, position, purpose, key, hashes):
-    signed = seed - 2**64 if seed >= 2**63 else seed
-    keys = stream_keys(torch.tensor([signed]), torch.tensor([position]), purpose)
+    keys = stream_keys(torch.tensor([seed_stream(seed)]), torch.tensor([position]), purpose)
     assert keys.item() & MASK_64 == key == key_of(seed, position, purpose)
     tokens = [0, 1, 2, 151935]
     found = token_hash(keys, torch.tensor(tokens, dtype=torch.int32))
     assert [value & MASK_32 for value in found.tolist()] == hashes == [hash_of(key, token) for token in tokens]
+
+
+def test_negative_seeds_are_their_64_bits():
+    assert seed_stream(-1) == seed_stream(2**64 - 1)
+    assert -(2**63) <= seed_stream(2**63) < 2**63
 
 
 def test_hash_equals_integer_arithmetic_on_many_inputs():
@@ -62,7 +74,7 @@ def test_noise_follows_its_formula_and_is_always_finite():
     assert noise.max() < 22.88
     assert noise.min() > -2.82
     for value, found in zip(bits.tolist(), noise.tolist(), strict=True):
-        share = min(((value & MASK_32) + 0.5) / 2**32, 1 - 2**-24)
+        share = min(max(abs(value), 0.25) / 2**31, 1 - 2**-24)
         assert found == pytest.approx(-math.log(-math.log1p(-share)), rel=1e-5, abs=1e-5)
 
 
@@ -85,7 +97,7 @@ def test_noise_of_a_token_does_not_depend_on_what_else_is_computed():
 
 
 def test_streams_differ_by_seed_position_and_purpose():
-    seeds = torch.tensor([1, 1, 2, 1])
+    seeds = torch.tensor([seed_stream(seed) for seed in (1, 1, 2, 1)])
     positions = torch.tensor([1, 2, 1, 1])
     keys = [
         *stream_keys(seeds[:3], positions[:3]).tolist(),

@@ -19,11 +19,11 @@ VOCAB = 24
 def params(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seeds=None, positions=None):
     return (
         torch.full((rows,), float(temperature)),
-        torch.full((rows,), top_k, dtype=torch.int32),
-        torch.full((rows,), float(top_p)),
-        torch.full((rows,), float(min_p)),
-        torch.arange(rows) if seeds is None else seeds,
+        (torch.arange(rows) if seeds is None else seeds) * 0x9E3779B97F4A7C1,
         torch.full((rows,), 11) if positions is None else positions,
+        torch.full((rows,), top_k, dtype=torch.int32) if top_k else None,
+        torch.full((rows,), float(top_p)) if top_p < 1 else None,
+        torch.full((rows,), float(min_p)) if min_p else None,
     )
 
 
@@ -90,15 +90,15 @@ def test_the_kept_ids_are_those_of_the_definition(seed, temperature, top_k, top_
     if not np.array_equal(*slack):
         return
     scores = torch.tensor(logits, dtype=torch.float32)[None] / temperature
-    threshold = keep_threshold(scores, *params(1, temperature, top_k, top_p, min_p)[1:4])
+    threshold = keep_threshold(scores, *params(1, temperature, top_k, top_p, min_p)[3:])
     assert (scores[0] >= threshold[0] - 1e-5).tolist() == (expected > 0).tolist()
 
 
 def test_top_p_of_a_flat_vocabulary_looks_past_the_first_candidates(monkeypatch):
     scores = torch.randn(4, 500, generator=torch.Generator().manual_seed(2))
-    options = params(4, top_p=0.9)[1:4]
+    options = params(4, top_p=0.9)[3:]
     wide = keep_threshold(scores, *options)
-    monkeypatch.setattr(sampling, "_TOP_P_WIDTH", 16)
+    monkeypatch.setattr(sampling, "_TOP_P_WIDTHS", (2, 16))
     assert torch.equal(keep_threshold(scores, *options), wide)
 
 
@@ -120,7 +120,7 @@ def test_rows_do_not_depend_on_the_batch():
     top_p = torch.tensor([1.0, 0.9, 1.0, 0.5, 1.0, 0.999, 1.0, 1.0]).repeat(5)
     min_p = torch.tensor([0.0, 0.0, 0.0, 0.1, 0.0]).repeat(8)
     seeds, positions = torch.arange(rows) * 77, torch.arange(rows) + 3
-    given = (logits, temperature, top_k, top_p, min_p, seeds, positions)
+    given = (logits, temperature, seeds, positions, top_k, top_p, min_p)
     together = draw(*given)
     alone = torch.cat([draw(*(value[row : row + 1] for value in given)) for row in range(rows)])
     assert torch.equal(together, alone)
@@ -130,12 +130,12 @@ def test_rows_do_not_depend_on_the_batch():
 
 def test_filtered_rows_draw_what_full_noise_would():
     logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(4)) * 2
-    temperature, top_k, top_p, min_p, seeds, positions = params(64, temperature=0.8, top_k=20, top_p=0.95)
+    temperature, seeds, positions, top_k, top_p, min_p = params(64, temperature=0.8, top_k=20, top_p=0.95)
     scores = logits / 0.8
     threshold = keep_threshold(scores, top_k, top_p, min_p)
     noisy = scores.masked_fill(scores < threshold[:, None], -math.inf)
     sampling.add_gumbel_noise(noisy, stream_keys(seeds, positions))
-    assert torch.equal(draw(logits, temperature, top_k, top_p, min_p, seeds, positions), noisy.argmax(-1).int())
+    assert torch.equal(draw(logits, temperature, seeds, positions, top_k, top_p, min_p), noisy.argmax(-1).int())
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}], ids=str)
