@@ -130,6 +130,13 @@ class Admission:
         )
         return Admitted(request_id, prompt.text, prompt_ids.tolist(), params, _children(first), arrival)
 
+    def tokenize(self, prompt: ParsedPrompt, params: SamplingParams) -> ParsedPrompt:
+        """The prompt with ids; raises `InvalidRequest` for a text that cannot fit."""
+        if prompt.token_ids is not None:
+            return prompt
+        ids = self._encode(prompt.text or "", params.truncate_prompt_tokens is not None)
+        return ParsedPrompt(prompt.text, ids, prompt.salt)
+
     @property
     def eos_token_ids(self) -> list[int]:
         """Tokens that end an output: the checkpoint's and the tokenizer's."""
@@ -147,7 +154,9 @@ class Admission:
             raise InvalidRequest(
                 f"truncate_prompt_tokens must be below the model's {limit} tokens, got {keep}", "truncate_prompt_tokens"
             )
-        ids = prompt.token_ids if prompt.token_ids is not None else self._encode(prompt.text or "", keep is not None)
+        ids = self.tokenize(prompt, params).token_ids
+        if ids is None:
+            raise InvalidRequest("a prompt needs text or token ids", "prompt")
         if keep is not None:
             ids = ids[-(limit - 1 if keep == -1 else keep) :]
         if len(ids) == 0:

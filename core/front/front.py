@@ -193,6 +193,10 @@ class Front:
             self._sequences[sequence.request.request_id] = record, sequence
         return admitted.requests
 
+    def tokenize(self, prompt: ParsedPrompt, params: SamplingParams) -> ParsedPrompt:
+        """The prompt with its ids, as `submit` would make them; for long texts, on another thread."""
+        return self._admission.tokenize(prompt, params)
+
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
         """Takes what the engine emitted; returns what callers get, and engine ids to abort (stop strings)."""
         now = time.time()

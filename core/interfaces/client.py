@@ -60,7 +60,9 @@ class EngineDeadError(RuntimeError):
 class EngineClient(Protocol):
     """An engine in another process, from an asyncio loop. Lives through engine restarts."""
 
-    info: EngineInfo
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the engine that serves, or served last."""
 
     async def add(self, request: EngineRequest) -> None:
         """Sends a request. Raises `EngineDeadError` when there is no engine now."""

@@ -1,0 +1,277 @@
+"""`AsyncLLM`: streaming inference for asyncio programs and for the HTTP server, over an engine in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..config.checkpoint import Checkpoint, read_checkpoint
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineClient, EngineDeadError
+from ..interfaces.engine import EngineStats
+from ..interfaces.sampling import RequestOutputKind, SamplingParams
+from ..registry import Registry
+from .background import BackgroundEngine
+from .collector import Collector
+from .front import Front, tokenizer_source
+from .llm_engine import refuse_unserved
+from .metrics import Metric
+from .outputs import RequestOutput
+from .prompts import InvalidRequest, parse_prompt
+from .tokenizer import Tokenizer, TokenizerSource
+
+if TYPE_CHECKING:
+    from ..config.arguments import AsyncEngineArgs
+
+logger = logging.getLogger(__name__)
+
+#: characters from which a text is tokenised on a thread, so that other streams go on
+_LONG_TEXT = 8192
+
+
+class AsyncLLM:
+    """A front over an `EngineClient`. Reading the engine's outputs begins with the first request.
+
+    One event loop uses it. `client` belongs to the caller unless `from_engine_args` made it. `tokenizer` may be on its
+    way already.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: FrameConfig,
+        client: EngineClient,
+        checkpoint: Checkpoint | None = None,
+        registry: Registry | None = None,
+        tokenizer: TokenizerSource | None = None,
+    ) -> None:
+        from ..worker.processors import request_check
+
+        self.config = config
+        self._client = client
+        self._owned: BackgroundEngine | None = None
+        check = request_check(config, registry if registry is not None else Registry.load())
+        self.front = Front(
+            config,
+            checkpoint or read_checkpoint(config),
+            client.info,
+            tokenizer=tokenizer,
+            validators=[_check_travels, check],
+        )
+        self.front.source.get_or_none()  # now, not with the first request
+        self._collectors: dict[str, Collector] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    @classmethod
+    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> AsyncLLM:
+        """Starts an engine process and waits until it is ready; raises one error with the root cause."""
+        return cls.from_config(engine_args.create_engine_config())
+
+    @classmethod
+    def from_config(cls, config: FrameConfig) -> AsyncLLM:
+        """As `from_engine_args`, from a configuration tree."""
+        checkpoint = read_checkpoint(config)
+        tokenizer = tokenizer_source(config, checkpoint)
+        threading.Thread(target=tokenizer.get_or_none, name="frame-tokenizer", daemon=True).start()
+        engine = BackgroundEngine(config)
+        try:
+            llm = cls(config=config, client=engine, checkpoint=checkpoint, tokenizer=tokenizer)
+        except BaseException:
+            engine.stop()
+            raise
+        llm._owned = engine
+        return llm
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        lora_request: Any = None,
+        priority: int = 0,
+        kv_transfer: dict[str, Any] | None = None,
+        **unused: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Streams the outputs of one request, as its `output_kind` says, until one is `finished`.
+
+        Cancelling the task or closing the generator aborts the request. Raises `InvalidRequest` for what cannot be
+        served, `EngineDeadError` when there is no engine; an engine that dies later ends the request with
+        finish_reason "error".
+        """
+        refuse_unserved(lora_request=lora_request, **unused)
+        params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
+        self._start()
+        parsed = parse_prompt(prompt)
+        if parsed.token_ids is None and len(parsed.text or "") >= _LONG_TEXT:
+            parsed = await asyncio.to_thread(self.front.tokenize, parsed, params)
+        requests = self.front.submit(request_id, parsed, params, priority=priority, kv_transfer=kv_transfer)
+        collector = self._collectors[request_id] = Collector(params.output_kind == RequestOutputKind.DELTA)
+        finished = False
+        try:
+            for request in requests:
+                await self._client.add(request)
+            while not finished:
+                output = await collector.get()
+                finished = output.finished
+                yield output
+        finally:
+            self._collectors.pop(request_id, None)
+            if not finished:
+                await self._end([request_id])
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests; their streams end with finish_reason "abort". Unknown ids are ignored."""
+        await self._end([request_id] if isinstance(request_id, str) else request_id)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The front's tokenizer; raises `TokenizerError` when there is none."""
+        return self.front.tokenizer()
+
+    async def get_tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        return self.front.tokenizer().hf
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without parameters use: the model's generation config."""
+        return self.front.default_sampling_params.clone()
+
+    async def check_health(self) -> None:
+        """Raises `EngineDeadError` when requests cannot be served."""
+        if self.errored:
+            raise self.dead_error
+
+    @property
+    def is_running(self) -> bool:
+        return not self._stopped and self._client.error is None
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running
+
+    @property
+    def errored(self) -> bool:
+        return self._client.error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """What a request would be told now."""
+        return EngineDeadError(self._client.error or "the engine is running")
+
+    async def stats(self) -> EngineStats:
+        """The engine's own counters and gauges now."""
+        return await self._client.stats()
+
+    async def get_metrics(self) -> list[Metric]:
+        """Every metric now; raises `RuntimeError` unless statistics are kept (disable_log_stats=False)."""
+        if self.front.statistics is None:
+            raise RuntimeError("metrics are not kept: pass disable_log_stats=False")
+        return self.front.statistics.snapshot(await self._client.stats())
+
+    async def do_log_stats(self) -> None:
+        """Logs one line of statistics."""
+        stats = await self._client.stats()
+        logger.info("running %d, waiting %d, KV cache %.1f%% used", stats.running, stats.waiting, 100 * stats.kv_usage)
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Empties the prefix cache; running requests are recomputed if asked, else their blocks make this False."""
+        arguments = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
+        return bool(await self._client.call("reset_prefix_cache", arguments))
+
+    async def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> list[Any]:
+        """Calls a method of every worker by name, with keyword arguments; returns the answers by rank."""
+        if not isinstance(method, str) or args:
+            raise ValueError("workers of another process take a method by name and keyword arguments only")
+        call = self._client.call("worker", {"method": method, **(kwargs or {})})
+        return list(await asyncio.wait_for(call, timeout))
+
+    async def start_profile(self) -> None:
+        """Begins a profiler trace (profile_dir)."""
+        await self._client.call("start_profile")
+
+    async def stop_profile(self) -> Any:
+        """Ends the trace."""
+        return await self._client.call("stop_profile")
+
+    async def sleep(self, level: int = 1) -> None:
+        """Frees device memory; raises where the platform cannot."""
+        await self._client.call("sleep", {"keep": ["weights"] if level == 1 else []})
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Takes the memory back."""
+        await self._client.call("wake_up", {"tags": tags or ["weights", "kv_cache"]})
+
+    def shutdown(self) -> None:
+        """Ends every stream and the engine process; returns when no process is left. May be called twice."""
+        self._stopped = True
+        outputs, _ = self.front.abort(list(self._collectors))
+        self._deliver(outputs)
+        if self._reader is not None:
+            with suppress(RuntimeError):  # its loop may be closed
+                self._reader.cancel()
+        if self._owned is not None:
+            self._owned.stop()
+
+    def __del__(self) -> None:
+        owned = getattr(self, "_owned", None)
+        if owned is not None:
+            with suppress(Exception):
+                owned.stop()
+
+    def _start(self) -> None:
+        if self._stopped:
+            raise EngineDeadError("the engine was shut down")
+        if self._client.error is not None:
+            raise self.dead_error
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        """Turns the engine's outputs into callers', until the client is closed."""
+        error: Exception = EngineDeadError("the engine's client was closed")
+        try:
+            async for batch in self._client.outputs():
+                outputs, ended = self.front.process(batch)
+                self._deliver(outputs)
+                if ended:
+                    await self._client.abort(ended)
+        except Exception as cause:
+            logger.exception("the text side failed")
+            error = EngineDeadError(f"the text side failed: {type(cause).__name__}: {cause}")
+        for collector in self._collectors.values():
+            collector.fail(error)
+
+    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            collector = self._collectors.get(output.request_id)
+            if collector is not None:
+                collector.put(output)
+
+    async def _end(self, request_ids: Iterable[str]) -> None:
+        outputs, ended = self.front.abort(request_ids)
+        self._deliver(outputs)
+        if ended:
+            with suppress(EngineDeadError):
+                await self._client.abort(ended)
+
+
+AsyncLLMEngine = AsyncLLM
+
+
+def _check_travels(params: SamplingParams) -> None:
+    if params.logits_processors:
+        raise InvalidRequest(
+            "logits_processors are callables and stay in one process: load a logits processor plugin, or use LLM",
+            "logits_processors",
+        )
