@@ -21,6 +21,7 @@ from ..interfaces.executor import Executor, StepHandle, WorkerFactory
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan
 from ..registry import Registry
+from .kv_cache import max_request_len
 from .scheduler import Scheduler
 
 logger = logging.getLogger("frame.engine")
@@ -167,8 +168,7 @@ def _assemble(
     vocab_size: int,
 ) -> Engine:
     if config.model.max_model_len == -1:
-        fits = _longest_request(layout)
-        max_model_len = min(max_model_len, fits)
+        max_model_len = max_request_len(layout, max_model_len)
         logger.info("max_model_len: %d (auto)", max_model_len)
     name = config.transfer.kv_connector
     connector: ConnectorScheduler = (
@@ -196,8 +196,3 @@ def _assemble(
         stages=[tuple(stage) for stage in facts["stages"]],
     )
     return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)
-
-
-def _longest_request(layout: KVLayout) -> int:
-    """Tokens of the longest request that the pool holds alone, when every group keeps all of it."""
-    return max(1, (layout.num_blocks - 1) // max(1, len(layout.groups)) * layout.block_size)
