@@ -26,6 +26,9 @@ from .scheduler import Scheduler
 
 logger = logging.getLogger("frame.engine")
 
+#: Pause between steps that only let a connector's transfers progress.
+IDLE_SECONDS = 0.0005
+
 
 class Engine:
     """Implements `frame.interfaces.EngineCore`. One thread calls it."""
@@ -64,6 +67,8 @@ class Engine:
         if self._in_flight:
             plan, handle = self._in_flight.popleft()
             outputs += self._answer(plan, handle)
+            if not (len(plan.slots) or outputs or self._in_flight):
+                time.sleep(IDLE_SECONDS)
         self._steps += 1
         self._step_seconds = time.perf_counter() - start
         return outputs
