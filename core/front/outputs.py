@@ -29,7 +29,8 @@ class CompletionOutput:
     """One output sequence of a request.
 
     `stop_reason` is the stop string or stop token id that ended it; None for the end-of-sequence token and for length.
-    `cumulative_logprob` is known when log-probabilities were asked for. `error` says why finish_reason is "error".
+    `cumulative_logprob` is known when log-probabilities were asked for. `error` says why finish_reason is "error", and
+    `invalid` that the request itself is at fault.
     """
 
     index: int
@@ -42,6 +43,7 @@ class CompletionOutput:
     lora_request: Any = None
     routed_experts: Any = None
     error: str | None = None
+    invalid: bool = False
 
     def finished(self) -> bool:
         return self.finish_reason is not None

@@ -29,6 +29,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.invalid = False
         self._kind = params.output_kind
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
@@ -63,6 +64,7 @@ class Sequence:
         if stopped:
             return reason is None
         if reason is not None:
+            self.invalid = output.invalid
             self.finish(reason, output.stop_reason, output.error)
         return False
 
@@ -103,6 +105,7 @@ class Sequence:
             self.finish_reason,
             self.stop_reason,
             error=self.error,
+            invalid=self.invalid,
         )
 
     def _num_shown(self, reason: FinishReason | None) -> int:

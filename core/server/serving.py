@@ -212,7 +212,7 @@ class ServingHost:
             count += len(completion.token_ids)
             if completion.finish_reason == "error":
                 timer.ends("error")
-                status = 500 if self._client.error is None else 503
+                status = 400 if completion.invalid else 500 if self._client.error is None else 503
                 raise RequestError(status, completion.error or "the engine failed")
             if output.finished and completion.finish_reason is not None:
                 timer.ends(completion.finish_reason)
