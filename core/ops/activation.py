@@ -9,10 +9,10 @@ from torch.nn import functional
 def silu_mul(x: Tensor) -> Tensor:
     """silu(gate) · up for x [..., 2 · size] = (gate, up)."""
     gate, up = x.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    return functional.silu(gate).mul_(up)
 
 
 def gelu_tanh_mul(x: Tensor) -> Tensor:
     """gelu(gate) · up with the tanh approximation, for x [..., 2 · size] = (gate, up)."""
     gate, up = x.chunk(2, dim=-1)
-    return functional.gelu(gate, approximate="tanh") * up
+    return functional.gelu(gate, approximate="tanh").mul_(up)
