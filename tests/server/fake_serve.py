@@ -1,0 +1,18 @@
+"""`frame serve` over the fake engine: the same flags, parent and API process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from frame.core.config.flag_parser import FlagParser
+from frame.core.config.flags import add_config_flags, config_from_arguments
+from frame.core.logging import configure_logging
+from frame.core.server.launcher import launch
+
+if __name__ == "__main__":
+    parser = FlagParser(prog="fake serve")
+    add_config_flags(parser)
+    configure_logging("info")
+    config = config_from_arguments(parser.parse_args())
+    raise SystemExit(launch(config, [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]))

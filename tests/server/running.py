@@ -1,0 +1,111 @@
+"""Starts servers for tests and knows what they print, where they listen and which processes they have."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+FAKE = [sys.executable, str(Path(__file__).with_name("fake_serve.py"))]
+REAL = [sys.executable, "-m", "frame", "serve"]
+
+
+class Running:
+    """One server process."""
+
+    def __init__(self, command: list[str], *arguments: str) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [*command, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True, env=environment
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = ""
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr:
+            self.lines.extend(self.process.stderr)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    def wait_ready(self, seconds: float = 60) -> None:
+        def ready() -> bool:
+            match = re.search(r"serving (.*) at (http://\S+)", self.text)
+            self.url = match.group(2) if match else ""
+            return match is not None or self.process.poll() is not None
+
+        until(ready, seconds, lambda: self.text)
+        assert self.url, self.text
+
+    def wait(self, seconds: float = 30) -> int:
+        status = self.process.wait(seconds)
+        self._reader.join(5)
+        return status
+
+    def children(self) -> dict[str, int]:
+        """Name -> pid of the processes below the server's."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) == self.process.pid and fields[0] != "Z":
+                    command = (entry / "cmdline").read_bytes().decode()
+                    found["api" if "\0api\0" in command else "engine"] = int(entry.name)
+        return found
+
+    def engine(self, path: str = "/health") -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10)
+
+    def metric(self, name: str) -> float:
+        text = httpx.get(self.url + "/metrics", timeout=10).text
+        match = re.search(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
+        assert match is not None, text
+        return float(match.group(1))
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._reader.join(5)
+
+
+def until(condition: Callable[[], Any], seconds: float = 20, explain: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {explain()}"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def server(command: list[str], *arguments: str) -> Iterator[Running]:
+    running = Running(command, *arguments)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        running.stop()

@@ -1,0 +1,233 @@
+"""How servers start, survive and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.running import FAKE, REAL, Running, alive, server, until
+
+BODY = {"prompt": "once upon a time", "max_tokens": 300, "ignore_eos": True}
+SLOW = ("--plugin.fake.delay", "0.01", "--plugin.fake.vocab_size", "2048", "--disable-access-log")
+
+
+def post_in_thread(url: str, body: dict[str, Any], answers: list[Any]) -> threading.Thread:
+    def post() -> None:
+        try:
+            answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60))
+        except httpx.HTTPError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=post, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_killed_engine_is_reported_and_started_again() -> None:
+    with server(FAKE, *SLOW, "--plugin.fake.startup", "1") as running:
+        answers: list[Any] = []
+        thread = post_in_thread(running.url, BODY, answers)
+        until(lambda: running.metric("frame:num_requests_running") == 1)
+        pid = running.children()["engine"]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: running.engine().status_code == 503, 2)
+        assert "engine process" in running.engine().json()["error"]["message"]
+        thread.join(5)
+        assert answers[0].status_code == 503
+        assert "engine process" in answers[0].json()["error"]["message"]
+        refused = httpx.post(f"{running.url}/v1/completions", json=BODY)
+        assert refused.status_code == 503
+        until(lambda: running.engine().status_code == 200)
+        assert running.children()["engine"] != pid
+        assert httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 3}).status_code == 200
+        assert "SIGKILL" in running.text
+
+
+def test_a_killed_api_process_is_started_again() -> None:
+    with server(FAKE, *SLOW) as running:
+        os.kill(running.children()["api"], signal.SIGKILL)
+        until(lambda: running.text.count("serving demo at") == 2)
+        assert httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 3}).status_code == 200
+
+
+def test_too_many_engine_deaths_end_the_server() -> None:
+    with server(FAKE, *SLOW, "--max-engine-restarts", "0") as running:
+        os.kill(running.children()["engine"], signal.SIGKILL)
+        assert running.wait() == 1
+        assert "deaths in a row" in running.text.splitlines()[-1]
+
+
+def test_a_signal_drains_and_then_ends() -> None:
+    with server(FAKE, *SLOW) as running:
+        children = running.children()
+        assert set(children) == {"api", "engine"}
+        answers: list[Any] = []
+        thread = post_in_thread(running.url, {**BODY, "max_tokens": 100}, answers)
+        until(lambda: running.metric("frame:num_requests_running") == 1)
+        running.process.send_signal(signal.SIGINT)
+        until(lambda: "stopping" in running.text)
+        until(lambda: httpx.get(f"{running.url}/health").status_code == 503, 2)
+        assert httpx.post(f"{running.url}/v1/completions", json=BODY).status_code == 503
+        thread.join(20)
+        assert answers[0].status_code == 200
+        assert answers[0].json()["usage"]["completion_tokens"] == 100
+        assert running.wait() == 0
+        assert not any(alive(pid) for pid in children.values())
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with server(FAKE, *SLOW) as running:
+        children = running.children()
+        answers: list[Any] = []
+        post_in_thread(running.url, {**BODY, "max_tokens": 400}, answers)
+        until(lambda: running.metric("frame:num_requests_running") == 1)
+        running.process.send_signal(signal.SIGINT)
+        until(lambda: "stopping" in running.text)
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait(3) == 130
+        assert not any(alive(pid) for pid in children.values())
+
+
+def test_no_process_outlives_a_killed_parent() -> None:
+    with server(FAKE, *SLOW) as running:
+        children = running.children()
+        running.process.kill()
+        running.wait()
+        until(lambda: not any(alive(pid) for pid in children.values()), 10)
+
+
+def test_a_drain_ends_after_its_time() -> None:
+    with server(FAKE, *SLOW, "--drain-seconds", "0.3") as running:
+        post_in_thread(running.url, {**BODY, "max_tokens": 400}, [])
+        until(lambda: running.metric("frame:num_requests_running") == 1)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait(5) == 0
+
+
+def fails(command: list[str], *arguments: str) -> tuple[int, str]:
+    running = Running(command, *arguments)
+    try:
+        return running.wait(60), running.text
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--plugin.fake.broken", "the weights are torn"), "frame: the weights are torn"),
+        (("--plugin.fake.dies", "3"), "frame: the engine process ended with status 3 before it was ready"),
+        (("--plugin.fake.startup", "30", "--ready-seconds", "1"), "not ready after 1 seconds"),
+    ],
+)
+def test_an_engine_that_dies_before_it_is_ready_ends_the_server(arguments: tuple[str, ...], words: str) -> None:
+    status, text = fails(FAKE, *arguments)
+    assert status == 1
+    assert words in text.splitlines()[-1]
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "status"),
+    [
+        (("/nowhere/model",), "/nowhere/model", 1),
+        (("--port", "99999"), "port", 1),
+        (("--max-num-seqs", "many"), "many", None),
+        (("--attention-backend", "fa9"), "fa9", 1),
+        (("--no-such-flag", "1"), "no-such-flag", 2),
+    ],
+)
+def test_bad_settings_end_at_once_with_one_sentence(arguments: tuple[str, ...], words: str, status: int | None) -> None:
+    done = subprocess.run([*REAL, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status or (status is None and done.returncode in (1, 2))
+    assert words in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_ends_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = subprocess.run([*REAL, "--port", port], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+
+
+def test_serving_on_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "frame.sock"
+    running = Running(FAKE, *SLOW, "--uds", str(path))
+    try:
+        until(lambda: f"at unix:{path}" in running.text, 60, lambda: running.text)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server") as client:
+            assert client.get("/v1/models").status_code == 200
+    finally:
+        running.stop()
+    assert not path.exists()
+
+
+KEYS = ("--api-key", "one", "--api-key", "two")
+
+
+def test_keys_guard_every_route() -> None:
+    with server(FAKE, *SLOW, *KEYS, "--allowed-origins", "https://app.example") as running:
+        paths = httpx.get(f"{running.url}/openapi.json", headers={"x-api-key": "one"}).json()["paths"]
+        walked = [(path.replace("{name}", "demo"), method.upper()) for path, ways in paths.items() for method in ways]
+        walked += [("/openapi.json", "GET"), ("/nothing", "GET"), ("/v1/chat/completions", "DELETE")]
+        assert len(walked) >= 12
+        for path, method in walked:
+            for headers in ({}, {"Authorization": "Bearer three"}, {"x-api-key": "three"}, {"Host": "health"}):
+                status = httpx.request(method, running.url + path, headers=headers).status_code
+                assert status == (200 if path in ("/health", "/ping") else 401), (path, headers)
+            for headers in ({"Authorization": "Bearer two"}, {"x-api-key": "one"}):
+                assert httpx.request(method, running.url + path, headers=headers).status_code != 401
+        preflight = httpx.options(
+            f"{running.url}/v1/models",
+            headers={"Origin": "https://app.example", "Access-Control-Request-Method": "GET"},
+        )
+        assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+        assert "two" not in Path(f"/proc/{running.children()['engine']}/cmdline").read_text()
+        terminal = [sys.executable, "-m", "frame", "complete", "--url", running.url, "-q", "once upon"]
+        denied = subprocess.run(terminal, capture_output=True, text=True, timeout=60, check=False)
+        assert denied.returncode == 1
+        assert "a valid API key is needed" in denied.stderr
+        done = subprocess.run(
+            [*terminal, "--api-key", "two", "--max-tokens", "4"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.strip()
+        chat = [sys.executable, "-m", "frame", "chat", "--url", running.url, "--api-key", "one", "--max-tokens", "5"]
+        talk = subprocess.run(chat, input="hello\nagain\n", capture_output=True, text=True, timeout=60, check=False)
+        assert talk.returncode == 0
+        assert talk.stdout.count("> ") == 3
+
+
+def test_terminal_clients_say_when_there_is_no_server() -> None:
+    for name in ("chat", "complete"):
+        command = [sys.executable, "-m", "frame", name, "--url", "http://127.0.0.1:9", "-q", "hi"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert done.stderr == "frame: no server answers at http://127.0.0.1:9: Connection refused\n"
+
+
+def test_strict_fields() -> None:
+    with server(FAKE, *SLOW, "--strict-fields", "--enable-request-id-headers") as running:
+        response = httpx.post(f"{running.url}/v1/completions", json={"prompt": "x", "tempreture": 1})
+        assert response.status_code == 400
+        assert "tempreture" in response.json()["error"]["message"]
+        assert len(response.headers["x-request-id"]) == 32
+        assert httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 2}).status_code == 200
