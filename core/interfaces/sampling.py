@@ -6,12 +6,15 @@ model (vocabulary, context length) are applied by the front when a request is ad
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
 import msgspec
+
+logger = logging.getLogger(__name__)
 
 #: Below this a temperature means greedy.
 GREEDY_EPSILON = 1e-5
@@ -64,6 +67,27 @@ def _check_int(name: str, value: Any, low: int, also: tuple[int, ...] = ()) -> N
         raise ValueError(f"{name} must be an integer of {choices}, got {value!r}")
 
 
+def _as_list(name: str, value: Any) -> list[Any]:
+    """A single string stands for itself; anything else that can be listed is copied."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
+        raise ValueError(f"{name} must be a list, got {value!r}")
+    return list(value)
+
+
+def _as_biases(value: Any) -> dict[int, float]:
+    """Keys may be strings, as JSON has no others."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"logit_bias must map token ids to biases, got {value!r}")
+    try:
+        return {int(token): bias for token, bias in value.items()}
+    except (TypeError, ValueError):
+        raise ValueError(f"logit_bias keys must be token ids, got {list(value)!r}") from None
+
+
 class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     """How the tokens of one request are drawn and when it ends.
 
@@ -106,17 +130,26 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     bad_words_token_ids: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
-        if self.stop is None:
-            self.stop = []
-        elif isinstance(self.stop, str):
-            self.stop = [self.stop]
-        self.stop_token_ids = list(self.stop_token_ids or ())
-        self.bad_words = list(self.bad_words or ())
+        self.stop = _as_list("stop", self.stop)
+        self.stop_token_ids = _as_list("stop_token_ids", self.stop_token_ids)
+        self.bad_words = _as_list("bad_words", self.bad_words)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = _as_list("allowed_token_ids", self.allowed_token_ids)
+        if self.logit_bias is not None:
+            self.logit_bias = _as_biases(self.logit_bias)
         if self.seed == -1:
             self.seed = None
         self.verify()
         if GREEDY_EPSILON <= self.temperature < MIN_TEMPERATURE:
+            logger.warning(
+                "temperature %g is raised to %g, below which logits overflow", self.temperature, MIN_TEMPERATURE
+            )
             self.temperature = MIN_TEMPERATURE
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> SamplingParams:
+        """Parameters from keyword arguments of which None means the default."""
+        return cls(**{name: value for name, value in values.items() if value is not None})
 
     def verify(self) -> None:
         """Checks every field against its own range; raises `ValueError` naming the first that is out of it."""
@@ -138,11 +171,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
                 _check_int(name, getattr(self, name), 0, also=(-1,))
         if self.truncate_prompt_tokens is not None:
             _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, also=(-1,))
-        if self.seed is not None and not (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64):
+        if self.seed is not None and not (type(self.seed) is int and -(2**63) <= self.seed < 2**64):
             raise ValueError(f"seed must be a 64-bit integer, got {self.seed!r}")
         self._verify_stops()
         for token, bias in (self.logit_bias or {}).items():
-            _check_int("logit_bias key", int(token), 0)
+            _check_int("logit_bias key", token, 0)
             _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
     def _verify_stops(self) -> None:
@@ -153,6 +186,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 _check_int(f"{name} entry", token, 0)
+        for word in self.bad_words_token_ids or ():
+            if not word:
+                raise ValueError("bad_words_token_ids must hold no empty word")
+            for token in word:
+                _check_int("bad_words_token_ids entry", token, 0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids must name at least one token id, got []")
         if self.stop and not self.detokenize:
