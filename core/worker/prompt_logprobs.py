@@ -89,10 +89,9 @@ class PromptLogprobs:
             self._preempted[progress.request_id] = progress.scored
 
     def forget(self, request_ids: list[str]) -> None:
-        """These requests are over and will not come back."""
-        if self._preempted:
-            for request_id in request_ids:
-                self._preempted.pop(request_id, None)
+        """These requests are over and will not come back; called after their slots were removed."""
+        for request_id in request_ids if self._preempted else ():
+            self._preempted.pop(request_id, None)
 
     def collect(
         self,
@@ -106,7 +105,6 @@ class PromptLogprobs:
 
         `token_table` int32 [R, max_len] holds the prompts. Logits are computed for a bounded number of rows at a time.
         """
-        self.forget(plan.finished_ids)
         if not self._slots:
             return None
         copies: list[tuple[int, HostCopy]] = []

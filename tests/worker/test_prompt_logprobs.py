@@ -20,7 +20,7 @@ STATES = torch.randn(SLOTS, LENGTH, HIDDEN, generator=GENERATOR)
 TABLE = torch.randint(0, VOCAB, (SLOTS, LENGTH), generator=GENERATOR, dtype=torch.int32)
 
 
-def plan_of(rows, finished=()):
+def plan_of(rows):
     """A step of (slot, computed, scheduled) rows."""
     slots, computed, scheduled = (np.array(column, np.int32) for column in zip(*rows, strict=True))
     none = np.zeros(len(rows), np.int32)
@@ -34,13 +34,12 @@ def plan_of(rows, finished=()):
         num_computed=computed,
         samples=none > 0,
         num_drafts=none,
-        finished_ids=list(finished),
     )
 
 
-def collect(collector, rows, finished=()):
+def collect(collector, rows):
     hidden = torch.cat([STATES[slot, start : start + count] for slot, start, count in rows])
-    chunks = collector.collect(plan_of(rows, finished), hidden, TABLE, lambda part: part @ HEAD, HostStreams())
+    chunks = collector.collect(plan_of(rows), hidden, TABLE, lambda part: part @ HEAD, HostStreams())
     return {} if chunks is None else chunks.rows()
 
 
@@ -130,7 +129,7 @@ def test_an_aborted_request_is_forgotten():
     collector.add(request_of(0, 12, 1))
     collect(collector, [(0, 0, 5)])
     collector.remove(0)
-    collect(collector, [(1, 0, 5)], finished=["r0"])
+    collector.forget(["other", "r0"])
     collector.add(request_of(0, 12, 1))
     same(collect(collector, [(0, 0, 12)])[0], expected(0, 0, 11, 1))
 
