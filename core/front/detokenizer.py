@@ -11,8 +11,12 @@ from .pieces import Pieces
 #: Prompt tokens that new text is decoded after: a character has at most four bytes, each at most one token.
 NUM_CONTEXT_TOKENS = 5
 _REPLACEMENT = "\ufffd"
-#: Tokens that may wait for the rest of a character; more are not a character but broken text.
+#: Tokens after which some of what waits is shown: tokens that straddle characters, or broken text.
 _MAX_WAITING = 4
+#: Tokens after which all of it is: broken text.
+_MAX_STRADDLING = 32
+#: Bytes of a character that another may still follow; each may read as one U+FFFD.
+_MAX_OPEN_BYTES = 3
 
 
 class Detokenizer(Protocol):
@@ -69,10 +73,20 @@ class WindowDetokenizer:
         follows_special = token in self._unspaced and bool(self._window) and self._window[-1] in self._unspaced
         self._window.append(token)
         text = self._decode(self._window)
-        if text.endswith(_REPLACEMENT) and len(self._window) - self._num_read < _MAX_WAITING:
-            return ""
+        num_waiting = len(self._window) - self._num_read
+        if text.endswith(_REPLACEMENT) and num_waiting < _MAX_STRADDLING:
+            return "" if num_waiting < _MAX_WAITING else self._show_whole_characters(text)
         new = self._advance(text)
         return new.lstrip(" ") if follows_special else new
+
+    def _show_whole_characters(self, text: str) -> str:
+        """Shows all but an open character at the end of `text`; the window stays, for it has no end of its own yet."""
+        num_open = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_OPEN_BYTES)
+        whole = text[: len(text) - num_open]
+        if not whole.startswith(self._prefix):
+            return ""
+        new, self._prefix = whole[len(self._prefix) :], whole
+        return new
 
     def _advance(self, text: str) -> str:
         """Shows `text` beyond what was shown, and drops the tokens before the newest shown ones from the window."""

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from frame.core.config.flat import from_flat
+from frame.core.front.async_llm import AsyncLLM
+from frame.core.front.prompts import InvalidRequest
+from frame.core.interfaces import EngineDeadError, EngineOutput, RequestOutputKind, SamplingParams
+from frame.core.registry import Registry
+
+from .engines import FakeEngine
+from .test_front import checkpoint
+
+DELTA = RequestOutputKind.DELTA
+
+
+class FakeClient:
+    """A fake engine behind asyncio; `pause` seconds between steps."""
+
+    def __init__(self, script, width=2, pause=0.0):
+        self.engine = FakeEngine(script, width)
+        self.info = self.engine.info
+        self.error = None
+        self.pause = pause
+        self._queue = asyncio.Queue()
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self):
+        while True:
+            outputs = self.engine.step()
+            if outputs:
+                self._queue.put_nowait(outputs)
+            await asyncio.sleep(self.pause)
+
+    async def add(self, request):
+        if self.error:
+            raise EngineDeadError(self.error)
+        self.engine.add(request)
+
+    async def abort(self, request_ids):
+        self.engine.abort(request_ids)
+
+    async def outputs(self):
+        while (batch := await self._queue.get()) is not None:
+            yield batch
+
+    async def stats(self):
+        return self.engine.stats()
+
+    async def call(self, method, arguments=None):
+        return self.engine.call(method, arguments)
+
+    async def die(self, error):
+        self.error = error
+        lost = [EngineOutput(request_id=name, finish_reason="error", error=error) for name in self.engine.requests]
+        self.engine.requests.clear()
+        self._queue.put_nowait(lost)
+
+    async def close(self):
+        self._task.cancel()
+        self._queue.put_nowait(None)
+
+
+@pytest.fixture
+async def make(source, monkeypatch):
+    clients = []
+    registry = Registry([], [])
+
+    def build(script, **options):
+        client = FakeClient(script, **options)
+        clients.append(client)
+        llm = AsyncLLM(
+            config=from_flat({}), client=client, checkpoint=checkpoint(), registry=registry, tokenizer=source
+        )
+        return llm, client
+
+    yield build
+    for client in clients:
+        await client.close()
+
+
+async def collect(stream):
+    return [output async for output in stream]
+
+
+async def test_deltas_join_to_the_text(make, tokenizer):
+    ids = tokenizer.encode("hello 日本語 😀 the quick brown fox")
+    llm, _ = make(lambda request: ids)
+    outputs = await collect(llm.generate("fox", SamplingParams(max_tokens=60, output_kind=DELTA), "r"))
+    assert "".join(output.outputs[0].text for output in outputs) == tokenizer.decode(ids)
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    (final,) = await collect(
+        llm.generate("fox", SamplingParams(max_tokens=60, output_kind=RequestOutputKind.FINAL_ONLY), "s")
+    )
+    assert final.outputs[0].text == tokenizer.decode(ids)
+
+
+async def test_a_slow_consumer_gets_steps_merged(make, tokenizer):
+    ids = tokenizer.encode("the quick brown fox jumps over the lazy dog")
+    llm, client = make(lambda request: ids, width=1)
+    outputs = []
+    async for output in llm.generate("fox", SamplingParams(max_tokens=60, output_kind=DELTA), "r"):
+        outputs.append(output)
+        while client.engine.requests:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+    assert len(outputs) < len(ids)
+    assert "".join(output.outputs[0].text for output in outputs) == tokenizer.decode(ids)
+    assert [token for output in outputs for token in output.outputs[0].token_ids] == ids
+
+
+async def test_many_streams(make, tokenizer):
+    llm, _ = make(lambda request: request.prompt_ids[::-1].tolist())
+    prompts = [[5 + number % 50, 6, 7, 8 + number % 9] for number in range(200)]
+    streams = [collect(llm.generate(p, SamplingParams(output_kind=DELTA), str(i))) for i, p in enumerate(prompts)]
+    for prompt, outputs in zip(prompts, await asyncio.gather(*streams), strict=True):
+        assert [token for output in outputs for token in output.outputs[0].token_ids] == prompt[::-1]
+    assert llm.front.num_unfinished == 0
+
+
+async def test_closing_a_stream_aborts_it(make):
+    llm, client = make(lambda request: [5] * 40, width=1, pause=0.005)
+    stream = llm.generate([1], SamplingParams(max_tokens=40), "r")
+    await anext(stream)
+    await stream.aclose()
+    assert client.engine.aborted == ["r"]
+    task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40, n=2), "s")))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert client.engine.aborted == ["r", "0_s", "1_s"]
+    assert (llm.front.num_unfinished, client.engine.requests) == (0, {})
+
+
+async def test_abort_ends_the_stream(make):
+    llm, client = make(lambda request: [5] * 40, width=1, pause=0.005)
+    task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40, output_kind=DELTA), "r")))
+    await asyncio.sleep(0.02)
+    await llm.abort("r")
+    await llm.abort(["unknown"])
+    outputs = await task
+    assert outputs[-1].finished
+    assert outputs[-1].outputs[0].finish_reason == "abort"
+    assert client.engine.aborted == ["r"]
+
+
+async def test_bad_input_touches_no_other_request(make):
+    llm, _ = make(lambda request: [5] * 30, width=1, pause=0.002)
+    good = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=30), "good")))
+    await asyncio.sleep(0.01)
+    for prompt, params, message in [
+        ("", SamplingParams(), "empty"),
+        ([9999], SamplingParams(), "ids go from 0"),
+        ("x" * 100_000, SamplingParams(), "100000 characters"),
+        ([1], SamplingParams(logits_processors=[lambda ids, row: row]), "stay in one process"),
+    ]:
+        with pytest.raises(InvalidRequest, match=message):
+            await collect(llm.generate(prompt, params, "bad"))
+    with pytest.raises(InvalidRequest, match="'good' is in use"):
+        await collect(llm.generate([1], SamplingParams(), "good"))
+    assert len((await good)[-1].outputs[0].token_ids) == 30
+
+
+async def test_a_dead_engine_is_told_and_left(make):
+    llm, client = make(lambda request: [5] * 40, width=1, pause=0.005)
+    task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40, output_kind=DELTA), "r")))
+    await asyncio.sleep(0.02)
+    await llm.check_health()
+    assert llm.is_running
+    await client.die("the engine process was killed")
+    completion = (await task)[-1].outputs[0]
+    assert (completion.finish_reason, completion.error) == ("error", "the engine process was killed")
+    assert llm.errored
+    with pytest.raises(EngineDeadError, match="was killed"):
+        await llm.check_health()
+    with pytest.raises(EngineDeadError, match="was killed"):
+        await collect(llm.generate([1], SamplingParams(), "s"))
+    client.error = None  # the engine was started again
+    assert (await collect(llm.generate([1], SamplingParams(max_tokens=3), "t")))[-1].finished
+
+
+async def test_shutdown_ends_streams(make):
+    llm, _ = make(lambda request: [5] * 40, width=1, pause=0.005)
+    task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40), "r")))
+    await asyncio.sleep(0.02)
+    llm.shutdown()
+    llm.shutdown()
+    assert (await task)[-1].outputs[0].finish_reason == "abort"
+    assert not llm.is_running
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await collect(llm.generate([1], SamplingParams(), "s"))
+
+
+async def test_a_closed_client_ends_streams_with_an_error(make):
+    llm, client = make(lambda request: [5] * 40, width=1, pause=0.005)
+    task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40), "r")))
+    await asyncio.sleep(0.02)
+    await client.close()
+    with pytest.raises(EngineDeadError, match="client was closed"):
+        await task
+
+
+async def test_control_calls(make, tokenizer):
+    llm, client = make(lambda request: [5])
+    assert await llm.get_tokenizer() is tokenizer.hf
+    assert await llm.reset_prefix_cache(reset_running_requests=True) is True
+    assert client.engine.calls[0][0] == "reset_prefix_cache"
+    assert await llm.is_tracing_enabled() is False
+    assert (await llm.stats()).running == 0
+    assert llm.get_default_sampling_params() == SamplingParams()
+    with pytest.raises(ValueError, match="by name and keyword arguments only"):
+        await llm.collective_rpc(print)
