@@ -16,16 +16,6 @@ from ..ops import Ops
 MAX_ROWS = 128
 
 
-@dataclass
-class _Progress:
-    """A request that asked: k, where its prompt ends, and the first position not yet scored."""
-
-    request_id: str
-    k: int
-    prompt_len: int
-    scored: int
-
-
 @dataclass(frozen=True)
 class _Span:
     """Positions first .. first + count - 1 of one row of the plan; their hidden states start at `offset`."""
@@ -62,36 +52,25 @@ class PromptChunks:
 class PromptLogprobs:
     """Scores the prompts of the slots that asked: the hidden state at position i scores prompt token i + 1.
 
-    Chunks come out in order and each position once: a request that was preempted within its prompt goes on after the
-    last position that was scored, and one that had finished its prompt is not scored again. This is remembered by
-    request id until the prompt is complete or `forget` is called.
+    The rows of a step are those of the positions it computes, from `num_computed` on. A prefill that is repeated after
+    a preemption brings them again, and whoever reads them drops those; one that already has output brings none.
     """
 
     def __init__(self, *, ops: Ops, logprobs_mode: str) -> None:
         self._ops = ops
         self._normalize = logprobs_mode.endswith("logprobs")
-        self._slots: dict[int, _Progress] = {}
-        self._preempted: dict[str, int] = {}
+        self._asked: dict[int, tuple[int, int]] = {}
 
     def add(self, request: NewRequest) -> None:
         """A request takes its slot."""
-        self._slots.pop(request.slot, None)
+        self._asked.pop(request.slot, None)
         k = request.params.prompt_logprobs
-        if k is None or len(request.token_ids) > request.prompt_len:
-            return
-        scored = self._preempted.pop(request.request_id, 0)
-        self._slots[request.slot] = _Progress(request.request_id, k, request.prompt_len, scored)
+        if k is not None and len(request.token_ids) <= request.prompt_len:
+            self._asked[request.slot] = k, request.prompt_len
 
     def remove(self, slot: int) -> None:
-        """The request left its slot, finished or preempted; an empty slot is fine."""
-        progress = self._slots.pop(slot, None)
-        if progress is not None and 0 < progress.scored < progress.prompt_len - 1:
-            self._preempted[progress.request_id] = progress.scored
-
-    def forget(self, request_ids: list[str]) -> None:
-        """These requests are over and will not come back; called after their slots were removed."""
-        for request_id in request_ids if self._preempted else ():
-            self._preempted.pop(request_id, None)
+        """The request left its slot; an empty slot is fine."""
+        self._asked.pop(slot, None)
 
     def collect(
         self,
@@ -105,7 +84,7 @@ class PromptLogprobs:
 
         `token_table` int32 [R, max_len] holds the prompts. Logits are computed for a bounded number of rows at a time.
         """
-        if not self._slots:
+        if not self._asked:
             return None
         copies: list[tuple[int, HostCopy]] = []
         for span in self._spans(plan):
@@ -124,14 +103,10 @@ class PromptLogprobs:
         offset = 0
         scheduled, computed = plan.num_scheduled.tolist(), plan.num_computed.tolist()
         for row, slot in enumerate(plan.slots.tolist()):
-            progress = self._slots.get(slot)
-            if progress is not None:
-                start, end = computed[row], computed[row] + scheduled[row]
-                first, last = max(start, progress.scored), min(end, progress.prompt_len - 1)
-                if first < last:
-                    spans.append(_Span(row, slot, progress.k, first, last - first, offset + first - start))
-                    progress.scored = last
-                if end >= progress.prompt_len - 1:
-                    del self._slots[slot]
+            if slot in self._asked:
+                k, prompt_len = self._asked[slot]
+                count = min(scheduled[row], prompt_len - 1 - computed[row])
+                if count > 0:
+                    spans.append(_Span(row, slot, k, computed[row], count, offset))
             offset += scheduled[row]
         return spans

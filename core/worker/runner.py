@@ -121,7 +121,6 @@ class Runner:
             self.state.remove(slot)
             self.sampler.remove(slot)
             self.prompt_logprobs.remove(slot)
-        self.prompt_logprobs.forget(plan.finished_ids)
         for request in plan.added:
             self.state.add(request)
             self.tables.add(request)

@@ -110,28 +110,17 @@ def test_long_chunks_are_scored_in_parts(monkeypatch):
     same(collect(collector, [(2, 0, 30)])[0], expected(2, 0, 29, 3))
 
 
-def test_a_request_preempted_in_its_prompt_goes_on_and_one_past_it_does_not_repeat():
+def test_a_repeated_prefill_brings_its_rows_again_unless_it_has_output():
     collector = make_collector()
     collector.add(request_of(0, 12, 1))
-    first = collect(collector, [(0, 0, 5)])[0]
+    same(collect(collector, [(0, 0, 5)])[0], expected(0, 0, 5, 1))
     collector.remove(0)
     collector.add(request_of(0, 12, 1))
-    second = collect(collector, [(0, 0, 8)])[0]
-    third = collect(collector, [(0, 8, 4)])[0]
-    same(joined([first, second, third]), expected(0, 0, 11, 1))
+    same(collect(collector, [(0, 0, 8)])[0], expected(0, 0, 8, 1))
+    same(collect(collector, [(0, 8, 4)])[0], expected(0, 8, 11, 1))
     collector.remove(0)
     collector.add(request_of(0, 12, 1, output=2))
     assert collect(collector, [(0, 0, 14)]) == {}
-
-
-def test_an_aborted_request_is_forgotten():
-    collector = make_collector()
-    collector.add(request_of(0, 12, 1))
-    collect(collector, [(0, 0, 5)])
-    collector.remove(0)
-    collector.forget(["other", "r0"])
-    collector.add(request_of(0, 12, 1))
-    same(collect(collector, [(0, 0, 12)])[0], expected(0, 0, 11, 1))
 
 
 @pytest.mark.parametrize("k", [0, 3])
