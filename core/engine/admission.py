@@ -81,6 +81,7 @@ class Admission:
             return False
         self._note_cached(request, hit, num_computed)
         self._lifecycle.transfers.allocated(request, num_computed, external)
+        request.unconfirmed_load = external > 0
         self._enter(draft, request, num_computed, count)
         return True
 

@@ -36,8 +36,10 @@ class Answers:
                 continue
             if request.batch is None:
                 request.num_unanswered -= 1
-            elif full > request.num_published:
-                kv.publish(request, full * kv.block_size)
+            else:
+                request.unconfirmed_load = False
+                if full > request.num_published:
+                    kv.publish(request, full * kv.block_size)
             if rare and row in result.failed:
                 outputs.append(self._fail(request, result.failed[row]))
                 continue

@@ -170,6 +170,8 @@ class KVCache:
             table.extend(self.pool.allocate(count))
 
     def _trim(self, request: Request, num_computed: int) -> None:
+        if request.unconfirmed_load:
+            return  # should the load have failed, its blocks must still be in the table to tell whose they are
         for group in self._windowed:
             first = self._specs[group].first_needed(num_computed) // self.block_size
             start, table = request.first_live[group], request.blocks[group]
@@ -187,11 +189,15 @@ class KVCache:
         request.first_live = [0] * len(self._specs)
         request.num_published = 0
         request.num_loaded = 0
+        request.unconfirmed_load = False
 
     def publish(self, request: Request, num_tokens: int) -> list[Publication]:
-        """Lets the full blocks of its first `num_tokens` tokens (all known, computed or scheduled) be found."""
+        """Lets the full blocks of its first `num_tokens` tokens (all known, computed or scheduled) be found.
+
+        Not before a connector's load into the request is known to have succeeded.
+        """
         count = num_tokens // self.block_size
-        if not self.caches_prefixes or count <= request.num_published:
+        if not self.caches_prefixes or count <= request.num_published or request.unconfirmed_load:
             return []
         hashes = self.block_hashes(request, count)
         made = []

@@ -11,7 +11,7 @@ import msgspec
 from frame.core.interfaces.connector import ConnectorScheduler, RequestView
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.step import StepPlan, TransferReport
-from tests.engine.fake_worker import BAD
+from tests.engine.fake_worker import BAD, fingerprints
 
 
 class Load(msgspec.Struct):
@@ -125,8 +125,9 @@ class FakeConnector(ConnectorScheduler):
             if index >= len(block_ids[0]) or not block_ids[0][index]:
                 break
             entries = self.memory.get(block_ids[0][index], {})
-            prints = [entries.get(offset, (0, 0, BAD)) for offset in range(size)]
-            if any(entry[2] == BAD or entry[1] != index * size + offset for offset, entry in enumerate(prints)):
+            prints = fingerprints(list(request.token_ids))[index * size : (index + 1) * size]
+            # a request may end before its blocks were filled
+            if [entries.get(offset, (0, 0, BAD))[2] for offset in range(size)] != prints:
                 break
-            self.store[block_hash] = [entry[2] for entry in prints]
+            self.store[block_hash] = prints
         return self.hold, {"remote": request.request_id} if self.hold else None

@@ -125,7 +125,7 @@ class FakeWorker:
                 resident.prints.append(chain(resident.prints[-1], token))
                 tokens[row], counts[row] = token, 1
         self.unanswered.append(plan)
-        report = None if self.transfer is None else self.transfer.end_step(plan.finished_ids)
+        report = None if self.transfer is None or spoiled else self.transfer.end_step(plan.finished_ids)
         return StepResult(step=plan.step, token_ids=tokens, num_tokens=counts, prompt_logprobs=prompts, transfer=report)
 
     def answered(self, plan: StepPlan) -> None:
@@ -266,7 +266,8 @@ class Simulation:
         self.scheduler.add(request)
         self.outputs[request.request_id] = []
 
-    def launch(self, *, breaks: bool = False) -> StepPlan | None:
+    def launch(self, *, breaks: bool = False, refused: bool = False) -> StepPlan | None:
+        """Plans and executes a step. It may break (its answer is an error) or be refused (the worker never sees it)."""
         plan = self.scheduler.schedule()
         if plan is not None:
             limits = self.config.scheduler
@@ -274,6 +275,10 @@ class Simulation:
             assert len(plan.slots) <= limits.max_num_seqs
             assert len(self.in_flight) < self.max_in_flight
             self.plans.append(plan)
+            if refused:
+                self.worker.strict = False
+                self.collect(self.scheduler.fail(plan, "the step was refused"))
+                return plan
             if breaks:
                 self.broken.add(plan.step)
                 self.worker.strict = False

@@ -101,7 +101,7 @@ class Life:
             sim.scheduler.reset_prefix_cache(rng.random() < 0.7)
         elif operation == "launch":
             if len(sim.in_flight) < sim.max_in_flight:
-                sim.launch(breaks=rng.random() < self.breaks)
+                sim.launch(breaks=rng.random() < self.breaks, refused=rng.random() < self.breaks / 2)
         elif operation == "answer" and sim.in_flight:
             sim.answer()
 
@@ -185,7 +185,7 @@ def test_thousands_of_random_lives(start):
         if rng.random() < 0.5:
             failing = [rng.randrange(12) for _ in range(rng.randrange(5))]
             connector = {"later": rng.random() < 0.5, "hold": rng.random() < 0.5, "failing": failing, "shy": 2}
-        life = Life(simulate(setup, connector), breaks=0.0 if connector else rng.choice([0.0, 0.1]))
+        life = Life(simulate(setup, connector), breaks=rng.choice([0.0, 0.1]))
         names = ["add"] * 3 + ["abort", "reset"] + ["launch"] * 6 + ["answer"] * 6
         for _ in range(200):
             life.apply(rng.choice(names), rng.randrange(2**32))

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from array import array
+
+import pytest
+
+from frame.core.engine import hashing
+from frame.core.engine.hashing import BlockHasher
+
+GOLDEN = "bebce092f3c29a0956d1b622854693383bb5ed944a6e6d399b092a48f84a6a16"
+SCRIPT = """
+from array import array
+from frame.core.engine.hashing import BlockHasher
+hasher = BlockHasher("sha256", numerics="llama bfloat16", block_size=4)
+hashes = []
+hasher.extend(hashes, hasher.root(salt="s", adapter="a", media_keys=["m"]), array("i", range(10)), 2)
+print(hashes[1].hex())
+"""
+
+
+def chain(hasher: BlockHasher, ids: list[int], **root: object) -> list[bytes]:
+    hashes: list[bytes] = []
+    hasher.extend(hashes, hasher.root(**root), array("i", ids), len(ids) // 4)
+    return hashes
+
+
+def make(**fields: object) -> BlockHasher:
+    return BlockHasher(**{"algorithm": "sha256", "numerics": "n", "block_size": 4, **fields})
+
+
+def test_hashes_are_the_same_in_every_process():
+    for seed in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+        )
+        assert done.stdout.strip() == GOLDEN
+
+
+def test_a_hash_covers_all_tokens_before_it():
+    one, two = chain(make(), [1, 2, 3, 4, 5, 6, 7, 8]), chain(make(), [1, 2, 3, 9, 5, 6, 7, 8])
+    assert one[0] != two[0]
+    assert one[1] != two[1]
+    assert chain(make(), [1, 2, 3, 4]) == one[:1]
+
+
+def test_extending_hashes_no_block_twice():
+    hasher, ids = make(), array("i", range(16))
+    whole: list[bytes] = []
+    hasher.extend(whole, hasher.root(), ids, 4)
+    parts: list[bytes] = []
+    for count in (1, 3, 4, 2):
+        hasher.extend(parts, hasher.root(), ids, count)
+    assert parts == whole
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"salt": "x"},
+        {"salt": ""},
+        {"adapter": "x"},
+        {"media_keys": ["x"]},
+        {"media_keys": ["x", "y"]},
+        {"media_keys": ["xy"]},
+        {"deterministic": True},
+    ],
+)
+def test_whatever_decides_a_blocks_content_decides_its_hash(change):
+    others = [chain(make(), [1, 2, 3, 4]), chain(make(numerics="m"), [1, 2, 3, 4])]
+    others.append(chain(make(algorithm="xxhash"), [1, 2, 3, 4]))
+    found = chain(make(), [1, 2, 3, 4], **change)
+    assert all(found != other for other in others)
+    assert others[0] != others[1]
+
+
+def test_unknown_and_missing_algorithms_say_what_to_do(monkeypatch):
+    with pytest.raises(ValueError, match="no block hash 'md5'; there are: sha256, xxhash"):
+        make(algorithm="md5")
+
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(hashing, "import_module", missing)
+    with pytest.raises(RuntimeError, match="needs the package xxhash"):
+        make(algorithm="xxhash")
