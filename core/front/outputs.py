@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..interfaces.engine import FinishReason
+from ..interfaces.engine import Fault, FinishReason
 from .logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class CompletionOutput:
 
     `stop_reason` is the stop string or stop token id that ended it; None for the end-of-sequence token and for length.
     `cumulative_logprob` is known when log-probabilities were asked for. `error` says why finish_reason is "error", and
-    `invalid` that the request itself is at fault.
+    `fault` whether the request, the load or the engine is to blame.
     """
 
     index: int
@@ -43,7 +43,7 @@ class CompletionOutput:
     lora_request: Any = None
     routed_experts: Any = None
     error: str | None = None
-    invalid: bool = False
+    fault: Fault = "engine"
 
     def finished(self) -> bool:
         return self.finish_reason is not None

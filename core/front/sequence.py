@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ids
 from typing import Any
 
-from ..interfaces.engine import EngineOutput, EngineRequest, FinishReason
+from ..interfaces.engine import EngineOutput, EngineRequest, Fault, FinishReason
 from ..interfaces.sampling import RequestOutputKind
 from ..interfaces.step import LogprobRows
 from .detokenizer import Detokenizer, make_detokenizer
@@ -29,7 +29,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
-        self.invalid = False
+        self.fault: Fault = "engine"
         self._kind = params.output_kind
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
@@ -64,7 +64,7 @@ class Sequence:
         if stopped:
             return reason is None
         if reason is not None:
-            self.invalid = output.invalid
+            self.fault = output.fault
             self.finish(reason, output.stop_reason, output.error)
         return False
 
@@ -105,7 +105,7 @@ class Sequence:
             self.finish_reason,
             self.stop_reason,
             error=self.error,
-            invalid=self.invalid,
+            fault=self.fault,
         )
 
     def _num_shown(self, reason: FinishReason | None) -> int:

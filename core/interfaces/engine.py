@@ -11,6 +11,7 @@ from .sampling import SamplingParams
 from .step import LogprobRows
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Fault = Literal["request", "load", "engine"]
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
@@ -39,8 +40,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step added to one request. `stop_reason` is the stop token id, None for EOS or length.
 
-    `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector. `invalid` marks an
-    error that is the request's own fault: it could never have run.
+    `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector. `fault` says where
+    an `error` lies: the request could never have run, the engine has too much to do, or something broke.
     """
 
     request_id: str
@@ -50,7 +51,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = None
-    invalid: bool = False
+    fault: Fault = "engine"
     num_cached: int | None = None
     kv_transfer: dict[str, Any] | None = None
 

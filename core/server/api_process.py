@@ -15,11 +15,11 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from ..channel import AsyncChannel
 from ..config.checkpoint import read_checkpoint
 from ..config.tree import FrameConfig
 from ..registry import Registry
 from .app import build_app
-from ..channel import AsyncChannel
 from .client import RemoteEngine
 from .engine_process import describe, die_with_parent
 from .http import Server, make_server

@@ -13,11 +13,11 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+from ..channel import AsyncChannel
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.wire import decode
-from ..channel import AsyncChannel
 from .messages import Abort, Add, Call, EngineDown, EngineNews, EngineUp, FromEngine, Outputs, Reply, Stage
 from .supervisor import EngineSupervisor
 

@@ -18,12 +18,13 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from ..channel import Channel, FrameTooLargeError, listen, same_user
 from ..config.tree import FrameConfig
+from ..engine.request import QueueFullError
 from ..interfaces.client import EngineCore
 from ..interfaces.engine import EngineOutput
 from ..interfaces.wire import encode
 from ..offers import PluginError
-from ..channel import Channel, FrameTooLargeError, listen, same_user
 from .messages import Abort, Add, Call, Failed, Outputs, Ready, Reply, Stage, ToEngine
 
 logger = logging.getLogger("frame.server")
@@ -172,10 +173,13 @@ class EngineHost:
         try:
             self._engine.add(request)
         except Exception as error:
-            if not isinstance(error, ValueError):
+            if not isinstance(error, (ValueError, QueueFullError)):
                 logger.exception("request %s could not be added", request_id)
             output = _failure(request_id, describe(error))
-            output.invalid = isinstance(error, ValueError)
+            if isinstance(error, ValueError):
+                output.fault = "request"
+            elif isinstance(error, QueueFullError):
+                output.fault = "load"
             client.send(Outputs([output]))
         else:
             self._owners[request_id] = client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,23 +30,27 @@ class Server(uvicorn.Server):
 
 def make_server(app: ASGIApp, config: ServerConfig) -> Server:
     """A server for `app`; `serve(sockets=[…])` runs it until `should_exit`."""
-    return Server(
-        uvicorn.Config(
-            app,
-            http=_protocol(),
-            ws="none",
-            lifespan="off",
-            loop="none",
-            log_config=None,
-            log_level="warning" if config.log_level == "info" else config.log_level,
-            access_log=not config.disable_access_log,
-            server_header=False,
-            proxy_headers=False,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_LAST_SECONDS,
-        )
+    settings = uvicorn.Config(
+        app,
+        http=_protocol(),
+        ws="none",
+        lifespan="off",
+        loop="none",
+        log_config=None,
+        log_level=config.log_level,
+        access_log=not config.disable_access_log,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_LAST_SECONDS,
     )
+    own = logging.getLogger("uvicorn")
+    own.propagate = False
+    own.handlers = logging.getLogger("frame").handlers  # one format for all lines
+    if config.log_level == "info":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its account of start and end says nothing new
+    return Server(settings)
 
 
 def _protocol() -> Any:

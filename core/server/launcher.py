@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..channel import private_folder
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig, ServerConfig
 from ..interfaces.client import EngineDeadError
-from ..channel import private_folder
 from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Stage
 from .supervisor import Child, EngineSupervisor, frame_command, spawn, write_config
 

@@ -36,6 +36,8 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BoundedModel)
 
 _STATS_SECONDS = 2.0
+#: Where an error lies -> HTTP status.
+_STATUS = {"request": 400, "load": 503, "engine": 500}
 #: Texts from here on are tokenised in a thread, so that streams go on meanwhile.
 _LONG_TEXT = 20_000
 
@@ -161,8 +163,10 @@ class ServingHost:
             return await asyncio.to_thread(self.front.tokenizer.decode, token_ids, False)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of one token, which may be a part of a character."""
-        tokenizer = self.front.tokenizer
+        """The UTF-8 bytes of one token, which may be a part of a character; its number where there is no tokenizer."""
+        tokenizer = self.front.front.source.get_or_none()
+        if tokenizer is None:
+            return f"token_id:{token_id}".encode()
         if tokenizer.pieces is not None:
             return bytes(tokenizer.pieces[token_id])
         return tokenizer.token_text(token_id).encode()
@@ -212,7 +216,7 @@ class ServingHost:
             count += len(completion.token_ids)
             if completion.finish_reason == "error":
                 timer.ends("error")
-                status = 400 if completion.invalid else 500 if self._client.error is None else 503
+                status = _STATUS[completion.fault] if self._client.error is None else 503
                 raise RequestError(status, completion.error or "the engine failed")
             if output.finished and completion.finish_reason is not None:
                 timer.ends(completion.finish_reason)

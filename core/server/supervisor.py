@@ -19,11 +19,11 @@ from pathlib import Path
 
 from pydantic_core import PydanticSerializationError
 
+from ..channel import AsyncChannel, private_folder
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..registry import Registry
-from ..channel import AsyncChannel, private_folder
 from .messages import EngineDown, EngineNews, EngineReport, EngineUp, Failed, Ready, Stage
 
 #: A ready engine that lived this long was not one of "deaths in a row".

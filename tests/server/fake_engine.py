@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from frame.core.config.tree import FrameConfig
+from frame.core.engine.request import QueueFullError
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from frame.core.interfaces.step import LogprobRows
@@ -41,6 +42,8 @@ class FakeEngine:
     def add(self, request: EngineRequest) -> None:
         if (request.params.extra_args or {}).get("fault") == "add":
             raise ValueError("this request can never run")
+        if (request.params.extra_args or {}).get("fault") == "queue":
+            raise QueueFullError("4096 requests wait")
         self._running[request.request_id] = (request, 0)
 
     def abort(self, request_ids: Iterable[str]) -> None:
