@@ -153,6 +153,10 @@ class Answers:
                     known = request.num_good_blocks
                     request.num_good_blocks = first if known is None else min(first, known)
             elif first is not None:
+                if request in launched[0].requests:
+                    # the step that loaded was this or an earlier one, so what came before the gap did arrive
+                    request.unconfirmed_load = False
+                    lifecycle.kv.publish(request, first * lifecycle.kv.block_size)
                 lifecycle.kv.withdraw_request(request, first)
                 request.use_connector = False
                 if self._fail_on_load:

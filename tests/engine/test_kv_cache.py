@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import pytest
+
+from frame.core.engine.hashing import BlockHasher
+from frame.core.engine.kv_cache import KVCache, PrefixHit, blocks_needed, max_request_len
+from frame.core.engine.request import Request
+from frame.core.interfaces.kv import ChunkedKV, CrossKV, FullKV, KVGroup, KVLayout, KVSpec, SlidingKV, StateKV
+from tests.engine.fake_worker import SPEC, make_layout, make_request
+
+MISS = PrefixHit(0, [[], []])
+
+
+def make_cache(layout: KVLayout, *, caching: bool = True) -> KVCache:
+    return KVCache(
+        layout, BlockHasher("sha256", numerics="", block_size=layout.block_size), enable_prefix_caching=caching
+    )
+
+
+def make(cache: KVCache, prompt: list[int], **fields: object) -> Request:
+    groups = len(cache.layout.groups)
+    return Request(make_request("r", prompt, **fields), sequence=0, max_len=99, num_groups=groups, root=b"root")
+
+
+def layout_of(*specs: KVSpec, num_blocks: int = 20) -> KVLayout:
+    groups = tuple(KVGroup(spec=spec, layers=(f"layer{i}",), block_size=4) for i, spec in enumerate(specs))
+    return KVLayout(groups=groups, num_blocks=num_blocks, page_bytes=1, num_slots=1)
+
+
+def fill(cache: KVCache, prompt: list[int]) -> Request:
+    """A request that computed its prompt and ended."""
+    request = make(cache, prompt)
+    none = PrefixHit(0, [[] for _ in cache.layout.groups])
+    assert cache.admit(request, none, 0, len(prompt))
+    cache.publish(request, len(prompt))
+    return request
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_tokens", "blocks"),
+    [
+        (FullKV(**SPEC), 17, 5),
+        (SlidingKV(**SPEC, window=6), 17, 3),
+        (SlidingKV(**SPEC, window=6), 3, 1),
+        (SlidingKV(**SPEC, window=1), 17, 1),
+        (ChunkedKV(**SPEC, chunk=8), 40, 3),
+        (StateKV(**SPEC, state_bytes=64), 40, 1),
+    ],
+)
+def test_blocks_needed_at_once(spec, num_tokens, blocks):
+    assert blocks_needed(layout_of(spec), num_tokens) == blocks
+
+
+@pytest.mark.parametrize("window", range(1, 14))
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_the_bound_for_windows_holds_at_every_position(window, block_size):
+    layout = make_layout(99, block_size, (window,))
+    spec = layout.groups[0].spec
+    live = [c // block_size - spec.first_needed(c) // block_size + 1 for c in range(60)]
+    assert blocks_needed(layout, 60) == max(live)
+
+
+def test_the_longest_request_fits_and_the_next_does_not():
+    layout = make_layout(9, 4, (None, 6))
+    # 5 full blocks and 3 of the window
+    assert max_request_len(layout, 1000) == 21
+    assert max_request_len(layout, 7) == 7
+    assert blocks_needed(layout, 20) == 8
+    assert blocks_needed(layout, 21) == 9
+
+
+def test_a_hit_leaves_one_token_to_compute():
+    cache = make_cache(make_layout(20))
+    first = fill(cache, list(range(8)))
+    assert cache.find_hit(make(cache, list(range(8)))).num_tokens == 4
+    hit = cache.find_hit(make(cache, [*range(8), 9]))
+    assert hit.num_tokens == 8
+    assert hit.blocks == first.blocks
+    assert cache.find_hit(make(cache, [9, *range(8)])).num_tokens == 0
+
+
+def test_prompt_logprobs_and_disabled_caching_read_nothing():
+    from frame.core.interfaces.sampling import SamplingParams
+
+    cache = make_cache(make_layout(20))
+    fill(cache, list(range(8)))
+    params = SamplingParams(prompt_logprobs=1)
+    assert cache.find_hit(make(cache, [*range(8), 9], params=params)).num_tokens == 0
+    off = make_cache(make_layout(20), caching=False)
+    fill(off, list(range(8)))
+    assert off.find_hit(make(off, [*range(8), 9])).num_tokens == 0
+    assert off.pool.num_published == 0
+
+
+def test_a_windowed_group_needs_only_the_window_before_the_hit():
+    cache = make_cache(make_layout(40, 4, (None, 5)))
+    request = fill(cache, list(range(16)))
+    windowed = request.blocks[1]
+    cache.free(request)
+    cache.pool.withdraw(windowed[0])
+    hit = cache.find_hit(make(cache, list(range(17))))
+    assert hit.num_tokens == 16
+    assert [bool(block) for block in hit.blocks[1]] == [False, False, False, True]
+    cache.pool.withdraw(windowed[3])
+    hit = cache.find_hit(make(cache, list(range(17))))
+    assert hit.num_tokens == 12
+    assert hit.blocks[1] == [0, 0, windowed[2]]
+    cache.pool.withdraw(windowed[1])
+    cache.pool.withdraw(windowed[2])
+    assert cache.find_hit(make(cache, list(range(17)))).num_tokens == 0
+
+
+def test_groups_shorten_each_other_until_they_agree():
+    cache = make_cache(make_layout(60, 1, (3, 4)))
+    request = fill(cache, list(range(12)))
+    cache.free(request)
+    hashes, pool = cache.block_hashes(request, 12), cache.pool
+    for group, index in ((0, 10), (1, 9), (0, 7)):
+        pool.withdraw(pool.find(group, hashes[index]))
+    # group 0 must have the 2 blocks before the hit, group 1 the 3
+    assert cache.find_hit(make(cache, list(range(13)))).num_tokens == 7
+
+
+def test_admission_without_room_changes_nothing():
+    cache = make_cache(make_layout(6))
+    request = fill(cache, list(range(8)))
+    cache.free(request)
+    other = make(cache, list(range(24)))
+    hit = cache.find_hit(other)
+    assert hit.num_tokens == 8
+    assert not cache.admit(other, hit, 8, 24)
+    assert cache.pool.num_free == 5
+    assert other.blocks == [[]]
+    assert cache.admit(other, hit, 8, 20)
+    assert cache.pool.num_free == 0
+    assert other.blocks[0][:2] == hit.blocks[0]
+    assert cache.capacity(other) == 20
+
+
+def test_blocks_that_fell_out_of_the_window_are_given_back():
+    cache = make_cache(make_layout(10, 4, (5,)))
+    request = make(cache, list(range(12)))
+    assert cache.admit(request, PrefixHit(0, [[]]), 0, 12)
+    assert cache.pool.num_free == 6
+    assert cache.extend(request, 12, 13)
+    assert [bool(block) for block in request.blocks[0]] == [False, False, True, True]
+    assert cache.pool.num_free == 7
+    cache.free(request)
+    assert cache.pool.num_free == 9
+
+
+def test_a_state_group_holds_one_block_and_shares_no_prefix():
+    cache = make_cache(layout_of(FullKV(**SPEC), StateKV(**SPEC, state_bytes=64)))
+    request = make(cache, list(range(9)))
+    assert cache.admit(request, MISS, 0, 9)
+    assert [len(blocks) for blocks in request.blocks] == [3, 1]
+    assert cache.extend(request, 9, 20)
+    assert [len(blocks) for blocks in request.blocks] == [5, 1]
+    assert cache.publish(request, 9) == []
+    cache.free(request)
+    assert cache.pool.num_free == 19
+
+
+def test_cross_attention_groups_are_refused_by_name():
+    with pytest.raises(ValueError, match="layer0"):
+        make_cache(layout_of(CrossKV(**SPEC)))
+
+
+def test_what_a_step_published_can_be_taken_back():
+    cache = make_cache(make_layout(20))
+    request = make(cache, list(range(9)))
+    cache.admit(request, PrefixHit(0, [[]]), 0, 9)
+    made = cache.publish(request, 9)
+    assert [block for block, _ in made] == request.blocks[0][:2]
+    assert cache.publish(request, 9) == []
+    cache.withdraw(made)
+    assert cache.pool.num_published == 0

@@ -1,0 +1,426 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from frame.core.engine.request import QueueFullError
+from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.step import StepResult
+from tests.engine.fake_connector import FakeConnector
+from tests.engine.fake_worker import Simulation, draw, expected, fingerprints, make_layout, make_request
+
+
+def simulation(num_blocks: int = 100, windows: tuple[int | None, ...] = (None,), **fields: object) -> Simulation:
+    return Simulation(layout=make_layout(num_blocks, 4, windows), **fields)
+
+
+def rows(sim: Simulation, plan) -> dict[str, int]:
+    names = [sim.worker.slots[slot].request_id for slot in plan.slots.tolist()]
+    return dict(zip(names, plan.num_scheduled.tolist(), strict=True))
+
+
+def schedule(sim: Simulation) -> dict[str, int]:
+    """Launches one step and answers everything: request → tokens."""
+    plan = sim.launch()
+    found = {} if plan is None else rows(sim, plan)
+    while sim.in_flight:
+        sim.answer()
+    return found
+
+
+def test_running_requests_come_before_waiting_ones_within_the_budget():
+    sim = simulation(max_num_batched_tokens=10)
+    sim.add(make_request("a", [1] * 4))
+    sim.add(make_request("b", [2] * 20))
+    assert schedule(sim) == {"a": 4, "b": 6}
+    sim.add(make_request("c", [3] * 4))
+    assert schedule(sim) == {"a": 1, "b": 9}
+    assert schedule(sim) == {"a": 1, "b": 5, "c": 4}
+
+
+def test_rows_with_fewer_tokens_come_first():
+    sim = simulation(max_num_batched_tokens=30)
+    sim.add(make_request("a", [1] * 10))
+    schedule(sim)
+    sim.add(make_request("b", [2] * 8))
+    sim.add(make_request("c", [3] * 5))
+    assert list(schedule(sim)) == ["a", "c", "b"]
+
+
+def test_no_more_requests_run_than_slots_are_there():
+    sim = simulation(max_num_seqs=2)
+    for name in "abc":
+        sim.add(make_request(name, [ord(name)] * 3, max_tokens=3))
+    assert set(schedule(sim)) == {"a", "b"}
+    assert sim.scheduler.stats().waiting == 1
+    sim.run()
+
+
+def test_partial_and_long_prefills_are_limited():
+    sim = simulation(
+        max_num_batched_tokens=40,
+        long_prefill_token_threshold=6,
+        max_num_partial_prefills=2,
+        max_long_partial_prefills=1,
+    )
+    sim.add(make_request("long", [1] * 20))
+    sim.add(make_request("longer", [2] * 30))
+    sim.add(make_request("short", [3] * 5))
+    # the second long one waits, the short one passes
+    assert schedule(sim) == {"short": 5, "long": 6}
+    assert schedule(sim) == {"short": 1, "long": 6}
+    assert schedule(sim) == {"short": 1, "long": 6}
+    assert schedule(sim) == {"short": 1, "long": 2, "longer": 6}
+
+
+def test_without_chunks_a_prompt_waits_for_a_step_of_its_own():
+    sim = simulation(max_num_batched_tokens=10, enable_chunked_prefill=False)
+    sim.add(make_request("a", [1] * 6))
+    sim.add(make_request("b", [2] * 6))
+    assert schedule(sim) == {"a": 6}
+    assert schedule(sim) == {"a": 1, "b": 6}
+    with pytest.raises(ValueError, match="has 11 tokens; without chunked prefill at most max_num_batched_tokens 10"):
+        sim.add(make_request("c", [3] * 11))
+
+
+def test_requests_that_can_never_run_are_refused_with_numbers():
+    sim = simulation(num_blocks=6, max_model_len=40)
+    with pytest.raises(ValueError, match="needs 7 blocks of 4 tokens for its 28 tokens, the KV cache has 5"):
+        sim.add(make_request("a", [1] * 20))
+    sim.add(make_request("a", [1] * 13))
+    with pytest.raises(ValueError, match="'a' is there already"):
+        sim.scheduler.add(make_request("a", [1]))
+    with pytest.raises(ValueError, match="empty prompt"):
+        sim.scheduler.add(make_request("b", []))
+    with pytest.raises(ValueError, match="40 prompt and 0 output tokens, which leaves no room under max_model_len 40"):
+        sim.scheduler.add(make_request("b", [1] * 40))
+    sim.run()
+
+
+def test_a_full_queue_refuses_more():
+    sim = simulation(max_num_seqs=1, max_queue=1)
+    sim.add(make_request("a", [1]))
+    with pytest.raises(QueueFullError, match="1 requests wait, max_queue allows 1"):
+        sim.scheduler.add(make_request("b", [1]))
+    sim.launch()
+    sim.add(make_request("b", [1]))
+    sim.run()
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2, 3])
+def test_lengths_are_never_passed_however_many_steps_are_out(max_in_flight):
+    sim = simulation(max_in_flight=max_in_flight)
+    request = make_request("a", [1, 2, 3], max_tokens=5)
+    sim.add(request)
+    sim.run()
+    sim.check(request)
+    assert sum(plan.num_tokens for plan in sim.plans) == 3 + 4
+
+
+def stopping(fields: dict, where: int = 2) -> tuple[Simulation, list[int]]:
+    """Runs one request whose `where`-th output token is given to `fields` as what stops it."""
+    plain, _ = expected(make_request("a", [5, 6], max_tokens=12), 64)
+    token = plain[where]
+    sim = simulation()
+    params = SamplingParams(max_tokens=12, **fields.get("params", lambda t: {})(token))
+    sim.add(make_request("a", [5, 6], max_tokens=12, params=params, **fields.get("request", lambda t: {})(token)))
+    sim.run()
+    return sim, plain
+
+
+def test_stop_tokens_end_a_request_and_late_tokens_are_dropped():
+    sim, plain = stopping({"params": lambda token: {"stop_token_ids": [token]}})
+    end = plain.index(plain[2]) + 1
+    assert sim.tokens("a") == plain[:end]
+    last = sim.outputs["a"][-1]
+    assert (last.finish_reason, last.stop_reason) == ("stop", plain[2])
+
+
+def test_eos_has_no_stop_reason_and_can_be_ignored():
+    sim, _ = stopping({"request": lambda token: {"eos": (token,)}})
+    assert (sim.outputs["a"][-1].finish_reason, sim.outputs["a"][-1].stop_reason) == ("stop", None)
+    sim, plain = stopping({"request": lambda token: {"eos": (token,)}, "params": lambda token: {"ignore_eos": True}})
+    assert sim.tokens("a") == plain
+    assert sim.reason("a") == "length"
+
+
+def test_min_tokens_holds_stops_back():
+    sim, plain = stopping({"params": lambda token: {"stop_token_ids": list(range(12)), "min_tokens": 4}})
+    assert sim.tokens("a") == plain[:4]
+
+
+def test_a_replayed_request_goes_on_after_what_it_had_said():
+    plain = make_request("a", [5, 6], max_tokens=8)
+    tokens, _ = expected(plain, 64)
+    sim = simulation()
+    sim.add(make_request("a", [5, 6], max_tokens=8, output_ids=tokens[:3]))
+    sim.run()
+    assert sim.tokens("a") == tokens[3:]
+    assert sim.plans[0].added[0].prompt_len == 2
+    assert sim.plans[0].added[0].token_ids.tolist() == [5, 6, *tokens[:3]]
+
+
+def test_the_second_of_two_equal_prompts_shares_blocks_and_says_so():
+    sim = simulation()
+    prompt = list(range(11))
+    sim.add(make_request("a", prompt))
+    schedule(sim)
+    sim.add(make_request("b", prompt))
+    assert schedule(sim) == {"a": 1, "b": 3}
+    sim.run()
+    assert [sim.outputs[name][0].num_cached for name in "ab"] == [0, 8]
+    assert all(output.num_cached is None for output in sim.outputs["b"][1:])
+    stats = sim.scheduler.stats()
+    assert (stats.prefix_queries, stats.prefix_hits, stats.prompt_tokens) == (22, 8, 22)
+    assert stats.generated_tokens == 16
+    assert stats.finished == {"length": 2}
+    assert stats.kv_usage == 0.0
+
+
+def test_generated_blocks_can_be_found_once_their_ids_are_known():
+    sim = simulation()
+    request = make_request("a", [1, 2, 3], max_tokens=10)
+    sim.add(request)
+    sim.run()
+    tokens, _ = expected(request, 64)
+    sim.add(make_request("b", [1, 2, 3, *tokens[:9], 4], max_tokens=2))
+    sim.run()
+    assert sim.outputs["b"][0].num_cached == 12
+
+
+def test_salts_and_deterministic_requests_share_nothing_with_others():
+    sim = simulation()
+    prompt = list(range(9))
+    fields = [{}, {"salt": "x"}, {"adapter_name": "y"}, {"params": SamplingParams(max_tokens=8, deterministic=True)}]
+    for number, extra in enumerate(fields):
+        sim.add(make_request(str(number), prompt, **extra))
+        sim.run()
+    assert [sim.outputs[str(number)][0].num_cached for number in range(4)] == [0, 0, 0, 0]
+    assert sim.plans[-1].deterministic
+    assert not sim.plans[0].deterministic
+
+
+def test_the_latest_request_gives_way_and_resumes_with_its_output():
+    sim = simulation(num_blocks=8, max_in_flight=2)
+    requests = [make_request(name, [number] * 8, max_tokens=12) for number, name in enumerate("ab")]
+    for request in requests:
+        sim.add(request)
+    sim.run()
+    for request in requests:
+        sim.check(request)
+    assert sim.scheduler.stats().preemptions > 0
+    resumed = [new for plan in sim.plans for new in plan.added if new.request_id == "b"]
+    assert len(resumed) > 1
+    assert resumed[-1].prompt_len == 8
+    assert len(resumed[-1].token_ids) > 8
+    assert len([1 for plan in sim.plans for new in plan.added if new.request_id == "a"]) == 1
+
+
+def test_the_lowest_priority_gives_way():
+    sim = simulation(num_blocks=8, priority=True)
+    for name, priority in (("a", 1), ("b", 0)):
+        sim.add(make_request(name, [priority] * 8, max_tokens=12, priority=priority))
+    sim.run()
+    assert len([1 for plan in sim.plans for new in plan.added if new.request_id == "a"]) > 1
+    assert len([1 for plan in sim.plans for new in plan.added if new.request_id == "b"]) == 1
+
+
+def test_abort_reaches_waiting_running_and_in_flight_requests():
+    sim = simulation(max_num_seqs=1)
+    for name in "ab":
+        sim.add(make_request(name, [1, 2, 3]))
+    sim.launch()
+    sim.launch()
+    outputs = sim.collect(sim.scheduler.abort(["a", "b", "a", "unknown"]))
+    assert [(output.request_id, output.finish_reason) for output in outputs] == [("a", "abort"), ("b", "abort")]
+    assert not sim.scheduler.has_unfinished()
+    sim.run()
+    assert sim.tokens("a") == []
+    assert sim.scheduler.abort(["a"]) == []
+
+
+def test_a_slot_is_named_as_removed_when_its_last_step_was_answered():
+    sim = simulation(max_num_seqs=2, max_in_flight=3)
+    sim.add(make_request("a", [1, 2, 3], max_tokens=9))
+    sim.add(make_request("b", [2, 2, 3], max_tokens=30))
+    for _ in range(3):
+        sim.launch()
+    sim.collect(sim.scheduler.abort(["a"]))
+    removed = []
+    while sim.step():
+        removed.append(sim.plans[-1].removed_slots.tolist())
+    assert [slots for slots in removed if slots] == [[0]]
+    assert removed[0] == removed[1] == []
+
+
+def test_a_row_that_failed_ends_alone_and_leaves_nothing_in_the_cache():
+    sim = simulation()
+    sim.add(make_request("a", [1] * 9, max_tokens=4))
+    sim.add(make_request("b", [2] * 9, max_tokens=4))
+    plan = sim.launch()
+    sim.in_flight[0][1].failed = {plan.slots.tolist().index(0): "logits are not finite"}
+    sim.run()
+    assert (sim.reason("a"), sim.outputs["a"][-1].error) == ("error", "logits are not finite")
+    assert sim.reason("b") == "length"
+    for name, cached in (("a2", 0), ("b2", 8)):
+        sim.add(make_request(name, [1 if cached == 0 else 2] * 9))
+        sim.run()
+        assert sim.outputs[name][0].num_cached == cached
+
+
+def test_a_row_without_its_token_is_an_error_not_a_hang():
+    sim = simulation()
+    sim.add(make_request("a", [1] * 3))
+    plan = sim.scheduler.schedule()
+    outputs = sim.scheduler.update(
+        plan, StepResult(step=plan.step, token_ids=np.full((1, 1), -1, np.int32), num_tokens=np.zeros(1, np.int32))
+    )
+    assert [output.finish_reason for output in outputs] == ["error"]
+
+
+def test_a_failed_step_withdraws_what_it_published():
+    sim = simulation()
+    sim.add(make_request("a", [1] * 9))
+    sim.launch(breaks=True)
+    sim.add(make_request("b", [1] * 9))
+    sim.launch()
+    assert sim.plans[-1].added[0].num_computed == 8
+    sim.run()
+    assert (sim.reason("a"), sim.outputs["a"][-1].error) == ("error", "the step broke")
+    sim.check(make_request("b", [1] * 9))
+
+
+def test_an_answer_to_an_unknown_step_is_refused():
+    sim = simulation()
+    sim.add(make_request("a", [1]))
+    plan = sim.launch()
+    sim.run()
+    with pytest.raises(ValueError, match="step 0 is not in flight"):
+        sim.scheduler.update(plan, StepResult(step=0, token_ids=np.zeros((1, 1)), num_tokens=np.zeros(1)))
+
+
+def test_nothing_to_do_is_none_and_so_are_too_many_plans():
+    sim = simulation(max_in_flight=2)
+    assert sim.scheduler.schedule() is None
+    sim.add(make_request("a", [1], max_tokens=9))
+    assert sim.launch() is not None
+    assert sim.launch() is not None
+    assert sim.scheduler.schedule() is None
+    sim.run()
+    assert sim.scheduler.schedule() is None
+
+
+def test_the_prefix_cache_is_cleared_when_nothing_runs_or_all_is_preempted():
+    sim = simulation()
+    request = make_request("a", list(range(9)))
+    sim.add(request)
+    sim.launch()
+    assert not sim.scheduler.reset_prefix_cache()
+    assert sim.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert sim.scheduler._kv.pool.num_published == 0
+    sim.run()
+    sim.check(request)
+    assert sim.scheduler._kv.pool.num_published > 0
+    assert sim.scheduler.reset_prefix_cache()
+    sim.add(make_request("b", list(range(9))))
+    sim.run()
+    assert sim.outputs["b"][0].num_cached == 0
+
+
+def test_sliding_layers_hold_only_their_window():
+    sim = simulation(num_blocks=30, windows=(6,), max_model_len=64, max_num_batched_tokens=4)
+    sim.add(make_request("a", [1] * 20, max_tokens=40))
+    most = 0
+    while sim.step():
+        most = max(most, 29 - sim.scheduler._kv.pool.num_free)
+    assert most <= 4
+    sim.check_quiet()
+
+
+def test_a_chunk_shrinks_to_what_a_tiny_pool_holds():
+    sim = simulation(num_blocks=5, windows=(6,), max_num_batched_tokens=64)
+    request = make_request("a", list(range(30)), max_tokens=8)
+    sim.add(request)
+    sim.run()
+    sim.check(request)
+
+
+def test_prompt_logprobs_come_once_even_after_preemption():
+    params = SamplingParams(max_tokens=12, prompt_logprobs=0)
+    sim = simulation(num_blocks=8, max_num_batched_tokens=5)
+    sim.add(make_request("a", [1] * 8, max_tokens=12))
+    sim.add(make_request("b", [2, 3] * 4, max_tokens=12, params=params))
+    sim.run()
+    assert sim.scheduler.stats().preemptions > 0
+    ids = [o.prompt_logprobs.token_ids[:, 0].tolist() for o in sim.outputs["b"] if o.prompt_logprobs is not None]
+    assert [token for chunk in ids for token in chunk] == [3, 2, 3, 2, 3, 2, 3]
+
+
+def loading(later: bool, failing: tuple[int, ...] = (), policy: str = "recompute", **fields: object) -> Simulation:
+    layout = make_layout(60)
+    connector = FakeConnector(layout=layout, later=later, failing=failing, **fields)
+    sim = Simulation(layout=layout, connector=connector, kv_load_failure_policy=policy)
+    sim.add(make_request("a", list(range(13))))
+    sim.run()
+    sim.scheduler.reset_prefix_cache()
+    sim.add(make_request("b", list(range(13))))
+    sim.run()
+    return sim
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_a_connector_has_is_loaded_not_computed(later):
+    sim = loading(later)
+    sim.check(make_request("b", list(range(13))))
+    assert sim.outputs["b"][0].num_cached == 12
+    assert [new.num_computed for plan in sim.plans for new in plan.added] == [0, 12]
+    assert sim.worker.transfer.loads == 1
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_blocks_that_did_not_arrive_are_recomputed(later):
+    sim = loading(later, failing=(0,))
+    sim.check(make_request("b", list(range(13))))
+    # the blocks before the first bad one are kept
+    assert [new.num_computed for plan in sim.plans for new in plan.added][-1] == 8
+    assert sim.worker.transfer.loads == 1
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_or_the_request_fails_when_the_policy_says_so(later):
+    sim = loading(later, failing=(0,), policy="fail")
+    assert sim.reason("b") == "error"
+    assert "could not be loaded" in sim.outputs["b"][-1].error
+
+
+def test_a_connector_may_hold_the_blocks_of_a_finished_request():
+    layout = make_layout(20)
+    sim = Simulation(layout=layout, connector=FakeConnector(layout=layout, hold=True))
+    sim.add(make_request("a", list(range(9)), max_tokens=2))
+    while sim.scheduler.has_unfinished():
+        sim.step()
+    assert sim.outputs["a"][-1].kv_transfer == {"remote": "a"}
+    assert sim.scheduler.has_transfers()
+    assert sim.scheduler._kv.pool.num_free < 19
+    sim.run()
+    assert not sim.scheduler.has_transfers()
+
+
+def test_an_aborted_load_frees_its_blocks_when_the_connector_is_done():
+    layout = make_layout(20)
+    sim = Simulation(layout=layout, connector=FakeConnector(layout=layout, later=True))
+    sim.add(make_request("a", list(range(9)), max_tokens=2))
+    sim.run()
+    sim.scheduler.reset_prefix_cache()
+    sim.add(make_request("b", list(range(9)), max_tokens=2))
+    sim.launch()
+    sim.collect(sim.scheduler.abort(["b"]))
+    assert sim.reason("b") == "abort"
+    assert sim.scheduler._kv.pool.num_free == 17
+    sim.run()
+
+
+def test_the_fake_draws_what_the_expectation_says():
+    prompt = [1, 2]
+    first = draw(fingerprints(prompt)[-1], 1)
+    assert expected(make_request("a", prompt, max_tokens=1), 64) == ([first], "length")
