@@ -207,6 +207,10 @@ class Front:
             if found is None:
                 continue  # ended here before the engine knew
             record, sequence = found
+            # most outputs of an offline run: nothing to show before the end
+            if sequence.quiet and output.finish_reason is None and record.metrics.first_token_time is not None:
+                sequence.token_ids += output.token_ids
+                continue
             if record.push(sequence, output, now):
                 ended.append(output.request_id)
             if sequence.finish_reason is not None:

@@ -89,7 +89,14 @@ class RequestOutput:
         prompt_logprobs: PromptLogprobs | None,
         outputs: list[CompletionOutput],
         finished: bool,
-        **more: Any,
+        metrics: RequestMetrics | None = None,
+        lora_request: Any = None,
+        encoder_prompt: str | None = None,
+        encoder_prompt_token_ids: list[int] | None = None,
+        num_cached_tokens: int | None = None,
+        *,
+        kv_transfer_params: dict[str, Any] | None = None,
+        **unknown: Any,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -97,11 +104,14 @@ class RequestOutput:
         self.prompt_logprobs = prompt_logprobs
         self.outputs = outputs
         self.finished = finished
-        for name, value in more.items():
-            if name in RequestOutput.__dataclass_fields__:
-                setattr(self, name, value)
-            else:
-                logger.warning("RequestOutput ignores the unknown keyword %r", name)
+        self.metrics = metrics
+        self.lora_request = lora_request
+        self.encoder_prompt = encoder_prompt
+        self.encoder_prompt_token_ids = encoder_prompt_token_ids
+        self.num_cached_tokens = num_cached_tokens
+        self.kv_transfer_params = kv_transfer_params
+        for name in unknown:
+            logger.warning("RequestOutput ignores the unknown keyword %r", name)
 
     def add(self, next_output: RequestOutput, aggregate: bool = True) -> None:
         """Merges a later output of the same request: deltas are joined (`aggregate`), else the later one replaces."""

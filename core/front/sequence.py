@@ -40,6 +40,13 @@ class Sequence:
             )
             if params.stop:
                 self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        #: whether ids may just be kept until the end
+        self.quiet = (
+            params.output_kind == RequestOutputKind.FINAL_ONLY
+            and self._stops is None
+            and params.logprobs is None
+            and params.prompt_logprobs is None
+        )
         self._num_decoded = 0
         self._num_sent = 0
         self._text: list[str] = []
