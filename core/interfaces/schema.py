@@ -23,6 +23,8 @@ MAX_BIASES = 4096
 MAX_BAD_WORDS = 1024
 MAX_NAME = 256
 MAX_EXTRA = 64
+MAX_VALUE = 4096
+MAX_FLOAT = 1e38
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,13 @@ Text = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_LIST)]
 Words = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
-Scalar = bool | int | float | str | None
+Scalar = (
+    bool
+    | Annotated[int, Field(ge=-(2**63), lt=2**64)]
+    | Annotated[float, Field(ge=-MAX_FLOAT, le=MAX_FLOAT)]
+    | Annotated[str, Field(max_length=MAX_VALUE)]
+    | None
+)
 
 
 class BoundedModel(BaseModel):
@@ -113,7 +121,12 @@ class SamplingFields(BoundedModel):
         ]
         | None
     ) = None
-    extra_args: Annotated[dict[Name, Scalar | list[Scalar]], Field(max_length=MAX_EXTRA)] | None = None
+    extra_args: (
+        Annotated[
+            dict[Name, Scalar | Annotated[list[Scalar], Field(max_length=MAX_VALUE)]], Field(max_length=MAX_EXTRA)
+        ]
+        | None
+    ) = None
     deterministic: bool = False
 
     @field_validator("n")

@@ -22,6 +22,8 @@ from frame.core.interfaces.schema import (
 
 _MAX_PARTS = 1024
 _MAX_TOOLS = 512
+_MAX_LIST = 1 << 16  # the setting that counts is usually far lower
+_MANY = Field(max_length=_MAX_LIST)
 _GRAMMAR = "it needs a grammar plugin, and none is installed"
 _PARSER = "it needs a tool parser, and none is installed"
 
@@ -93,7 +95,7 @@ class CompletionBody(GenerationBody):
         "prompt_embeds": "prompts are text or token ids",
     }
 
-    prompt: Text | TokenIds | list[Text] | list[TokenIds]
+    prompt: Text | TokenIds | Annotated[list[Text], _MANY] | Annotated[list[TokenIds], _MANY]
     max_tokens: int | None = Field(16, ge=0, le=MAX_INT)
     logprobs: int | None = Field(None, ge=0, le=MAX_INT)
     best_of: int | None = Field(None, ge=1, le=MAX_INT)
@@ -168,7 +170,7 @@ class ChatBody(GenerationBody):
         "mm_processor_kwargs": "messages are text",
     }
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MAX_LIST)]
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=-1, le=MAX_INT)
