@@ -17,8 +17,8 @@ _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _TOKEN_1 = 0x7FEB352D
 _TOKEN_2 = 0x846CA68B - (1 << 32)
-#: Elements of noise computed at once: what a processor's cache holds, and enough for a device without one.
-_CHUNK = 1 << 18
+#: Elements worked on at once: what a processor's cache holds.
+CHUNK = 1 << 18
 
 
 class Purpose(IntEnum):
@@ -99,6 +99,6 @@ def add_gumbel_noise(scores: Tensor, keys: Tensor) -> None:
     """scores[i, v] += noise of token v under keys[i]; `scores` float32 [N, V], in place."""
     rows, width = scores.shape
     token_ids = torch.arange(width, dtype=torch.int32, device=scores.device)
-    step = max(1, _CHUNK // width)
+    step = max(1, CHUNK // width)
     for start in range(0, rows, step):
         scores[start : start + step] += gumbel_noise(keys[start : start + step, None], token_ids)

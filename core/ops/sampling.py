@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .random import Purpose, add_gumbel_noise, gumbel_noise, stream_keys
+from .random import CHUNK, Purpose, add_gumbel_noise, gumbel_noise, stream_keys
 
 _LOWEST = torch.finfo(torch.float32).min
 #: Probability relative to the best token's, as an integer: below 2^-40 of it a token has no mass.
 _MASS_SCALE = float(2**40)
-#: Numbers of candidates looked at for top-p before a whole vocabulary is sorted.
-_TOP_P_WIDTHS = (64, 1024)
+#: Buckets of scores for top-p, and how many make one unit; together they reach to where there is no mass.
+_BUCKETS = 1024
+_BUCKETS_PER_UNIT = 32
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,26 +46,25 @@ def draw(
     keys = stream_keys(streams, positions, Purpose.TOKEN)
     random = temperature > 0
     filtered = _any_filter(top_k, top_p, min_p)
-    if filtered is None and bool(random.all()):
-        return _draw_all(logits / temperature[:, None], keys)
     if filtered is None:
         filtered = torch.zeros_like(random)
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    for number, rows in enumerate((~random, random & ~filtered, random & filtered)):
-        index = rows.nonzero().squeeze(-1)
-        if not len(index):
-            continue
-        chosen = _rows(logits, index)
-        if number == 0:
-            tokens[index] = greedy(chosen)[0]
-            continue
-        scores = chosen / temperature[index, None]
-        if number == 1:
-            tokens[index] = _draw_all(scores, keys[index])
-        else:
-            limits = (None if limit is None else limit[index] for limit in (top_k, top_p, min_p))
-            tokens[index] = _draw_kept(scores, keep_threshold(scores, *limits), keys[index])
+    index = (~random).nonzero().squeeze(-1)
+    if len(index):
+        tokens[index] = greedy(_rows(logits, index))[0]
+    for index in _blocks(random & ~filtered, logits.shape[-1]):
+        tokens[index] = _draw_all(_rows(logits, index) / temperature[index, None], keys[index])
+    for index in _blocks(random & filtered, logits.shape[-1]):
+        scores = _rows(logits, index) / temperature[index, None]
+        limits = (None if limit is None else limit[index] for limit in (top_k, top_p, min_p))
+        tokens[index] = _draw_kept(scores, keep_threshold(scores, *limits), keys[index])
     return tokens
+
+
+def _blocks(rows: Tensor, width: int) -> tuple[Tensor, ...]:
+    """The indices where `rows` bool [N], in parts that a cache holds when each has `width` elements."""
+    index = rows.nonzero().squeeze(-1)
+    return index.split(max(1, CHUNK // width)) if len(index) else ()
 
 
 def _any_filter(top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor | None:
@@ -86,6 +86,7 @@ def _rows(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _draw_all(scores: Tensor, keys: Tensor) -> Tensor:
+    """The tokens drawn from all ids; `scores` are overwritten."""
     add_gumbel_noise(scores, keys)
     return greedy(scores)[0]
 
@@ -114,7 +115,6 @@ def keep_threshold(
     """
     best = scores.amax(-1)
     threshold = torch.full_like(best, _LOWEST) if min_p is None else (best + min_p.log()).clamp_(min=_LOWEST)
-    ranked = limited = None
     if top_k is not None:
         limited = (top_k > 0) & (top_k < scores.shape[-1])
         width = int(torch.where(limited, top_k, 0).max())
@@ -123,56 +123,54 @@ def keep_threshold(
             last = ranked.gather(-1, (top_k.long().clamp(1, width) - 1)[:, None]).squeeze(-1)
             threshold = torch.where(limited, torch.maximum(threshold, last), threshold)
     if top_p is not None:
-        nucleus = top_p < 1
-        if ranked is not None and limited is not None:
-            _limit_mass(scores, best, threshold, top_p, nucleus & limited, ranked)
-            nucleus &= ~limited
-        _limit_mass(scores, best, threshold, top_p, nucleus, None)
+        nucleus, open_ended = top_p < 1, threshold == _LOWEST
+        for rows, limit in ((nucleus & open_ended, _top_p_of_all), (nucleus & ~open_ended, _top_p_of_kept)):
+            index = rows.nonzero().squeeze(-1)
+            if len(index):
+                threshold[index] = limit(_rows(scores, index), best[index], threshold[index], top_p[index])
     return threshold
 
 
-def _limit_mass(
-    scores: Tensor, best: Tensor, threshold: Tensor, top_p: Tensor, rows: Tensor, ranked: Tensor | None
-) -> None:
-    """Raises `threshold` [N] of `rows` bool [N] so that it satisfies `top_p` among the ids at or above it.
+def _top_p_of_all(scores: Tensor, best: Tensor, threshold: Tensor, top_p: Tensor) -> Tensor:
+    """Thresholds [N] of top-p over whole rows: a histogram by score tells in which bucket the probabilities reach p."""
+    del threshold
+    mass = _mass(scores, best[:, None])
+    distance = (best[:, None] - scores).mul_(_BUCKETS_PER_UNIT)
+    bucket = distance.nan_to_num_(0.0, posinf=_BUCKETS).clamp_(max=_BUCKETS - 1).to(torch.int64)
+    share = torch.zeros((len(scores), _BUCKETS), dtype=torch.int64, device=scores.device)
+    share.scatter_add_(1, bucket, mass)
+    total = share.cumsum(-1)
+    wanted = top_p.double() * total[:, -1].double()
+    before = total - share
+    last = (before < wanted[:, None]).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
+    rows, token_ids = (bucket == last).nonzero(as_tuple=True)
+    return _reach(scores[rows, token_ids], mass[rows, token_ids], rows, before.gather(-1, last).squeeze(-1), wanted)
 
-    `ranked` [N, K] holds at least the K best scores of each of these rows down to its threshold, or None.
+
+def _top_p_of_kept(scores: Tensor, best: Tensor, threshold: Tensor, top_p: Tensor) -> Tensor:
+    """Thresholds [N] of top-p over the ids at or above `threshold`, which are few."""
+    rows, token_ids = (scores >= threshold[:, None]).nonzero(as_tuple=True)
+    kept = scores[rows, token_ids]
+    mass = _mass(kept, best[rows])
+    total = torch.zeros(len(scores), dtype=torch.int64, device=scores.device).index_add_(0, rows, mass)
+    return _reach(kept, mass, rows, torch.zeros_like(total), top_p.double() * total.double())
+
+
+def _reach(scores: Tensor, mass: Tensor, rows: Tensor, before: Tensor, wanted: Tensor) -> Tensor:
+    """The lowest score [N] needed for each row to reach `wanted` [N] mass, from the best candidate down.
+
+    Candidate i, of row rows[i], has scores[i] and mass[i]; `before` [N] is the mass of ids above every candidate.
     """
-    index = rows.nonzero().squeeze(-1)
-    if not len(index):
-        return
-    part, top, low = _rows(scores, index), best[index], threshold[index]
-    wanted = top_p[index].double() * _mass(part, top, low).sum(-1).double()
-    if ranked is not None:
-        threshold[index] = _walk(_rows(ranked, index), top, low, wanted)[0]
-        return
-    result = low.clone()
-    rest = torch.arange(len(index), device=scores.device)
-    for width in (*_TOP_P_WIDTHS, scores.shape[-1]):
-        candidates = _rows(part, rest)
-        ranked = (
-            candidates.topk(width, -1).values
-            if width < scores.shape[-1]
-            else candidates.sort(-1, descending=True).values
-        )
-        result[rest], reached = _walk(ranked, top[rest], low[rest], wanted[rest])
-        rest = rest[~reached]
-        if not len(rest) or width >= scores.shape[-1]:
-            break
-    threshold[index] = result
+    order = scores.argsort(descending=True)
+    order = order[rows[order].argsort(stable=True)]
+    scores, mass, rows = scores[order], mass[order], rows[order]
+    above = mass.cumsum(0) - mass
+    first = torch.zeros_like(before).scatter_reduce_(0, rows, above, "amin", include_self=False)
+    needed = above - first[rows] + before[rows] < wanted[rows]
+    lowest = torch.full(wanted.shape, torch.inf, dtype=scores.dtype, device=scores.device)
+    return lowest.scatter_reduce_(0, rows[needed], scores[needed], "amin")
 
 
-def _walk(ranked: Tensor, best: Tensor, threshold: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """(thresholds [N], whether `wanted` mass was reached [N]) along scores `ranked` [N, K] from the best down."""
-    mass = _mass(ranked, best, threshold)
-    total = mass.cumsum(-1)
-    count = ((total - mass) < wanted[:, None]).sum(-1).clamp_(min=1)
-    last = ranked.gather(-1, (count - 1)[:, None]).squeeze(-1)
-    return torch.maximum(threshold, last), (total[:, -1] >= wanted) | (ranked[:, -1] < threshold)
-
-
-def _mass(scores: Tensor, best: Tensor, threshold: Tensor) -> Tensor:
-    """int64: unnormalised probability of each score, 0 below the threshold."""
-    share = (scores - best[:, None]).exp_().mul_(_MASS_SCALE)
-    share.masked_fill_(scores < threshold[:, None], 0.0)
-    return share.nan_to_num_(0.0, posinf=0.0).to(torch.int64)
+def _mass(scores: Tensor, best: Tensor) -> Tensor:
+    """int64: probability of each score relative to the best, as a whole number."""
+    return (scores - best).exp_().mul_(_MASS_SCALE).nan_to_num_(0.0, posinf=0.0).to(torch.int64)

@@ -94,12 +94,19 @@ def test_the_kept_ids_are_those_of_the_definition(seed, temperature, top_k, top_
     assert (scores[0] >= threshold[0] - 1e-5).tolist() == (expected > 0).tolist()
 
 
-def test_top_p_of_a_flat_vocabulary_looks_past_the_first_candidates(monkeypatch):
-    scores = torch.randn(4, 500, generator=torch.Generator().manual_seed(2))
-    options = params(4, top_p=0.9)[3:]
-    wide = keep_threshold(scores, *options)
-    monkeypatch.setattr(sampling, "_TOP_P_WIDTHS", (2, 16))
-    assert torch.equal(keep_threshold(scores, *options), wide)
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.9999])
+def test_top_p_of_a_large_vocabulary_is_that_of_a_full_sort(spread, top_p):
+    scores = torch.randn(6, 5000, generator=torch.Generator().manual_seed(2)) * spread
+    ranked = scores.double().sort(-1, descending=True).values
+    shares = ranked.softmax(-1)
+    count = (shares.cumsum(-1) - shares < top_p).sum(-1)
+    kept = (scores >= keep_threshold(scores, top_p=torch.full((6,), top_p))[:, None]).sum(-1)
+    assert (kept - count).abs().max() <= 1
+    # the same through the other way, which starts from few candidates
+    most = torch.full((6,), 4999, dtype=torch.int32)
+    few = keep_threshold(scores, top_k=most, top_p=torch.full((6,), top_p))
+    assert ((scores >= few[:, None]).sum(-1) - count).abs().max() <= 1
 
 
 def test_greedy_takes_the_lowest_of_equal_ids_and_ignores_the_seed():
@@ -126,6 +133,15 @@ def test_rows_do_not_depend_on_the_batch():
     assert torch.equal(together, alone)
     order = torch.randperm(rows, generator=generator)
     assert torch.equal(draw(*(value[order] for value in given)), together[order])
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch):
+    logits = torch.randn(30, 300, generator=torch.Generator().manual_seed(4)) * 2
+    for filters in ({}, {"top_p": 0.8}, {"top_k": 9}):
+        whole = draw(logits, *params(30, **filters))
+        with monkeypatch.context() as patch:
+            patch.setattr(sampling, "CHUNK", 1000)
+            assert torch.equal(draw(logits, *params(30, **filters)), whole)
 
 
 def test_filtered_rows_draw_what_full_noise_would():
