@@ -39,7 +39,7 @@ def tokenizer_source(config: FrameConfig, checkpoint: Checkpoint) -> TokenizerSo
 class RequestRecord:
     """One request: what was admitted, its sequences, what was shown of it."""
 
-    def __init__(self, admitted: Admitted, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, admitted: Admitted, tokenizer: Tokenizer | None, stream_interval: int = 1) -> None:
         self.admitted = admitted
         self.params = admitted.params
         self.sequences = [
@@ -50,6 +50,7 @@ class RequestRecord:
         self.num_cached: int | None = None
         self.kv_transfer: dict[str, Any] | None = None
         self._tokenizer = tokenizer
+        self._stream_interval = stream_interval
         self._prompt_logprobs: PromptLogprobs | None = None
         if self.params.prompt_logprobs is not None:
             self._prompt_logprobs = new_prompt_logprobs(self.params.flat_logprobs)
@@ -93,7 +94,10 @@ class RequestRecord:
             self.metrics.finished_time = now
         elif kind == RequestOutputKind.FINAL_ONLY:
             return None
-        shown = self._changed.values() if kind == RequestOutputKind.DELTA else self.sequences
+        due = [one for one in self._changed.values() if one.due(self._stream_interval)]
+        if not due:
+            return None
+        shown = due if kind == RequestOutputKind.DELTA else self.sequences
         prompt_logprobs = self._prompt_logprobs
         if kind == RequestOutputKind.DELTA:
             self._prompt_logprobs = None  # told once
@@ -108,7 +112,8 @@ class RequestRecord:
             num_cached_tokens=self.num_cached,
             kv_transfer_params=self.kv_transfer,
         )
-        self._changed = {}
+        for sequence in due:
+            del self._changed[sequence.index]
         return output
 
 
@@ -133,6 +138,7 @@ class Front:
         self.default_sampling_params = default_sampling_params(checkpoint.generation)
         self.chat_template = read_template(config.model.chat_template)
         self.statistics = None if config.observability.disable_log_stats else RequestStatistics()
+        self._stream_interval = config.scheduler.stream_interval
         self._admission = Admission(self._limits(info), self.source, validators)
         self._records: dict[str, RequestRecord] = {}
         self._sequences: dict[str, tuple[RequestRecord, OutputSequence]] = {}
@@ -187,7 +193,9 @@ class Front:
         admitted = self._admission.admit(
             request_id, parse_prompt(prompt), params, priority=priority, kv_transfer=kv_transfer
         )
-        record = RequestRecord(admitted, self.source.get_or_none() if params.detokenize else None)
+        record = RequestRecord(
+            admitted, self.source.get_or_none() if params.detokenize else None, self._stream_interval
+        )
         self._records[request_id] = record
         for sequence in record.sequences:
             self._sequences[sequence.request.request_id] = record, sequence

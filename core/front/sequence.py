@@ -88,14 +88,23 @@ class Sequence:
             rest = shown + self._stops.flush()
         self._text.append(rest)
 
+    def due(self, interval: int) -> bool:
+        """Whether there is enough to show: the first tokens, `interval` new ones, or the end."""
+        return (
+            interval == 1
+            or self.finish_reason is not None
+            or self._num_sent == 0
+            or len(self.token_ids) - self._num_sent >= interval
+        )
+
     def take(self) -> CompletionOutput:
         """What its kind of output shows now: all so far, or what is new since the last call."""
         text = "".join(self._text)
         self._text.clear()
         token_ids, logprobs = self.token_ids, self._logprobs
+        num_sent, self._num_sent = self._num_sent, len(token_ids)
         if self._kind == RequestOutputKind.DELTA:
-            token_ids = token_ids[self._num_sent :]
-            self._num_sent = len(self.token_ids)
+            token_ids = token_ids[num_sent:]
             if logprobs is not None:
                 self._logprobs = new_sample_logprobs(self.request.params.flat_logprobs)
         else:

@@ -173,6 +173,16 @@ def test_delta_logprobs_are_told_once(source, tokenizer):
     assert [output.prompt_logprobs is None for output in outputs] == [False] + [True] * (len(ids) - 1)
 
 
+@pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])
+def test_a_stream_interval_gathers_tokens(source, tokenizer, kind):
+    ids = list(range(5, 17))
+    params = SamplingParams(n=2, max_tokens=12, output_kind=kind)
+    outputs, _ = run(source, lambda request: ids, params, stream_interval=5)
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    assert lengths == ([1, 5, 5, 1] if kind == RequestOutputKind.DELTA else [1, 6, 11, 12])
+    assert all(len(output.outputs) == 2 for output in outputs)
+
+
 def test_abort_ends_all_outputs_of_a_request(source, tokenizer):
     front, engine = make_front(source), FakeEngine(lambda request: tokenizer.encode(TEXT))
     for request in front.submit("r", "hello", SamplingParams(n=2, output_kind=RequestOutputKind.FINAL_ONLY)):
