@@ -65,8 +65,7 @@ def token_hash(keys: Tensor, token_ids: Tensor) -> Tensor:
     The lowbias32 mixer (Wellons 2018) keyed twice: the key's low word is added before, its high word in the middle.
     All arithmetic is 32-bit and wraps; shifts are logical.
     """
-    low = keys.to(torch.int32)
-    high = (keys >> 32).to(torch.int32)
+    low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
     x = token_ids + low
     shifted = x >> 16
     x ^= shifted.bitwise_and_(0xFFFF)

@@ -6,6 +6,8 @@ no batch and no order of summation can move a threshold. Knows no request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -46,25 +48,26 @@ def draw(
     keys = stream_keys(streams, positions, Purpose.TOKEN)
     random = temperature > 0
     filtered = _any_filter(top_k, top_p, min_p)
-    if filtered is None:
-        filtered = torch.zeros_like(random)
+    plain = random if filtered is None else random & ~filtered
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    index = (~random).nonzero().squeeze(-1)
-    if len(index):
-        tokens[index] = greedy(_rows(logits, index))[0]
-    for index in _blocks(random & ~filtered, logits.shape[-1]):
-        tokens[index] = _draw_all(_rows(logits, index) / temperature[index, None], keys[index])
-    for index in _blocks(random & filtered, logits.shape[-1]):
-        scores = _rows(logits, index) / temperature[index, None]
-        limits = (None if limit is None else limit[index] for limit in (top_k, top_p, min_p))
-        tokens[index] = _draw_kept(scores, keep_threshold(scores, *limits), keys[index])
+    for rows in _blocks(plain, logits.shape[-1]):
+        tokens[rows] = _draw_all(logits[rows] / temperature[rows, None], keys[rows])
+    for rows in () if filtered is None else _blocks(random & filtered, logits.shape[-1]):
+        scores = logits[rows] / temperature[rows, None]
+        limits = (None if limit is None else limit[rows] for limit in (top_k, top_p, min_p))
+        tokens[rows] = _draw_kept(scores, keep_threshold(scores, *limits), keys[rows])
+    for rows in _blocks(~random, logits.shape[-1]):
+        tokens[rows] = greedy(logits[rows])[0]
     return tokens
 
 
-def _blocks(rows: Tensor, width: int) -> tuple[Tensor, ...]:
-    """The indices where `rows` bool [N], in parts that a cache holds when each has `width` elements."""
+def _blocks(rows: Tensor, width: int) -> Sequence[slice | Tensor]:
+    """Indices of where `rows` bool [N], in parts that a cache holds when each has `width` elements."""
+    size = max(1, CHUNK // width)
     index = rows.nonzero().squeeze(-1)
-    return index.split(max(1, CHUNK // width)) if len(index) else ()
+    if len(index) == len(rows):
+        return [slice(start, start + size) for start in range(0, len(rows), size)]
+    return index.split(size) if len(index) else ()
 
 
 def _any_filter(top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor | None:
