@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import logging
@@ -16,6 +17,8 @@ from ..config.tree import ServerConfig
 #: Bytes of request line and headers.
 MAX_HEAD_BYTES = 64 << 10
 _KEEP_ALIVE_SECONDS = 30
+#: Until the first request's head is complete.
+_HEAD_SECONDS = 60
 _LAST_SECONDS = 2
 
 
@@ -60,10 +63,26 @@ def _protocol() -> Any:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class BoundedProtocol(HttpToolsProtocol):
-        """Cuts a connection off whose request head does not end within `MAX_HEAD_BYTES`."""
+        """Cuts a connection off whose request head does not end within `MAX_HEAD_BYTES` and a minute."""
 
         _head_bytes = 0
         _in_body = False
+        _first_head: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            """Gives the client a while to say what it wants."""
+            super().connection_made(transport)
+            self._first_head = self.loop.call_later(_HEAD_SECONDS, transport.close)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Lets the clock go."""
+            self._stop_clock()
+            super().connection_lost(exc)
+
+        def _stop_clock(self) -> None:
+            if self._first_head is not None:
+                self._first_head.cancel()
+                self._first_head = None
 
         def data_received(self, data: bytes) -> None:
             """Counts what arrives before the head of a request is complete."""
@@ -76,6 +95,7 @@ def _protocol() -> Any:
         def on_headers_complete(self) -> None:
             """The rest is body, which the ingress bounds."""
             self._in_body = True
+            self._stop_clock()
             super().on_headers_complete()
 
         def on_message_complete(self) -> None:

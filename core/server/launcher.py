@@ -24,7 +24,7 @@ from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Servi
 from .supervisor import Child, EngineSupervisor, frame_command, spawn, write_config
 
 _BACKLOG = 2048
-_API_SECONDS = 5.0
+_STOP_SECONDS = 5.0
 #: Exit statuses.
 OK, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -103,10 +103,10 @@ class Launcher:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            seconds = 0.0 if self._signals > 1 else _API_SECONDS
+            seconds = 0.2 if self._signals > 1 else _STOP_SECONDS
             if self._api is not None:
                 await self._api.stop(seconds)
-            await self._supervisor.stop()
+            await self._supervisor.stop(seconds)
             self._listener.close()
             if self._config.server.uds is not None:
                 Path(self._config.server.uds).unlink(missing_ok=True)

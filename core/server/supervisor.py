@@ -144,14 +144,14 @@ class EngineSupervisor:
         if self._task is not None:
             await self._task
 
-    async def stop(self) -> None:
-        """Ends the engine process and removes what it needed. May be called twice."""
+    async def stop(self, seconds: float = _STOP_SECONDS) -> None:
+        """Ends the engine process, by force after `seconds`, and removes what it needed. May be called twice."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         if self._child is not None:
-            await self._child.stop()
+            await self._child.stop(seconds)
             self._child = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -209,7 +209,7 @@ class EngineSupervisor:
                 try:
                     await self._launch()
                     break
-                except EngineDeadError as error:
+                except (EngineDeadError, OSError) as error:
                     cause = str(error)
             ready_at = time.monotonic()
 

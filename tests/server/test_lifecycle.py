@@ -231,3 +231,12 @@ def test_strict_fields() -> None:
         assert "tempreture" in response.json()["error"]["message"]
         assert len(response.headers["x-request-id"]) == 32
         assert httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 2}).status_code == 200
+
+
+def test_a_path_prefix_behind_a_proxy() -> None:
+    with server(FAKE, *SLOW, "--root-path", "/llm", "--api-key", "one") as running:
+        for prefix in ("", "/llm"):
+            assert httpx.get(f"{running.url}{prefix}/health").status_code == 200
+            assert httpx.get(f"{running.url}{prefix}/v1/models").status_code == 401
+            answer = httpx.get(f"{running.url}{prefix}/v1/models", headers={"x-api-key": "one"})
+            assert answer.json()["data"][0]["id"] == "demo"
