@@ -105,7 +105,7 @@ class Answers:
                 outputs.append(lifecycle.finish(request, "error", error=error))
         for request in step.loads:
             if request.loading:
-                lifecycle.loaded(request)
+                lifecycle.abandon(request)
         for launched in later:
             for request in launched.requests:
                 if request is not None and request.state is not RequestState.FINISHED:
@@ -118,7 +118,7 @@ class Answers:
         lifecycle.transfers.report(report)
         outputs = self._lose_blocks(set(report.failed_blocks), launched) if report.failed_blocks else []
         for request_id in report.received:
-            request = lifecycle.loading.get(request_id)
+            request = lifecycle.loading.get(request_id) or lifecycle.abandoned.get(request_id)
             if request is not None:
                 outputs += self._end_load(request)
         for request_id in report.sent:

@@ -15,6 +15,9 @@ from .request import Request, RequestState
 from .transfers import Transfers
 from .waiting import WaitingQueue
 
+#: Steps without tokens after which a load that a failed step may have begun is taken as never begun.
+ABANDONED_STEPS = 1000
+
 
 class Lifecycle:
     """Every unfinished request by id, and the finished ones that still hold something.
@@ -29,11 +32,13 @@ class Lifecycle:
         self.transfers = transfers
         self.requests: dict[str, Request] = {}
         self.loading: dict[str, Request] = {}  # by id; also finished ones whose load is under way
+        self.abandoned: dict[str, Request] = {}  # finished, its load began in a failed step and may still be under way
         self.held: dict[str, Request] = {}  # finished, blocks read by the connector
         self.removed_slots: list[int] = []
         self.finished_ids: list[str] = []
         self.finished_counts: Counter[str] = Counter()
         self.num_preemptions = 0
+        self._patience = ABANDONED_STEPS
         self._draining: dict[int, Request] = {}  # by slot: finished, named by unanswered steps
 
     @property
@@ -77,13 +82,31 @@ class Lifecycle:
 
     def loaded(self, request: Request) -> None:
         """The load ended: back to the queue with its blocks, or, when it finished meanwhile, to rest."""
-        del self.loading[request.request_id]
+        (self.loading if request.request_id in self.loading else self.abandoned).pop(request.request_id)
         request.loading = False
         if request.state is RequestState.FINISHED:
             self._settle(request)
         else:
             request.state = RequestState.WAITING
             self.waiting.add(request)
+
+    def abandon(self, request: Request) -> None:
+        """The step that began the load of this finished request failed.
+
+        Whether the load began is unknown, so its blocks stay out of use until it is reported, but nobody waits for it.
+        """
+        self.abandoned[request.request_id] = self.loading.pop(request.request_id)
+        self._patience = ABANDONED_STEPS
+
+    def await_abandoned(self) -> bool:
+        """Whether a step without tokens may bring room: blocks of abandoned loads that are reported, or given up."""
+        if not (self.abandoned and self.requests):
+            return False
+        self._patience -= 1
+        if self._patience <= 0:
+            for request in list(self.abandoned.values()):
+                self.loaded(request)
+        return True
 
     def finish(
         self,

@@ -129,7 +129,7 @@ class Scheduler:
         if not draft.preempted:
             self._admission.admit(draft)
         lifecycle = self._lifecycle
-        if not (draft.counts.any() or draft.undecided or self.has_transfers()):
+        if not self._worth_a_step(draft):
             return None
         launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
         lifecycle.removed_slots, lifecycle.finished_ids = [], []
@@ -227,6 +227,11 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         """Whether requests are waiting, loading or running."""
         return bool(self._lifecycle.requests)
+
+    def _worth_a_step(self, draft: StepDraft) -> bool:
+        if draft.counts.any() or draft.undecided or self.has_transfers():
+            return True
+        return not self._launched and self._lifecycle.await_abandoned()
 
     def has_transfers(self) -> bool:
         """Whether the connector needs steps, if need be without tokens, to go on with its transfers."""

@@ -420,6 +420,36 @@ def test_an_aborted_load_frees_its_blocks_when_the_connector_is_done():
     sim.run()
 
 
+def test_a_load_that_a_failed_step_began_keeps_its_blocks_until_it_is_reported():
+    layout = make_layout(20)
+    sim = Simulation(layout=layout, connector=FakeConnector(layout=layout, later=True))
+    sim.add(make_request("a", list(range(9)), max_tokens=2))
+    sim.run()
+    sim.scheduler.reset_prefix_cache()
+    sim.add(make_request("b", list(range(9)), max_tokens=2))
+    sim.launch(breaks=True)
+    sim.answer()
+    assert sim.reason("b") == "error"
+    assert sim.scheduler._kv.pool.num_free == 17
+    sim.add(make_request("c", [3] * 9, max_tokens=4))
+    sim.run()
+    assert sim.scheduler._kv.pool.num_free == 19
+
+
+def test_a_load_that_a_failed_step_never_began_is_given_up_when_its_blocks_are_missed():
+    layout = make_layout(5)
+    sim = Simulation(layout=layout, connector=FakeConnector(layout=layout, later=True))
+    sim.add(make_request("a", list(range(9)), max_tokens=2))
+    sim.run()
+    sim.scheduler.reset_prefix_cache()
+    sim.add(make_request("b", list(range(9)), max_tokens=2))
+    sim.launch(refused=True)
+    request = make_request("c", [3] * 9, max_tokens=4)
+    sim.add(request)
+    sim.run()
+    sim.check(request)
+
+
 def test_the_fake_draws_what_the_expectation_says():
     prompt = [1, 2]
     first = draw(fingerprints(prompt)[-1], 1)
