@@ -23,8 +23,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 class Launch:
     """Sizes of one launch: query rows and keys of a tile, parts that a row's keys are split into, and its pipeline.
 
-    `decode` promises that no row has more than one query token. Equal `block_m`, `block_n` and one split give a token
-    the same bits in every batch.
+    `decode` promises that no row has more than one query token. With `invariant` (and one shape and one split for all
+    batches) a token's bits depend on its own row alone.
     """
 
     block_m: int
@@ -33,6 +33,7 @@ class Launch:
     num_stages: int
     splits: int = 1
     decode: bool = False
+    invariant: bool = False
 
 
 def launch_for(
@@ -41,12 +42,12 @@ def launch_for(
     """The tile sizes that suit a layer; `invariant` gives one shape for every batch."""
     wide = dtype.itemsize > 2 or head_dim > 128
     if invariant:
-        return Launch(max(32, triton.next_power_of_2(groups)), 32, 4, 2, 1, decode)
+        return Launch(max(32, triton.next_power_of_2(groups)), 32, 4, 2, 1, decode, True)
     if decode:
-        return Launch(max(16, triton.next_power_of_2(groups)), 32 if wide else 64, 4, 2 if wide else 3, splits, True)
+        return Launch(max(16, triton.next_power_of_2(groups)), 32 if wide else 64, 2, 2 if wide else 3, splits, True)
     if dtype.itemsize > 2:
         return Launch(max(32, triton.next_power_of_2(groups)), 32, 4, 2, splits)
-    return Launch(max(128, triton.next_power_of_2(groups)), 32 if wide else 64, 8, 2 if wide else 3, splits)
+    return Launch(max(128, triton.next_power_of_2(groups)), 32, 8 if wide else 4, 2 if wide else 3, splits)
 
 
 @triton.jit
@@ -121,7 +122,7 @@ def _paged_attention_kernel(
     stride_block, stride_token, stride_head, num_heads,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, DECODE: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, DECODE: tl.constexpr, INVARIANT: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M // GROUPS query tokens of a row, the heads of one KV head, one split of the keys."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUPS
@@ -158,8 +159,9 @@ def _paged_attention_kernel(
         span = tl.cdiv(tl.cdiv(last_key - low, SPLITS), BLOCK_N) * BLOCK_N
         low += split * span
         high = tl.minimum(low + span, last_key)
+    # Tiles without a mask are compiled apart and may round differently, and where they end depends on the chunk.
     full = low
-    if WINDOW == 0:
+    if WINDOW == 0 and not INVARIANT:
         full = tl.maximum(tl.minimum(high, cached + first_token + 1) // BLOCK_N * BLOCK_N, low)
     slopes = tl.zeros([BLOCK_M], tl.float32)
     if ALIBI:
@@ -294,7 +296,8 @@ def paged_attention(
         *kv_cache.stride()[1:4], num_heads,
         GROUPS=groups, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None, ALIBI=alibi_slopes is not None,
         BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, HEAD_DIM=head_dim, DIM=dim,
-        SPLITS=launch.splits, DECODE=launch.decode, num_warps=launch.num_warps, num_stages=launch.num_stages,
+        SPLITS=launch.splits, DECODE=launch.decode, INVARIANT=launch.invariant,
+        num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     if launch.splits > 1:
         _join_splits_kernel[(num_tokens * num_heads,)](out, partial, lse, head_dim, dim, launch.splits, num_warps=2)
