@@ -1,0 +1,60 @@
+"""For plugin authors: a contract suite for each kind of plugin, test doubles, and tiny models.
+
+Names are loaded on first use. The suites need pytest (`pip install frame-llm[test]`); nothing else here does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .attention_suite import AttentionBackendSuite as AttentionBackendSuite
+    from .checkpoints import make_checkpoint as make_checkpoint
+    from .command_suite import CommandSuite as CommandSuite
+    from .connector_suite import ConnectorSuite as ConnectorSuite
+    from .endpoint_suite import EndpointSuite as EndpointSuite
+    from .executor_suite import ExecutorSuite as ExecutorSuite
+    from .fake_serving import FakeServing as FakeServing
+    from .fake_worker import FakeWorker as FakeWorker
+    from .fake_worker import FakeWorkers as FakeWorkers
+    from .loader_suite import WeightLoaderSuite as WeightLoaderSuite
+    from .model_suite import ModelSuite as ModelSuite
+    from .platform_suite import PlatformSuite as PlatformSuite
+    from .plugin_suite import PluginSuite as PluginSuite
+    from .processor_suite import LogitsProcessorSuite as LogitsProcessorSuite
+    from .reference_attention import ReferenceAttention as ReferenceAttention
+    from .scheduler_suite import SchedulerPolicySuite as SchedulerPolicySuite
+    from .suites import SUITES as SUITES
+
+_HOMES = {
+    "attention_suite": ("AttentionBackendSuite",),
+    "checkpoints": ("make_checkpoint",),
+    "command_suite": ("CommandSuite",),
+    "connector_suite": ("ConnectorSuite",),
+    "endpoint_suite": ("EndpointSuite",),
+    "executor_suite": ("ExecutorSuite",),
+    "fake_serving": ("FakeServing",),
+    "fake_worker": ("FakeWorker", "FakeWorkers"),
+    "loader_suite": ("WeightLoaderSuite",),
+    "model_suite": ("ModelSuite",),
+    "platform_suite": ("PlatformSuite",),
+    "plugin_suite": ("PluginSuite",),
+    "processor_suite": ("LogitsProcessorSuite",),
+    "reference_attention": ("ReferenceAttention",),
+    "scheduler_suite": ("SchedulerPolicySuite",),
+    "suites": ("SUITES",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
