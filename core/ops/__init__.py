@@ -41,7 +41,6 @@ class Ops:
     write_rows = staticmethod(step.write_rows)
     write_values = staticmethod(step.write_values)
     build_inputs = staticmethod(step.build_inputs)
-    slot_mapping = staticmethod(step.slot_mapping)
     advance = staticmethod(step.advance)
 
 

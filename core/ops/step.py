@@ -5,6 +5,9 @@ R slots, B rows of the batch, T tokens; row i of the batch is slot `slots[i]`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -27,32 +30,81 @@ def write_values(vector: Tensor, slots: Tensor, values: Tensor) -> None:
     vector[slots.long()] = values.to(vector.dtype)
 
 
-def build_inputs(
-    token_ids: Tensor, slots: Tensor, num_computed: Tensor, num_scheduled: Tensor, num_tokens: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(input ids int32 [T], positions int64 [T], query_start int32 [B+1], seq_lens int32 [B]) of a step.
+@dataclass(frozen=True)
+class StepBuffers:
+    """Inputs of a step, at addresses that never change, so that recorded graphs may read them.
 
-    `token_ids` [R, max_len] holds every known token of each slot, `num_computed` [B] how many are in the cache. Row i
-    takes `num_scheduled[i]` tokens from there on. `num_tokens` is their sum.
+    For at most T tokens of R rows: `input_ids` int32 [T], `positions` int64 [T], `query_start` int32 [R+1], `seq_lens`
+    int32 [R]; per KV group `tables` int32 [R, max_blocks] and `slot_mapping` int64 [T].
     """
-    counts = num_scheduled.long()
+
+    input_ids: Tensor
+    positions: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    tables: tuple[Tensor, ...]
+    slot_mapping: tuple[Tensor, ...]
+
+    @classmethod
+    def allocate(
+        cls, max_tokens: int, max_rows: int, max_blocks: int, num_groups: int, device: torch.device
+    ) -> StepBuffers:
+        """Zeroed buffers on `device`."""
+        groups = range(num_groups)
+        return cls(
+            torch.zeros(max_tokens, dtype=torch.int32, device=device),
+            torch.zeros(max_tokens, dtype=torch.int64, device=device),
+            torch.zeros(max_rows + 1, dtype=torch.int32, device=device),
+            torch.zeros(max_rows, dtype=torch.int32, device=device),
+            tuple(torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device) for _ in groups),
+            tuple(torch.zeros(max_tokens, dtype=torch.int64, device=device) for _ in groups),
+        )
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """What the host knows of a step. Tokens and rows past the real ones are padding up to the padded sizes.
+
+    `max_blocks` is the most blocks that a row's tokens span, `block_size` the tokens in a block.
+    """
+
+    num_tokens: int
+    padded_tokens: int
+    padded_rows: int
+    max_blocks: int
+    block_size: int
+
+
+def build_inputs(
+    buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
+) -> None:
+    """Fills the buffers for a step of B rows; `rows` int32 [3, B] are slots, tokens computed, tokens scheduled.
+
+    `token_ids` [R, max_len] holds every known token of each slot and `tables[g]` [R, max_blocks] its blocks. Row i
+    takes its scheduled tokens from the computed ones on. Padding tokens have id 0, position 0 and slot -1; padding
+    rows have no tokens and length 0.
+    """
+    slots, computed, counts = rows.long().unbind(0)
+    batch, num_tokens = rows.shape[1], sizes.num_tokens
     ends = counts.cumsum(0)
-    query_start = torch.zeros(len(slots) + 1, dtype=torch.int32, device=slots.device)
-    query_start[1:] = ends
-    row = torch.repeat_interleave(torch.arange(len(slots), device=slots.device), counts, output_size=num_tokens)
-    within = torch.arange(num_tokens, device=slots.device) - (ends - counts)[row]
-    positions = num_computed.long()[row] + within
-    input_ids = token_ids[slots.long()[row], positions]
-    return input_ids, positions, query_start, num_computed.int() + num_scheduled.int()
-
-
-def slot_mapping(block_table: Tensor, query_start: Tensor, positions: Tensor, block_size: int) -> Tensor:
-    """int64 [T]: where each token's key and value go; `block_table` [B, max_blocks] of the batch's rows."""
-    counts = (query_start[1:] - query_start[:-1]).long()
-    row = torch.repeat_interleave(
-        torch.arange(len(counts), device=positions.device), counts, output_size=positions.shape[0]
-    )
-    return block_table[row, positions // block_size].long() * block_size + positions % block_size
+    row = torch.repeat_interleave(torch.arange(batch, device=rows.device), counts, output_size=num_tokens)
+    positions = torch.arange(num_tokens, device=rows.device) + (computed - ends + counts)[row]
+    buffers.positions[:num_tokens] = positions
+    buffers.input_ids[:num_tokens] = token_ids[slots[row], positions]
+    buffers.query_start[1 : batch + 1] = ends
+    buffers.seq_lens[:batch] = computed + counts
+    for table, own, mapping in zip(tables, buffers.tables, buffers.slot_mapping, strict=True):
+        found = table[:, : sizes.max_blocks].index_select(0, slots)
+        own[:batch, : sizes.max_blocks] = found
+        block = found[row, positions // sizes.block_size].long()
+        mapping[:num_tokens] = block * sizes.block_size + positions % sizes.block_size
+        mapping[num_tokens : sizes.padded_tokens] = -1
+    if sizes.padded_tokens > num_tokens:
+        buffers.positions[num_tokens : sizes.padded_tokens] = 0
+        buffers.input_ids[num_tokens : sizes.padded_tokens] = 0
+    if sizes.padded_rows > batch:
+        buffers.query_start[batch + 1 : sizes.padded_rows + 1] = num_tokens
+        buffers.seq_lens[batch : sizes.padded_rows] = 0
 
 
 def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:

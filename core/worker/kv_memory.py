@@ -39,7 +39,7 @@ def group_layers(specs: Mapping[str, AnyKVSpec], block_size: int) -> tuple[KVGro
     return tuple(groups)
 
 
-def plan_layout(groups: tuple[KVGroup, ...], numerics: str) -> KVLayout:
+def plan_layout(groups: tuple[KVGroup, ...], numerics: str = "") -> KVLayout:
     """The pool's page size and layer slots; it has no blocks yet."""
     page_bytes = max((group.spec.block_bytes(group.block_size) for group in groups), default=0)
     # Element types of different widths view the same page: keep every page aligned for all of them.

@@ -109,8 +109,3 @@ class BlockTables:
         """Sends what is pending to the device; also on steps without tokens, for connectors that load into blocks."""
         for staged in self._staged:
             staged.apply()
-
-    def gather(self, slots: Tensor, max_blocks: int) -> list[Tensor]:
-        """Per group the tables of the batch's rows, int32 [B, max_blocks]."""
-        rows = slots.long()
-        return [table[:, :max_blocks].index_select(0, rows) for table in self.tables]

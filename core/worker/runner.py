@@ -21,6 +21,7 @@ from ..interfaces.model import ForwardStep, Model
 from ..interfaces.platform import Graphs, StepShape, Streams
 from ..interfaces.step import StepPlan, TransferReport
 from ..ops import Ops
+from ..ops.step import StepBuffers
 from .prompt_logprobs import PromptLogprobs
 from .request_state import BlockTables, RequestState
 from .sampler import Sampler
@@ -62,12 +63,14 @@ class Runner:
         backends: Sequence[AttentionBackend],
         state: RequestState,
         tables: BlockTables,
+        buffers: StepBuffers,
         sampler: Sampler,
         connector: ConnectorWorker,
     ) -> None:
         self.device = device
         self.model = model
         self.layout = layout
+        self.buffers = buffers
         self.backends = backends
         self.state = state
         self.tables = tables
@@ -95,7 +98,8 @@ class Runner:
                 self.state,
                 self.tables,
                 self.backends,
-                layout=self.layout,
+                buffers=self.buffers,
+                block_size=self.layout.block_size,
                 ops=self.device.ops,
                 streams=self.device.streams,
             )

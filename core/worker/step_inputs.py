@@ -13,10 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from ..interfaces.attention import AttentionBackend, AttentionBatch
-from ..interfaces.kv import KVLayout
 from ..interfaces.platform import StepShape, Streams
 from ..interfaces.step import StepPlan
 from ..ops import Ops
+from ..ops.step import StepBuffers, StepSizes
 from .request_state import BlockTables, RequestState
 
 
@@ -44,12 +44,12 @@ def build_step_inputs(
     tables: BlockTables,
     backends: Sequence[AttentionBackend],
     *,
-    layout: KVLayout,
+    buffers: StepBuffers,
+    block_size: int,
     ops: Ops,
     streams: Streams,
 ) -> StepInputs:
     """One transfer of the batch's index vector and counts; everything else is computed on the device."""
-    host_ends = np.cumsum(plan.num_scheduled, dtype=np.int32)
     host_seq_lens = plan.num_computed + plan.num_scheduled
     sampling = np.flatnonzero(plan.samples)
     batch = len(plan.slots)
@@ -58,30 +58,38 @@ def build_step_inputs(
             plan.slots,
             plan.num_computed,
             plan.num_scheduled,
-            host_ends[sampling] - 1,
+            np.cumsum(plan.num_scheduled, dtype=np.int32)[sampling] - 1,
             plan.slots[sampling],
             host_seq_lens[sampling],
         )
     ).astype(np.int32, copy=False)
     staged = streams.stage(packed)
-    slots, num_computed, num_scheduled = staged[: 3 * batch].view(3, batch).unbind(0)
     rows, sample_slots, lengths = staged[3 * batch :].view(3, len(sampling)).unbind(0)
-    input_ids, positions, query_start, seq_lens = ops.build_inputs(
-        state.token_ids, slots, num_computed, num_scheduled, shape.padded_tokens
-    )
-    block_size = layout.block_size
     max_blocks = -(-int(host_seq_lens.max()) // block_size)
+    sizes = StepSizes(shape.num_tokens, shape.padded_tokens, shape.padded_rows, max_blocks, block_size)
+    ops.build_inputs(buffers, state.token_ids, tables.tables, staged[: 3 * batch].view(3, batch), sizes)
+    query_lens, seq_lens = plan.num_scheduled, host_seq_lens
+    if shape.padded_rows > batch:
+        query_lens, seq_lens = (np.pad(lens, (0, shape.padded_rows - batch)) for lens in (query_lens, seq_lens))
     plans = []
-    for table, backend in zip(tables.gather(slots, max_blocks), backends, strict=True):
+    for group, backend in enumerate(backends):
         batch_view = AttentionBatch(
             num_tokens=shape.padded_tokens,
-            query_start=query_start,
-            seq_lens=seq_lens,
-            block_table=table,
-            slot_mapping=ops.slot_mapping(table, query_start, positions, block_size),
-            host_query_lens=plan.num_scheduled,
-            host_seq_lens=host_seq_lens,
+            query_start=buffers.query_start[: shape.padded_rows + 1],
+            seq_lens=buffers.seq_lens[: shape.padded_rows],
+            block_table=buffers.tables[group][: shape.padded_rows, :max_blocks],
+            slot_mapping=buffers.slot_mapping[group][: shape.padded_tokens],
+            host_query_lens=query_lens,
+            host_seq_lens=seq_lens,
             deterministic=plan.deterministic,
         )
         plans.append(backend.plan(batch_view))
-    return StepInputs(input_ids, positions, plans, rows, sample_slots, lengths, plan.slots[sampling])
+    return StepInputs(
+        input_ids=buffers.input_ids[: shape.padded_tokens],
+        positions=buffers.positions[: shape.padded_tokens],
+        plans=plans,
+        rows=rows,
+        slots=sample_slots,
+        lengths=lengths,
+        host_slots=plan.slots[sampling],
+    )

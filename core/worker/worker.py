@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
@@ -22,9 +23,11 @@ from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.platform import Platform, PlatformSpec
 from ..interfaces.step import StepPlan
+from ..ops.step import StepBuffers
 from ..registry import Registry
 from .kv_memory import KVMemory, full_bytes, group_layers, plan_layout, with_blocks
 from .model_loading import LoadedModel, load_model, resolve_dtype
+from .numerics import block_numerics
 from .processors import load_processors
 from .profiler import Profiler
 from .request_state import BlockTables, RequestState
@@ -148,8 +151,7 @@ class Worker:
         cache = self.config.cache
         layers = loaded.build.attention_layers
         groups = group_layers({name: layer.kv_spec() for name, layer in layers.items()}, cache.block_size)
-        numerics = f"{checkpoint.architecture}:{self.facts['dtype']}:{self.config.model.deterministic}"
-        layout = plan_layout(groups, numerics)
+        layout = plan_layout(groups)
         needed = full_bytes(layout, self.config.scheduler.max_num_seqs, checkpoint.max_model_len)
         available = cache.kv_cache_memory_bytes or platform.memory().kv_bytes(
             before, cache.gpu_memory_utilization, loaded.weights_bytes, needed
@@ -158,6 +160,12 @@ class Worker:
         with platform.memory().pool("kv_cache"):
             self.memory = KVMemory(layout, platform.device)
         backends = self._bind_layers(layout, loaded, platform)
+        facts = {
+            "architecture": checkpoint.architecture,
+            "deterministic": self.config.model.deterministic,
+            **{name: self.facts[name] for name in ("platform", "dtype", "attention")},
+        }
+        layout = structs.replace(layout, numerics=block_numerics(loaded.model, layout, backends, facts))
         self.runner = self._make_runner(checkpoint, layout, loaded, backends)
         return layout
 
@@ -191,6 +199,8 @@ class Worker:
         state = RequestState(max_slots, max_len + 1, ops=ops, streams=streams, device=device)
         max_blocks = -(-(max_len + 1) // block_size)
         tables = BlockTables(len(layout.groups), max_slots, max_blocks, ops=ops, streams=streams, device=device)
+        max_tokens = self.config.scheduler.max_num_batched_tokens
+        buffers = StepBuffers.allocate(max_tokens, max_slots, max_blocks, len(layout.groups), device)
         sampler = Sampler(
             ops=ops,
             streams=streams,
@@ -210,6 +220,7 @@ class Worker:
             backends=backends,
             state=state,
             tables=tables,
+            buffers=buffers,
             sampler=sampler,
             connector=connector,
         )
@@ -217,6 +228,8 @@ class Worker:
     def _make_connector(self, layout: KVLayout) -> ConnectorWorker:
         name = self.config.transfer.kv_connector
         if name is None:
-            return NullConnectorWorker(config=self.config, layout=layout)
-        connector: ConnectorWorker = self.registry.make("connector", name, self.config, part="worker", layout=layout)
+            return NullConnectorWorker(config=self.config, layout=layout, rank=self.rank)
+        connector: ConnectorWorker = self.registry.make(
+            "connector", name, self.config, part="worker", layout=layout, rank=self.rank
+        )
         return connector

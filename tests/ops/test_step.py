@@ -8,29 +8,33 @@ from frame.core.ops import step
 ROWS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=6)
 
 
-@given(ROWS, st.randoms(use_true_random=False))
-def test_inputs_equal_brute_force(rows, draw):
-    table = torch.from_numpy(np.arange(8 * 64, dtype=np.int32).reshape(8, 64))
+@given(ROWS, st.randoms(use_true_random=False), st.integers(0, 3), st.integers(0, 2))
+def test_inputs_equal_brute_force(rows, draw, more_tokens, more_rows):
+    token_ids = torch.from_numpy(np.arange(8 * 64, dtype=np.int32).reshape(8, 64))
+    tables = [torch.randperm(8 * 20).view(8, 20).int() for _ in range(2)]
     slots = draw.sample(range(8), len(rows))
-    computed = torch.tensor([c for c, _ in rows], dtype=torch.int32)
-    scheduled = torch.tensor([s for _, s in rows], dtype=torch.int32)
-    total = int(scheduled.sum())
-    ids, positions, start, lens = step.build_inputs(
-        table, torch.tensor(slots, dtype=torch.int32), computed, scheduled, total
-    )
+    packed = torch.tensor([slots, [c for c, _ in rows], [s for _, s in rows]], dtype=torch.int32)
+    total = int(packed[2].sum())
+    buffers = step.StepBuffers.allocate(64, 8, 20, 2, torch.device("cpu"))
+    for buffer in (buffers.input_ids, buffers.positions, buffers.query_start[1:], buffers.seq_lens):
+        buffer.fill_(-7)
+    max_blocks = max(-(-(c + s) // 3) for c, s in rows)
+    sizes = step.StepSizes(total, total + more_tokens, len(rows) + more_rows, max_blocks, 3)
+    step.build_inputs(buffers, token_ids, tables, packed, sizes)
     expected = [(slot, c + i) for slot, (c, s) in zip(slots, rows, strict=True) for i in range(s)]
-    assert positions.tolist() == [position for _, position in expected]
-    assert ids.tolist() == [int(table[slot, position]) for slot, position in expected]
-    assert start.tolist() == [0, *np.cumsum(scheduled.numpy()).tolist()]
-    assert lens.tolist() == [c + s for c, s in rows]
-
-    blocks = torch.randperm(6 * 20).view(6, 20)[: len(rows)].int()
-    mapping = step.slot_mapping(blocks, start, positions, 3)
-    row_of = [row for row, (_, s) in enumerate(rows) for _ in range(s)]
-    assert mapping.tolist() == [
-        int(blocks[row, p // 3]) * 3 + p % 3 for row, p in zip(row_of, positions.tolist(), strict=True)
-    ]
-    assert len(set(mapping.tolist())) == total
+    padding = [0] * more_tokens
+    assert buffers.positions[: total + more_tokens].tolist() == [position for _, position in expected] + padding
+    ids = [int(token_ids[slot, position]) for slot, position in expected]
+    assert buffers.input_ids[: total + more_tokens].tolist() == ids + padding
+    starts = [0, *np.cumsum([s for _, s in rows]).tolist()]
+    assert buffers.query_start[: len(rows) + more_rows + 1].tolist() == starts + [total] * more_rows
+    assert buffers.seq_lens[: len(rows) + more_rows].tolist() == [c + s for c, s in rows] + [0] * more_rows
+    for table, own, mapping in zip(tables, buffers.tables, buffers.slot_mapping, strict=True):
+        assert torch.equal(own[: len(rows), :max_blocks], table[slots, :max_blocks])
+        found = mapping[: total + more_tokens].tolist()
+        assert found[:total] == [int(table[slot, p // 3]) * 3 + p % 3 for slot, p in expected]
+        assert found[total:] == [-1] * more_tokens
+        assert len(set(found[:total])) == total
 
 
 @given(
