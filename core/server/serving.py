@@ -62,7 +62,7 @@ def _refusals() -> Iterator[None]:
 
 
 class ServingHost:
-    """One for each API process. `front` is given when the engine is ready for the first time."""
+    """One for each API process. `llm` is given when the engine is ready for the first time."""
 
     def __init__(self, config: FrameConfig, client: RemoteEngine) -> None:
         self.config = config
@@ -71,16 +71,16 @@ class ServingHost:
         self.draining = False
         self.metrics = ServerMetrics(self.model_names[0])
         self._client = client
-        self._front: AsyncLLM | None = None
+        self._llm: AsyncLLM | None = None
         self._limits: Limits | None = None
         self._stats = EngineStats()
         seed = f"{version('frame-llm')} {config.model.model_dump_json(exclude={'logits_processors'})}"
         self.fingerprint = f"fp_{hashlib.sha256(seed.encode()).hexdigest()[:12]}"
 
-    def open(self, front: AsyncLLM) -> None:
+    def open(self, llm: AsyncLLM) -> None:
         """Starts to serve."""
         info, server = self._client.info, self.config.server
-        self._front = front
+        self._llm = llm
         self._limits = Limits(
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
@@ -95,15 +95,15 @@ class ServingHost:
         )
 
     @property
-    def front(self) -> AsyncLLM:
+    def llm(self) -> AsyncLLM:
         """The text side; raises `RequestError` 503 before the engine was ready."""
-        if self._front is None:
+        if self._llm is None:
             raise RequestError(503, self.error or "the engine is starting")
-        return self._front
+        return self._llm
 
     @property
     def limits(self) -> Limits:
-        """Bounds of request fields; raises as `front` does."""
+        """Bounds of request fields; raises as `llm` does."""
         if self._limits is None:
             raise RequestError(503, self.error or "the engine is starting")
         return self._limits
@@ -115,7 +115,7 @@ class ServingHost:
             return "the server is stopping"
         if self._client.error is not None:
             return self._client.error
-        return "the tokenizer is loading" if self._front is None else None
+        return "the tokenizer is loading" if self._llm is None else None
 
     def parse(self, request: Request, kind: type[M]) -> M:
         """The JSON body as a bounded model; raises `RequestError` 400 naming the field."""
@@ -143,12 +143,12 @@ class ServingHost:
     def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
         """The sampling parameters of a body over the checkpoint's defaults; `fields` are what the route sets itself."""
         with _refusals():
-            return body.sampling(self.front.get_default_sampling_params(), **fields)
+            return body.sampling(self.llm.get_default_sampling_params(), **fields)
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; raises `ValueError` without a tokenizer."""
         with _refusals():
-            tokenizer = self.front.tokenizer
+            tokenizer = self.llm.tokenizer
             if len(text) < _LONG_TEXT:
                 return tokenizer.encode(text, add_special_tokens)
             return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
@@ -160,11 +160,11 @@ class ServingHost:
         if wrong is not None:
             raise RequestError(400, f"token id must be in [0, {vocab_size}), got {wrong}", param="tokens")
         with _refusals():
-            return await asyncio.to_thread(self.front.tokenizer.decode, token_ids, False)
+            return await asyncio.to_thread(self.llm.tokenizer.decode, token_ids, False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token, which may be a part of a character; its number where there is no tokenizer."""
-        tokenizer = self.front.front.source.get_or_none()
+        tokenizer = self.llm.front.source.get_or_none()
         if tokenizer is None:
             return f"token_id:{token_id}".encode()
         if tokenizer.pieces is not None:
@@ -173,25 +173,24 @@ class ServingHost:
 
     async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
         """A chat as a prompt for `generate`; raises `ValueError` naming what the template cannot take."""
-        from ..front.template import ChatOptions, read_template, render_chat
+        from ..front.template import ChatOptions
 
-        if options.get("chat_template") is None:
-            options["chat_template"] = self.config.model.chat_template
-        elif "{{" not in options["chat_template"] and "{%" not in options["chat_template"]:
+        template = options.get("chat_template")
+        if template is not None and "{{" not in template and "{%" not in template:
             raise RequestError(400, "chat_template must be a template, not a file", param="chat_template")
+        render = self.llm.front.render_chat
         with _refusals():
-            tokenizer = self.front.tokenizer
-            chosen = ChatOptions(**{**options, "chat_template": read_template(options["chat_template"])})
+            chosen = ChatOptions(**options)
             if sum(len(str(message)) for message in messages) < _LONG_TEXT:
-                return render_chat(tokenizer, messages, chosen)
-            return await asyncio.to_thread(render_chat, tokenizer, messages, chosen)
+                return render(messages, chosen)
+            return await asyncio.to_thread(render, messages, chosen)
 
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
         """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails."""
         timer = RequestTimer(self.metrics)
-        stream = self.front.generate(prompt, params, request_id, **options)
+        stream = self.llm.generate(prompt, params, request_id, **options)
         first = True
         try:
             async for output in stream:
