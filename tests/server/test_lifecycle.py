@@ -224,8 +224,25 @@ def test_terminal_clients_say_when_there_is_no_server() -> None:
         assert done.stderr == "frame: no server answers at http://127.0.0.1:9: Connection refused\n"
 
 
-def test_strict_fields() -> None:
-    with server(FAKE, *SLOW, "--strict-fields", "--enable-request-id-headers") as running:
+def test_strict_fields_request_ids_and_templates(tmp_path: Path) -> None:
+    template = tmp_path / "plain.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    settings = ("--strict-fields", "--enable-request-id-headers", "--trust-request-chat-template")
+    with server(FAKE, *SLOW, *settings, "--chat-template", str(template)) as running:
+        chat: dict[str, Any] = {"messages": [{"role": "user", "content": "once upon"}]}
+        plain = httpx.post(f"{running.url}/tokenize", json={"prompt": "once upon", "add_special_tokens": False}).json()
+        assert httpx.post(f"{running.url}/tokenize", json=chat).json()["tokens"] == plain["tokens"]
+        for sent, size in (
+            ("{{ messages[0].content }}!", 1),
+            ("/etc/passwd", None),
+            ("{{ messages.__class__ }}", None),
+        ):
+            body = {**chat, "chat_template": sent, "max_tokens": 1}
+            answer = httpx.post(f"{running.url}/v1/chat/completions", json=body)
+            assert answer.status_code == (400 if size is None else 200), answer.text
+            assert "root:" not in answer.text
+            if size is not None:
+                assert answer.json()["usage"]["prompt_tokens"] == len(plain["tokens"]) + size
         response = httpx.post(f"{running.url}/v1/completions", json={"prompt": "x", "tempreture": 1})
         assert response.status_code == 400
         assert "tempreture" in response.json()["error"]["message"]
