@@ -75,7 +75,7 @@ class Resident:
     prints: list[int]
     seed: int
     prompt_len: int
-    prefill_len: int
+    max_len: int
     num_computed: int
     tables: list[list[int]]
     prompt_logprobs: bool = False
@@ -102,6 +102,7 @@ class FakeWorker:
         for (resident, n), computed in zip(rows, plan.num_computed.tolist(), strict=True):
             assert computed == resident.num_computed, (resident.request_id, computed, resident.num_computed)
             assert computed + n <= len(resident.tokens), "a token that does not exist is computed"
+            assert computed + n < resident.max_len, "a token past the last is planned"
             resident.spoiled |= spoiled
             self._write(resident, computed, n)
         tokens = np.full((len(rows), 1), -1, np.int32)
@@ -149,7 +150,7 @@ class FakeWorker:
                 fingerprints(tokens),
                 new.seed,
                 new.prompt_len,
-                len(tokens),
+                new.prompt_len + new.params.max_tokens,
                 new.num_computed,
                 [blocks.tolist() for blocks in new.block_ids],
                 new.params.prompt_logprobs is not None,

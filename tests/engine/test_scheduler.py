@@ -225,6 +225,21 @@ def test_the_lowest_priority_gives_way():
     assert len([1 for plan in sim.plans for new in plan.added if new.request_id == "b"]) == 1
 
 
+def test_a_prompt_that_gives_way_within_its_own_step_leaves_nothing_uncomputed_in_the_cache():
+    chunks = {"long_prefill_token_threshold": 8, "max_num_partial_prefills": 2, "max_long_partial_prefills": 2}
+    sim = simulation(num_blocks=10, priority=True, **chunks)
+    low = make_request("low", list(range(24)), max_tokens=2, priority=5)
+    sim.add(low)
+    assert schedule(sim) == {"low": 8}
+    sim.add(make_request("high", [7] * 20, max_tokens=2, priority=0))
+    assert schedule(sim) == {"low": 8, "high": 8}
+    # "low" takes blocks 5 and 6, then "high" needs two and one is left
+    assert schedule(sim) == {"high": 8}
+    assert sim.scheduler._kv.pool.num_published == 4 + 4
+    sim.run()
+    sim.check(low)
+
+
 def test_abort_reaches_waiting_running_and_in_flight_requests():
     sim = simulation(max_num_seqs=1)
     for name in "ab":

@@ -174,6 +174,7 @@ def test_thousands_of_random_lives(start):
             "block_size": rng.choice([1, 2, 4]),
             "roominess": rng.choice([1.0, 1.3, 2.0, 6.0]),
             "max_in_flight": rng.randrange(1, 4),
+            "priority": rng.random() < 0.5,
             "max_num_seqs": rng.choice([1, 2, 4, 8]),
             "max_num_batched_tokens": rng.choice([1, 3, 8, 40, 64]),
             "enable_prefix_caching": rng.random() < 0.7,
