@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,7 @@ class AsyncLLM:
             engine.stop()
             raise
         llm._owned = engine
+        weakref.finalize(llm, engine.stop)  # also when the program ends
         return llm
 
     async def generate(
@@ -222,12 +224,6 @@ class AsyncLLM:
                 self._reader.cancel()
         if self._owned is not None:
             self._owned.stop()
-
-    def __del__(self) -> None:
-        owned = getattr(self, "_owned", None)
-        if owned is not None:
-            with suppress(Exception):
-                owned.stop()
 
     def _start(self) -> None:
         if self._stopped:

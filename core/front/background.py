@@ -69,6 +69,9 @@ class BackgroundEngine:
 
     def stop(self) -> None:
         """Ends the engine process and the thread; returns when both are gone. May be called twice."""
+        if threading.current_thread() is self._thread:  # the garbage collector may run anywhere
+            threading.Thread(target=self.stop, name="frame-engine-stop").start()
+            return
         client, self._client = self._client, None
         if client is not None:
             self._submit(client.close()).result()
