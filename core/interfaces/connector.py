@@ -83,16 +83,17 @@ class ConnectorScheduler(ABC):
 
 
 class ConnectorWorker(ABC):
-    """The half beside the KV memory. Built as `Class(config=…, options=…, layout=…)`.
+    """The half beside the KV memory. Built as `Class(config=…, options=…, layout=…, rank=…)`; `rank` is the worker's.
 
     Per step: `begin_step(message)` before the forward pass, `hooks.before/after(layer)` around each layer's attention,
     `end_step(finished)` after it. `begin_step` and `end_step` are also called for steps without tokens.
     """
 
-    def __init__(self, *, config: Any, options: Any = None, layout: KVLayout) -> None:
+    def __init__(self, *, config: Any, options: Any = None, layout: KVLayout, rank: int = 0) -> None:
         self.config = config
         self.options = options
         self.layout = layout
+        self.rank = rank
         self.hooks = LayerHooks()
 
     @abstractmethod

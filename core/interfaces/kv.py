@@ -92,8 +92,8 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The whole cache: groups over one pool of `num_blocks` blocks (block 0 is never handed out; padding points at it).
 
     `page_bytes` is the size of one block in one layer slot, `num_slots` the layer slots (the most layers of a group).
-    `numerics` names all that decides the bits in a block besides the tokens (dtype, deterministic mode, adapter-free
-    model identity); it is part of block hashes and of connector keys.
+    `numerics` names all that decides the bits in a block besides the tokens (weights without adapters, dtype, backend
+    and its layout of a block, deterministic mode); it is part of block hashes and of connector keys.
     """
 
     groups: tuple[KVGroup, ...]

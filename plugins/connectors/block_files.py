@@ -1,0 +1,167 @@
+"""Blocks as files: one each, published at once or not at all, checked when read, the oldest removed first.
+
+A file is a header (magic, whose block it is, size, checksum) and the block's bytes. Several processes may use one
+folder. Knows no request, no layer and no tensor.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import stat
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+
+from .quota import Quota
+
+logger = logging.getLogger("frame.connectors.disk")
+
+#: All of ours lies in a subfolder of this name; nothing else in the user's folder is touched.
+ROOT = "frame-kv-1"
+INCOMING = "incoming"
+MAGIC = b"frameKV1"
+HEADER = struct.Struct("<8s16sQ16s")
+STALE_SECONDS = 3600.0
+
+
+class BlockFiles:
+    """The blocks below `folder`. `space` is a relative path that separates models, layouts and ranks.
+
+    Raises `ValueError` when the folder cannot be used or other users could write to it.
+    """
+
+    def __init__(self, folder: Path, *, max_bytes: int | None = None, fsync: bool = False) -> None:
+        self._root = folder / ROOT
+        self._incoming = self._root / INCOMING
+        self._fsync = fsync
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            _check_private(self._root)
+            self._incoming.mkdir(mode=0o700, exist_ok=True)
+            self._remove_stale()
+        except OSError as error:
+            raise ValueError(f"the folder of the disk connector, {folder}, cannot be used: {error}") from None
+        self._quota = Quota(self._root, max_bytes)
+        self._complained = False
+
+    def has(self, space: str, key: bytes) -> bool:
+        """Whether the block was published; it may still turn out to be damaged or be removed before it is read."""
+        return os.path.exists(self._path(space, key))
+
+    def touch(self, space: str, key: bytes) -> bool:
+        """Marks the block as used now; False when it is not there."""
+        try:
+            os.utime(self._path(space, key))
+        except OSError:
+            return False
+        return True
+
+    def read(self, space: str, key: bytes, out: np.ndarray) -> bool:
+        """Fills `out` (uint8, the block's size); False, `out` then being unspecified, when there is no sound block.
+
+        A damaged file is removed, so that the block can be written again.
+        """
+        path = self._path(space, key)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                sound = _read_checked(file.fileno(), _owner(space, key), out)
+            if sound:
+                os.utime(path)
+            else:
+                logger.warning("the block file %s is damaged and was removed", path)
+                os.unlink(path)
+        except OSError:
+            return False
+        return sound
+
+    def write(self, space: str, key: bytes, data: np.ndarray) -> bool:
+        """Publishes a block (uint8, contiguous); False when it could not be stored, which is logged once."""
+        size = HEADER.size + data.nbytes
+        if not self._quota.make_room(size):
+            return False
+        path = self._path(space, key)
+        temporary = self._incoming / f"{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._write_whole(temporary, HEADER.pack(MAGIC, _owner(space, key), data.nbytes, _checksum(data)), data)
+            os.replace(temporary, path)
+        except OSError as error:
+            self._complain(error)
+            temporary.unlink(missing_ok=True)
+            return False
+        self._quota.add(size)
+        return True
+
+    def clear(self, space: str) -> None:
+        """Removes every block of `space`."""
+        shutil.rmtree(self._root / space, ignore_errors=True)
+
+    def _path(self, space: str, key: bytes) -> str:
+        name = key.hex()
+        return f"{self._root}/{space}/{name[:2]}/{name}.kv"
+
+    def _write_whole(self, path: Path, header: bytes, data: np.ndarray) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb", buffering=0) as file:
+            for part in (memoryview(header), data.data.cast("B")):
+                while part:
+                    part = part[file.write(part) :]
+            if self._fsync:
+                os.fsync(file.fileno())
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            remedy = "; set --plugin.disk.max_bytes" if error.errno == errno.ENOSPC else ""
+            logger.warning("blocks cannot be kept below %s: %s%s", self._root, error, remedy)
+        self._complained = True
+
+    def _remove_stale(self) -> None:
+        """Drops what processes that died in the middle of a write left behind."""
+        for entry in os.scandir(self._incoming):
+            if time.time() - entry.stat().st_mtime > STALE_SECONDS:
+                os.unlink(entry.path)
+
+
+def _check_private(root: Path) -> None:
+    found = os.lstat(root)
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or mode & 0o077:
+        raise ValueError(
+            f"the folder of the disk connector, {root}, has owner {found.st_uid} and mode {mode:o}: others could read "
+            "prompts in it or plant blocks; it must be a folder of this user with mode 700"
+        )
+
+
+def _read_checked(descriptor: int, owner: bytes, out: np.ndarray) -> bool:
+    if os.fstat(descriptor).st_size != HEADER.size + out.nbytes:
+        return False
+    header = os.read(descriptor, HEADER.size)
+    if len(header) != HEADER.size:
+        return False
+    magic, found, size, checksum = HEADER.unpack(header)
+    if (magic, found, size) != (MAGIC, owner, out.nbytes):
+        return False
+    rest = out.data.cast("B")
+    while rest:
+        count = os.readv(descriptor, [rest])
+        if count == 0:
+            return False
+        rest = rest[count:]
+    return bool(_checksum(out) == checksum)
+
+
+def _owner(space: str, key: bytes) -> bytes:
+    """Ties a file to its place, so that one that was renamed or copied elsewhere is not taken for another block."""
+    return hashlib.blake2b(space.encode() + b"\0" + key, digest_size=16).digest()
+
+
+def _checksum(data: np.ndarray) -> bytes:
+    return hashlib.blake2b(data.data.cast("B"), digest_size=16).digest()

@@ -1,0 +1,73 @@
+"""The disk connector under the whole engine: reloaded prompts give the same tokens, whatever happens to the files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from frame.core.testing.checkpoints import make_checkpoint
+from tests.connectors import disk_prompts
+from tests.connectors.disk_prompts import CACHED, SIZES, complete
+
+NOTHING = [0] * len(SIZES)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2"])
+def model(request, tmp_path_factory):
+    return str(make_checkpoint(tmp_path_factory.mktemp("model"), request.param))
+
+
+def complete_elsewhere(model, folder, repeats=1):
+    """As `complete`, in a process of its own."""
+    command = [sys.executable, disk_prompts.__file__, model, str(folder), str(repeats)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def damage(path, kind):
+    data = bytearray(path.read_bytes())
+    if kind == 0:
+        data = data[: len(data) // 2]
+    elif kind == 1:
+        data[-7] ^= 0x40
+    else:
+        data = bytearray(b"garbage")
+    path.write_bytes(bytes(data))
+
+
+def test_a_new_process_reloads_what_another_computed(model, tmp_path):
+    expected, cached = complete(model, str(tmp_path))
+    assert cached == NOTHING
+    assert complete_elsewhere(model, tmp_path) == [expected, CACHED]
+
+
+def test_damaged_files_change_no_token(model, tmp_path):
+    expected, _ = complete(model, str(tmp_path))
+    files = sorted(tmp_path.rglob("*.kv"))
+    assert len(files) == sum(size // disk_prompts.BLOCK_SIZE for size in SIZES)
+    for index, path in enumerate(files):
+        damage(path, index % 3)
+    # each file is found, read, refused and removed; its request is computed instead, and its blocks written again
+    assert complete(model, str(tmp_path))[0] == expected
+    assert complete(model, str(tmp_path), 2) == [expected, CACHED]
+
+
+def test_engines_share_a_folder_at_the_same_time(tmp_path):
+    model = str(make_checkpoint(tmp_path / "model", "gemma2"))
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda _: complete_elsewhere(model, tmp_path / "kv", 3), range(2))
+    assert one == two
+    assert one[1] == CACHED
+
+
+def test_other_weights_of_the_same_shape_get_nothing(tmp_path):
+    models = [str(make_checkpoint(tmp_path / name, "llama", seed=seed)) for seed, name in enumerate("ab")]
+    folder = str(tmp_path / "kv")
+    expected, _ = complete(models[0], folder)
+    assert complete(models[1], folder)[1] == NOTHING
+    assert complete(models[0], folder) == [expected, CACHED]
