@@ -7,11 +7,13 @@ from types import MappingProxyType
 
 from .attention_suite import AttentionBackendSuite
 from .command_suite import CommandSuite
+from .model_suite import ModelSuite
 from .plugin_suite import PluginSuite
 from .processor_suite import LogitsProcessorSuite
 
 #: Kind → suite.
 SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
+    "model": ModelSuite,
     "attention": AttentionBackendSuite,
     "processor": LogitsProcessorSuite,
     "command": CommandSuite,

@@ -1,9 +1,8 @@
-from frame.testing import AttentionBackendSuite
+from frame.testing import AttentionBackendSuite, ReferenceAttention
+from tests.contract.installed import classes
+
+globals().update(classes(AttentionBackendSuite))
 
 
-class TestTorch(AttentionBackendSuite):
-    plugin = "torch"
-
-
-class TestTriton(AttentionBackendSuite):
-    plugin = "triton"
+class TestReference(AttentionBackendSuite):
+    target = f"{ReferenceAttention.__module__}:ReferenceAttention"

@@ -1,0 +1,74 @@
+"""Runs requests of token ids through a real engine, for suites that compare tokens. Knows no text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..config.tree import FrameConfig
+from ..engine.engine import Engine, make_engine
+from ..interfaces.engine import EngineOutput, EngineRequest
+from ..interfaces.sampling import SamplingParams
+from ..registry import Registry
+
+PROMPT_LENGTHS = (60, 3, 33, 1, 17, 48)
+#: Small enough for tiny models, large enough for several blocks and chunks.
+SMALL = {"max_model_len": 128, "num_gpu_blocks_override": 400, "dtype": "float32"}
+
+
+@contextmanager
+def running(config: FrameConfig, registry: Registry) -> Iterator[Engine]:
+    """An engine that is closed at the end."""
+    engine = make_engine(config, registry)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def prompts(vocab_size: int, lengths: Sequence[int] = PROMPT_LENGTHS, seed: int = 7) -> list[list[int]]:
+    """Random prompts, the same for the same seed."""
+    draw = random.Random(seed)
+    return [draw.choices(range(3, vocab_size), k=length) for length in lengths]
+
+
+def request(name: str, prompt: Sequence[int], num_tokens: int = 12, seed: int = 0, **params: Any) -> EngineRequest:
+    """A greedy request that does not stop early, unless `params` say otherwise."""
+    return EngineRequest(
+        request_id=name,
+        prompt_ids=np.array(prompt, np.int32),
+        params=SamplingParams(
+            **{"temperature": 0.0, "ignore_eos": True, "detokenize": False, "max_tokens": num_tokens, **params}
+        ),
+        max_tokens=num_tokens,
+        seed=seed,
+    )
+
+
+def drain(engine: Engine, requests: Sequence[EngineRequest], limit: int = 20_000) -> dict[str, list[EngineOutput]]:
+    """Adds the requests and steps until all of them ended; their outputs by id. An error of a request fails."""
+    outputs: dict[str, list[EngineOutput]] = {one.request_id: [] for one in requests}
+    for one in requests:
+        engine.add(one)
+    for _ in range(limit):
+        if not engine.has_unfinished():
+            return outputs
+        for output in engine.step():
+            assert output.error is None, f"request {output.request_id} failed: {output.error}"
+            outputs[output.request_id].append(output)
+    raise AssertionError(f"the engine did not finish {len(requests)} requests in {limit} steps")
+
+
+def tokens_of(outputs: Sequence[EngineOutput]) -> list[int]:
+    """All token ids of a request."""
+    return [token for output in outputs for token in output.token_ids]
+
+
+def greedy(engine: Engine, given: Sequence[Sequence[int]], num_tokens: int = 12) -> list[list[int]]:
+    """What the engine continues each prompt with, all of them at once."""
+    outputs = drain(engine, [request(str(index), prompt, num_tokens) for index, prompt in enumerate(given)])
+    return [tokens_of(outputs[str(index)]) for index in range(len(given))]
