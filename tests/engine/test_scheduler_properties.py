@@ -46,6 +46,9 @@ def simulate(setup: dict, connector: dict | None = None) -> Simulation:
     windows, size, roominess = setup.pop("windows"), setup.pop("block_size"), setup.pop("roominess")
     num_blocks = int(len(windows) * (-(-MAX_LEN // size)) * roominess) + 1
     layout = make_layout(num_blocks, size, windows)
+    if connector is not None:
+        connector = dict(connector)
+        setup["kv_load_failure_policy"] = connector.pop("policy", "recompute")
     made = None if connector is None else FakeConnector(layout=layout, **connector)
     return Simulation(layout=layout, max_model_len=MAX_LEN, connector=made, **setup)
 
@@ -82,6 +85,7 @@ class Life:
 
     def __init__(self, sim: Simulation, breaks: float = 0.0) -> None:
         self.sim, self.breaks = sim, breaks
+        self.may_fail = breaks > 0 or sim.config.transfer.kv_load_failure_policy == "fail"
         self.requests: dict[str, object] = {}
         self.aborted: set[str] = set()
 
@@ -112,7 +116,7 @@ class Life:
             assert GARBAGE not in tokens
             if name in self.aborted:
                 assert self.sim.reason(name) == "abort"
-            elif self.breaks == 0.0 or self.sim.reason(name) != "error":
+            elif not self.may_fail or self.sim.reason(name) != "error":
                 self.sim.check(request)
             assert tokens == expected(request, MAX_LEN)[0][: len(tokens)]
             self.check_prompt_logprobs(request, self.sim.reason(name) in ("stop", "length"))
@@ -150,6 +154,7 @@ connectors = st.fixed_dictionaries(
         "hold": st.booleans(),
         "failing": st.lists(st.integers(0, 12), max_size=6),
         "shy": st.integers(0, 3),
+        "policy": st.sampled_from(["recompute", "recompute", "fail"]),
     }
 )
 
