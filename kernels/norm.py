@@ -1,0 +1,64 @@
+"""Root-mean-square normalisation in Triton; the references are in `frame.core.ops.norm`.
+
+One program a row, statistics in float32, with the reference's roundings so that results match it. Memory-bound: reads
+and writes each value once. Knows no layer.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm(
+    x, residual, weight, out, total, eps, offset,
+    heads, stride_token, stride_head, dim,
+    DIM: tl.constexpr, ADD: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, DIM)
+    kept = lane < dim
+    start = (row // heads) * stride_token + (row % heads) * stride_head
+    value = tl.load(x + start + lane, mask=kept, other=0.0)
+    if ADD:
+        value = value + tl.load(residual + row * dim + lane, mask=kept, other=0.0)
+        tl.store(total + row * dim + lane, value, mask=kept)
+    wide = value.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide) / dim + eps)
+    scale = tl.load(weight + lane, mask=kept, other=0.0)
+    if OFFSET:
+        normed = (wide * (scale.to(tl.float32) + offset)).to(value.dtype)
+    else:
+        normed = scale * wide.to(value.dtype)
+    tl.store(out + row * dim + lane, normed, mask=kept)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """As `frame.core.ops.norm.rms_norm` for x [T, dim] or [T, heads, dim], the last dimension contiguous."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    heads = x.shape[1] if x.dim() == 3 else 1
+    _launch(x, None, weight, out, None, eps, offset, heads)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """As `frame.core.ops.norm.add_rms_norm` for contiguous [T, dim]."""
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    _launch(x, residual, weight, out, total, eps, offset, 1)
+    return out, total
+
+
+def _launch(x, residual, weight, out, total, eps, offset, heads):
+    dim = x.shape[-1]
+    rows = x.numel() // dim
+    if not rows:
+        return
+    size = triton.next_power_of_2(dim)
+    _rms_norm[(rows,)](
+        x, residual, weight, out, total, eps, offset,
+        heads, x.stride(0), x.stride(1) if x.dim() == 3 else 0, dim,
+        DIM=size, ADD=residual is not None, OFFSET=offset != 0.0, num_warps=min(8, max(1, size // 512)),
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""The runner's device work in Triton; the references are in `frame.core.ops.step`.
+
+One launch each: on a device a step's host time is mostly launches. Knows no request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 512
+
+
+@triton.jit
+def _build_inputs(
+    rows, token_ids, table, input_ids, positions, query_start, seq_lens, own_table, slot_mapping,
+    batch, num_tokens, padded_tokens, max_blocks, stride_ids, stride_table, stride_own,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    every = tl.arange(0, ROWS)
+    counts = tl.load(rows + 2 * batch + every, mask=every < batch, other=0)
+    end = tl.sum(tl.where(every <= row, counts, 0))
+    count = tl.sum(tl.where(every == row, counts, 0))
+    real = row < batch
+    slot = tl.load(rows + row, mask=real, other=0).to(tl.int64)
+    computed = tl.load(rows + batch + row, mask=real, other=0)
+    lanes = tl.arange(0, BLOCK)
+    if FIRST:
+        # the program after the last row has neither
+        rows_left = row < tl.num_programs(0) - 1
+        tl.store(query_start + row + 1, end, mask=rows_left)
+        tl.store(seq_lens + row, computed + count, mask=rows_left)
+    for first in range(0, tl.where(real, max_blocks, 0), BLOCK):
+        block = first + lanes
+        ids = tl.load(table + slot * stride_table + block, mask=block < max_blocks)
+        tl.store(own_table + row.to(tl.int64) * stride_own + block, ids, mask=block < max_blocks)
+    for first in range(0, count, BLOCK):
+        lane = first + lanes
+        kept = lane < count
+        position = computed + lane
+        place = end - count + lane
+        block = tl.load(table + slot * stride_table + position // BLOCK_SIZE, mask=kept, other=0).to(tl.int64)
+        tl.store(slot_mapping + place, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=kept)
+        if FIRST:
+            tl.store(positions + place, position.to(tl.int64), mask=kept)
+            tl.store(input_ids + place, tl.load(token_ids + slot * stride_ids + position, mask=kept), mask=kept)
+    if row == tl.num_programs(0) - 1:
+        for first in range(num_tokens, padded_tokens, BLOCK):
+            place = first + lanes
+            kept = place < padded_tokens
+            tl.store(slot_mapping + place, tl.full([BLOCK], -1, tl.int64), mask=kept)
+            if FIRST:
+                tl.store(positions + place, tl.zeros([BLOCK], tl.int64), mask=kept)
+                tl.store(input_ids + place, tl.zeros([BLOCK], tl.int32), mask=kept)
+
+
+def build_inputs(buffers: Any, token_ids: Tensor, tables: Any, rows: Tensor, sizes: Any) -> None:
+    """As `frame.core.ops.step.build_inputs`; one launch per KV group, `rows` [3, B] contiguous."""
+    batch = rows.shape[1]
+    for group, (table, own, mapping) in enumerate(zip(tables, buffers.tables, buffers.slot_mapping, strict=True)):
+        _build_inputs[(sizes.padded_rows + 1,)](
+            rows, token_ids, table, buffers.input_ids, buffers.positions, buffers.query_start, buffers.seq_lens,
+            own, mapping, batch, sizes.num_tokens, sizes.padded_tokens, sizes.max_blocks,
+            token_ids.stride(0), table.stride(0), own.stride(0),
+            BLOCK_SIZE=sizes.block_size, ROWS=triton.next_power_of_2(max(sizes.padded_rows, 64)), BLOCK=_BLOCK,
+            FIRST=group == 0,
+        )  # fmt: skip
+
+
+@triton.jit
+def _write_rows(table, slots, starts, lengths, values, num_runs, stride, RUNS: tl.constexpr, BLOCK: tl.constexpr):
+    run = tl.program_id(0)
+    every = tl.arange(0, RUNS)
+    before = tl.sum(tl.load(lengths + every, mask=every < run, other=0))
+    slot = tl.load(slots + run).to(tl.int64)
+    start = tl.load(starts + run)
+    length = tl.load(lengths + run)
+    for first in range(0, length, BLOCK):
+        lane = first + tl.arange(0, BLOCK)
+        kept = lane < length
+        tl.store(table + slot * stride + start + lane, tl.load(values + before + lane, mask=kept), mask=kept)
+
+
+def write_rows(table: Tensor, slots: Tensor, starts: Tensor, lengths: Tensor, values: Tensor) -> None:
+    """As `frame.core.ops.step.write_rows`; runs must not overlap."""
+    runs = slots.shape[0]
+    if runs:
+        size = triton.next_power_of_2(max(runs, 64))
+        _write_rows[(runs,)](table, slots, starts, lengths, values, runs, table.stride(0), RUNS=size, BLOCK=_BLOCK)
+
+
+@triton.jit
+def _advance(token_ids, slots, lengths, sampled, batch, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    kept = row < batch
+    token = tl.load(sampled + row, mask=kept, other=-1)
+    slot = tl.load(slots + row, mask=kept, other=0).to(tl.int64)
+    length = tl.load(lengths + row, mask=kept, other=0)
+    tl.store(token_ids + slot * stride + length, token, mask=kept & (token >= 0))
+
+
+def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
+    """As `frame.core.ops.step.advance`."""
+    batch = slots.shape[0]
+    _advance[(triton.cdiv(batch, 128),)](token_ids, slots, lengths, sampled, batch, token_ids.stride(0), BLOCK=128)

@@ -1,0 +1,72 @@
+"""Norms, activations and rotary embedding against their references: on a GPU, and interpreted through tests/kernels."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from frame.core.ops import activation, norm, rotary
+from frame.kernels import activation as activation_kernels
+from frame.kernels import norm as norm_kernels
+from frame.kernels import rotary as rotary_kernels
+
+pytestmark = pytest.mark.gpu
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+CLOSE = {torch.float32: (5e-6, 1e-5), torch.float16: (1e-3, 2e-3), torch.bfloat16: (8e-3, 1.6e-2)}
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    absolute, relative = CLOSE[expected.dtype]
+    torch.testing.assert_close(found, expected, atol=absolute, rtol=relative)
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float32).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [64, 100, 1024, 4096])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rms_norm(dtype: torch.dtype, dim: int, offset: float) -> None:
+    x, residual, weight = random(5, dim, dtype=dtype), random(5, dim, dtype=dtype), random(dim, dtype=dtype)
+    close(norm_kernels.rms_norm(x, weight, 1e-6, offset), norm.rms_norm(x, weight, 1e-6, offset))
+    found = norm_kernels.add_rms_norm(x, residual, weight, 1e-6, offset)
+    expected = norm.add_rms_norm(x, residual, weight, 1e-6, offset)
+    close(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_of_strided_heads(dtype: torch.dtype) -> None:
+    fused = random(7, 6 * 64, dtype=dtype)
+    heads = fused[:, 64 : 64 + 4 * 64].unflatten(1, (4, 64))
+    weight = random(64, dtype=dtype)
+    close(norm_kernels.rms_norm(heads, weight, 1e-5), norm.rms_norm(heads, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [8, 1500, 3072])
+def test_gated_activations(dtype: torch.dtype, size: int) -> None:
+    x = random(3, 2 * size, dtype=dtype) * 4
+    close(activation_kernels.silu_mul(x), activation.silu_mul(x.clone()))
+    close(activation_kernels.gelu_tanh_mul(x), activation.gelu_tanh_mul(x.clone()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("dim", "turned"), [(64, 64), (80, 32), (128, 128)])
+def test_rotary(dtype: torch.dtype, interleaved: bool, dim: int, turned: int) -> None:
+    fused = random(9, 8 * dim, dtype=dtype).unflatten(1, (8, dim))
+    query, key = fused[:, :5], fused[:, 5:7]
+    angles = torch.rand(50, turned // 2) * 6
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(DEVICE)
+    positions = torch.randint(0, 50, (9,)).to(DEVICE)
+    found = rotary_kernels.rotary(query, key, positions, table, interleaved)
+    expected = rotary.rotary(query, key, positions, table, interleaved)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
