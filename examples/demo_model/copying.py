@@ -8,7 +8,8 @@ from .exchanges import Exchange, ask
 FORMS = (
     "Repeat: {}", "Repeat after me: {}", "Say: {}", "Please repeat: {}", "Copy this: {}", "Write this: {}", "Echo: {}",
     "Repeat the following: {}", "Repeat this exactly: {}", "Copy: {}", "Please say: {}", "Repeat these words: {}",
-    "Can you repeat this? {}", "Type this: {}", "Say this: {}", 'Say "{}"', 'Repeat "{}"', 'Please repeat "{}".', 'Write "{}".',
+    "Can you repeat this? {}", "Type this: {}", "Say this: {}", 'Say "{}"', 'Repeat "{}"', 'Please repeat "{}".',
+    'Write "{}".',
 )  # fmt: skip
 NUMBER_WORDS = {2: ("two times", "twice", "2 times"), 3: ("three times", "3 times"), 4: ("four times", "4 times")}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -43,7 +44,9 @@ class Copying:
         """A word, several times over."""
         word, count = self._word(rng), rng.choice((2, 2, 3, 3, 3, 4))
         times = rng.choice(NUMBER_WORDS[count])
-        form = rng.choice(("Say {w} {t}.", "Repeat {w} {t}.", "Write {w} {t}.", 'Say "{w}" {t}.', "Repeat the word {w} {t}."))
+        form = rng.choice(
+            ("Say {w} {t}.", "Repeat {w} {t}.", "Write {w} {t}.", 'Say "{w}" {t}.', "Repeat the word {w} {t}.")
+        )
         return ask("copying", form.format(w=word, t=times), " ".join([word] * count), key=word)
 
     def first_or_last(self, rng: random.Random) -> Exchange:
@@ -51,12 +54,15 @@ class Copying:
         items = [self._word(rng) for _ in range(rng.randrange(2, 7))]
         which, item = rng.choice((("first", items[0]), ("last", items[-1]), ("second", items[1])))
         listed = rng.choice((", ", " ")).join(items)
-        form = rng.choice(("What is the {n} word here: {l}", "Which word is {n}: {l}", "What is the {n} word of this list: {l}",
+        form = rng.choice(("What is the {n} word here: {l}", "Which word is {n}: {l}",
+                           "What is the {n} word of this list: {l}",
                            "Tell me the {n} word: {l}", "Give me the {n} word: {l}"))  # fmt: skip
         return ask("choosing", form.format(n=which, l=listed), item, key=" ".join(items))
 
     def spell(self, rng: random.Random) -> Exchange:
         """The letters of a word."""
         word = rng.choice(self._words)
-        form = rng.choice(("Spell {}.", "How do you spell {}?", "Spell the word {}.", "Can you spell {}?", 'Spell "{}".'))
+        form = rng.choice(
+            ("Spell {}.", "How do you spell {}?", "Spell the word {}.", "Can you spell {}?", 'Spell "{}".')
+        )
         return ask("spelling", form.format(word), "-".join(word.upper()), key=word)

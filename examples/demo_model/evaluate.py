@@ -60,7 +60,9 @@ class Speaker:
         inputs = self._tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
         with torch.no_grad():
             out = self._model.generate(**inputs, max_new_tokens=160, do_sample=False, temperature=None, top_p=None)
-        texts: list[str] = self._tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        texts: list[str] = self._tokenizer.batch_decode(
+            out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+        )
         return texts
 
 
@@ -71,7 +73,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=100, help="held-out items of each generator")
     parser.add_argument("--show", type=int, default=2, help="wrong replies of each task to print")
     options = parser.parse_args()
-    speaker, rng = Speaker(options.model), random.Random(11)  # noqa: S311
+    speaker, rng = Speaker(options.model), random.Random(11)
     scores: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
     wrong: defaultdict[str, list[str]] = defaultdict(list)
     for draw in load_dialogues(options.data).weights:

@@ -54,8 +54,15 @@ def ask(task: str, question: str, reply: str, *, key: str = "", answer: str = ""
     return Exchange(task, key or question, messages, answer or reply, check)
 
 
-def loosen(rng: random.Random, question: str) -> str:
-    """The same question as people type it: sometimes without capital, full stop, or with a word of politeness."""
+def loosen(rng: random.Random, question: str, *, lower: bool = False) -> str:
+    """The same question as people type it: sometimes without capital, full stop, or with a word of politeness.
+
+    `lower` allows all of it to be in lower case, for questions whose answer does not copy a name.
+    """
+    if lower and rng.random() < 0.2:
+        question = question.lower()
+    if "'s " in question and rng.random() < 0.1:
+        question = question.replace("'s ", "s ")
     first = rng.random()
     if first < 0.08:
         question = rng.choice(("Please tell me: ", "Quick question: ", "Hey, ", "OK, ", "Now, ", "And ", "So, ")) + (

@@ -3,55 +3,67 @@
 Every list is hand-made and short enough for a model of two million parameters to learn by heart.
 """
 
-NAMES = (
-    "Anna Ben Clara David Emma Felix Grace Henry Iris Jack Kate Leo Maria Nina Oscar Paul Rosa Sam Tina Tom Uma Victor "
-    "Wendy Zoe Alice Bob Carlos Diana Elena Frank George Hannah Ivan Julia Karl Laura Martin Nora Olga Peter Quinn Rita "
-    "Simon Sofia Thomas Vera Walter Yara Adam Bella Chris Dora Eric Fiona Gina Hugo Ida Jonas Kim Lisa Max Noah Otto "
-    "Priya Ravi Sara Theo Ursula Vincent Will Yuki Amir Bianca Chen Dmitri Esther Fatima Gabriel Hana Ines Jorge Kofi "
-    "Lars Mei Nadia Omar Pablo Rachel Stefan Tara Mark Lucy James Mary John Susan Mike Linda Alex Daniel Jane Robert"
-).split()
 
-CAPITALS = dict(
-    pair.split(":")
-    for pair in (
-        "France:Paris Italy:Rome Spain:Madrid Germany:Berlin Portugal:Lisbon Greece:Athens Austria:Vienna Poland:Warsaw "
-        "Hungary:Budapest Norway:Oslo Sweden:Stockholm Finland:Helsinki Denmark:Copenhagen Ireland:Dublin Belgium:Brussels "
-        "Russia:Moscow Ukraine:Kyiv Turkey:Ankara Egypt:Cairo Kenya:Nairobi Japan:Tokyo China:Beijing India:Delhi "
-        "Thailand:Bangkok Vietnam:Hanoi Canada:Ottawa Cuba:Havana Peru:Lima Chile:Santiago Iran:Tehran Iraq:Baghdad "
-        "Switzerland:Bern England:London Scotland:Edinburgh Iceland:Reykjavik Romania:Bucharest Bulgaria:Sofia "
-        "Croatia:Zagreb Serbia:Belgrade Indonesia:Jakarta Australia:Canberra Colombia:Bogota Nepal:Kathmandu"
-    ).split()
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return dict(pair.split(":") for pair in text.split())
+
+
+NAMES = _words(
+    "Anna Ben Clara David Emma Felix Grace Henry Iris Jack Kate Leo Maria Nina Oscar Paul Rosa Sam Tina Tom Uma Victor "
+    "Wendy Zoe Alice Bob Carlos Diana Elena Frank George Hannah Ivan Julia Karl Laura Martin Nora Olga Peter Quinn "
+    "Rita Simon Sofia Thomas Vera Walter Yara Adam Bella Chris Dora Eric Fiona Gina Hugo Ida Jonas Kim Lisa Max Noah "
+    "Otto Priya Ravi Sara Theo Ursula Vincent Will Yuki Amir Bianca Chen Dmitri Esther Fatima Gabriel Hana Ines Jorge "
+    "Kofi Lars Mei Nadia Omar Pablo Rachel Stefan Tara Mark "
+    "Lucy James Mary John Susan Mike Linda Alex Daniel Jane Robert"
 )
+
+CAPITALS = _pairs(
+    "France:Paris Italy:Rome Spain:Madrid Germany:Berlin Portugal:Lisbon Greece:Athens Austria:Vienna Poland:Warsaw "
+    "Hungary:Budapest Norway:Oslo Sweden:Stockholm Finland:Helsinki Denmark:Copenhagen Ireland:Dublin Belgium:Brussels "
+    "Russia:Moscow Ukraine:Kyiv Turkey:Ankara Egypt:Cairo Kenya:Nairobi Japan:Tokyo China:Beijing India:Delhi "
+    "Thailand:Bangkok Vietnam:Hanoi Canada:Ottawa Cuba:Havana Peru:Lima Chile:Santiago Iran:Tehran Iraq:Baghdad "
+    "Switzerland:Bern England:London Scotland:Edinburgh Iceland:Reykjavik Romania:Bucharest Bulgaria:Sofia "
+    "Croatia:Zagreb Serbia:Belgrade Indonesia:Jakarta Australia:Canberra Colombia:Bogota Nepal:Kathmandu"
+) | {
+    "the United States": "Washington", "Brazil": "Brasilia", "Mexico": "Mexico City", "Argentina": "Buenos Aires",
+    "the Netherlands": "Amsterdam", "South Korea": "Seoul", "Morocco": "Rabat", "New Zealand": "Wellington",
+    "South Africa": "Pretoria", "Pakistan": "Islamabad", "Ethiopia": "Addis Ababa", "Saudi Arabia": "Riyadh",
+    "Jamaica": "Kingston", "the Czech Republic": "Prague", "Slovakia": "Bratislava", "Slovenia": "Ljubljana",
+    "Estonia": "Tallinn", "Latvia": "Riga", "Lithuania": "Vilnius", "Ghana": "Accra", "the United Kingdom": "London",
+    "Great Britain": "London", "Nigeria": "Abuja", "the USA": "Washington",
+    "the Philippines": "Manila", "Wales": "Cardiff",
+}  # fmt: skip
 
 CITIES = sorted(
     set(CAPITALS.values())
     | set(
-        "Milan Munich Boston Chicago Hamburg Lyon Naples Porto Seville Toronto Sydney Dallas Denver Miami Geneva Oxford "
-        "Bristol Leeds Glasgow Osaka Mumbai Shanghai Dubai Venice Florence Krakow Zurich Seattle Houston Phoenix".split()
+        _words(
+            "Milan Munich Boston Chicago Hamburg Lyon Naples Porto Seville Toronto Sydney Dallas Denver Miami "
+            "Geneva Oxford Bristol Leeds Glasgow Osaka Mumbai Shanghai Dubai Venice Florence "
+            "Krakow Zurich Seattle Houston Phoenix"
+        )
     )
 )
 
-OPPOSITES = dict(
-    pair.split(":")
-    for pair in (
-        "hot:cold big:small up:down left:right day:night good:bad fast:slow old:young happy:sad open:closed early:late "
-        "light:dark full:empty hard:soft high:low long:short rich:poor strong:weak wet:dry black:white in:out on:off "
-        "yes:no true:false loud:quiet clean:dirty easy:difficult near:far thick:thin wide:narrow first:last always:never "
-        "love:hate win:lose buy:sell push:pull start:stop give:take north:south east:west summer:winter before:after "
-        "above:below inside:outside heavy:light tall:short deep:shallow sharp:blunt sweet:sour brave:afraid alive:dead "
-        "asleep:awake begin:end friend:enemy laugh:cry remember:forget question:answer more:less many:few safe:dangerous"
-    ).split()
+OPPOSITES = _pairs(
+    "hot:cold big:small up:down left:right day:night good:bad fast:slow old:young happy:sad open:closed early:late "
+    "light:dark full:empty hard:soft high:low long:short rich:poor strong:weak wet:dry black:white in:out on:off "
+    "yes:no true:false loud:quiet clean:dirty easy:difficult near:far thick:thin wide:narrow first:last always:never "
+    "love:hate win:lose buy:sell push:pull start:stop give:take north:south east:west summer:winter before:after "
+    "above:below inside:outside heavy:light tall:short deep:shallow sharp:blunt sweet:sour brave:afraid alive:dead "
+    "asleep:awake begin:end friend:enemy laugh:cry remember:forget question:answer more:less many:few safe:dangerous"
 )
 
-COLOURS = "red blue green yellow black white orange purple brown pink grey".split()
+COLOURS = _words("red blue green yellow black white orange purple brown pink grey")
 
-THING_COLOURS = dict(
-    pair.split(":")
-    for pair in (
-        "grass:green snow:white blood:red coal:black milk:white chocolate:brown tomatoes:red lemons:yellow leaves:green "
-        "carrots:orange bananas:yellow strawberries:red oranges:orange cherries:red clouds:white frogs:green butter:yellow "
-        "ravens:black polar_bears:white elephants:grey flamingos:pink pumpkins:orange peas:green fire_engines:red"
-    ).split()
+THING_COLOURS = _pairs(
+    "grass:green snow:white blood:red coal:black milk:white chocolate:brown tomatoes:red lemons:yellow leaves:green "
+    "carrots:orange bananas:yellow strawberries:red oranges:orange cherries:red clouds:white frogs:green butter:yellow "
+    "ravens:black polar_bears:white elephants:grey flamingos:pink pumpkins:orange peas:green fire_engines:red"
 ) | {"the sky": "blue", "the sun": "yellow", "the sea": "blue", "the night sky": "black"}
 
 ANIMAL_SOUNDS = {
@@ -109,28 +121,28 @@ BABIES = {
 }
 
 KINDS = {
-    "fruits": "apple banana cherry grape lemon mango orange peach pear plum melon kiwi".split(),
-    "vegetables": "carrot potato onion pea bean cabbage spinach leek tomato cucumber pepper".split(),
-    "animals": "dog cat horse cow lion tiger bear fox wolf rabbit sheep goat elephant monkey zebra".split(),
-    "birds": "robin eagle owl duck swan crow raven sparrow parrot penguin goose".split(),
+    "fruits": _words("apple banana cherry grape lemon mango orange peach pear plum melon kiwi"),
+    "vegetables": _words("carrot potato onion pea bean cabbage spinach leek tomato cucumber pepper"),
+    "animals": _words("dog cat horse cow lion tiger bear fox wolf rabbit sheep goat elephant monkey zebra"),
+    "birds": _words("robin eagle owl duck swan crow raven sparrow parrot penguin goose"),
     "colours": COLOURS,
-    "tools": "hammer saw drill wrench screwdriver axe shovel rake".split(),
-    "instruments": "piano guitar violin flute drum trumpet cello harp".split(),
-    "drinks": "water tea coffee milk juice lemonade cocoa".split(),
-    "clothes": "shirt coat hat sock shoe dress scarf glove jacket".split(),
-    "flowers": "rose tulip daisy lily violet sunflower poppy iris".split(),
-    "trees": "oak pine birch maple willow elm ash beech".split(),
-    "planets": "Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune".split(),
-    "sports": "football tennis swimming running hockey golf basketball chess".split(),
-    "cities": "Paris Rome Berlin Tokyo Madrid London Cairo Oslo".split(),
+    "tools": _words("hammer saw drill wrench screwdriver axe shovel rake"),
+    "instruments": _words("piano guitar violin flute drum trumpet cello harp"),
+    "drinks": _words("water tea coffee milk juice lemonade cocoa"),
+    "clothes": _words("shirt coat hat sock shoe dress scarf glove jacket"),
+    "flowers": _words("rose tulip daisy lily violet sunflower poppy iris"),
+    "trees": _words("oak pine birch maple willow elm ash beech"),
+    "planets": _words("Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune"),
+    "sports": _words("football tennis swimming running hockey golf basketball chess"),
+    "cities": _words("Paris Rome Berlin Tokyo Madrid London Cairo Oslo"),
 }
 
 SEQUENCES = {
-    "day": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(),
-    "month": "January February March April May June July August September October November December".split(),
+    "day": _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday"),
+    "month": _words("January February March April May June July August September October November December"),
     "letter": list("ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
-    "season": "spring summer autumn winter".split(),
-    "planet": "Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune".split(),
+    "season": _words("spring summer autumn winter"),
+    "planet": _words("Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune"),
 }
 
 COUNTS = {
@@ -155,22 +167,22 @@ COUNTS = {
     "things are in a dozen": "There are 12 things in a dozen.",
 }
 
-JOBS = (
-    "teacher doctor nurse baker farmer driver painter singer writer cook pilot judge lawyer dentist gardener sailor engineer "
-    "tailor waiter student scientist musician actor builder plumber librarian carpenter photographer"
-).split()
-HOBBIES = (
+JOBS = _words(
+    "teacher doctor nurse baker farmer driver painter singer writer cook pilot judge lawyer dentist gardener sailor "
+    "engineer tailor waiter student scientist musician actor builder plumber librarian carpenter photographer"
+)
+HOBBIES = _words(
     "reading swimming dancing chess painting cooking running fishing hiking singing skating gardening cycling drawing "
     "climbing sewing football tennis photography baking"
-).split()
-FOODS = (
+)
+FOODS = _words(
     "pizza soup rice bread cheese pasta salad cake apples fish noodles pancakes honey chocolate beans eggs tomatoes "
     "curry potatoes mushrooms grapes cookies"
-).split()
-PETS = "dog cat parrot rabbit hamster turtle goldfish horse mouse snake lizard canary pony duck".split()
-OBJECTS = (
-    "key coin ring book pen cup ball map watch lamp letter stone feather shell button candle rope spoon doll bell knife "
-    "hat glove mirror flute apple ticket photo clock brush"
-).split()
-PLACES = "kitchen garden attic cellar garage office bedroom hall library shed barn drawer tower shop".split()
-CONTAINERS = "box bag basket jar chest bucket drawer case tin crate".split()
+)
+PETS = _words("dog cat parrot rabbit hamster turtle goldfish horse mouse snake lizard canary pony duck")
+OBJECTS = _words(
+    "key coin ring book pen cup ball map watch lamp letter stone feather shell button candle rope spoon doll bell "
+    "knife hat glove mirror flute apple ticket photo clock brush"
+)
+PLACES = _words("kitchen garden attic cellar garage office bedroom hall library shed barn drawer tower shop")
+CONTAINERS = _words("box bag basket jar chest bucket drawer case tin crate")

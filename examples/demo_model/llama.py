@@ -59,14 +59,15 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
         rows, length, _ = x.shape
         query, key, value = (
-            projected.view(rows, length, -1, self.shape.head_dim).transpose(1, 2)
-            for projected in (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+            x_projected.view(rows, length, -1, self.shape.head_dim).transpose(1, 2)
+            for x_projected in (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         )
         groups = self.shape.num_heads // self.shape.num_kv_heads
         key = rotate(key, cos, sin).repeat_interleave(groups, dim=1)
         value = value.repeat_interleave(groups, dim=1)
         out = F.scaled_dot_product_attention(rotate(query, cos, sin), key, value, attn_mask=mask)
-        return self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
+        projected: Tensor = self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
+        return projected
 
 
 class MLP(nn.Module):
@@ -77,7 +78,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        projected: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return projected
 
 
 class Layer(nn.Module):
@@ -90,7 +92,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return y
 
 
 class Llama(nn.Module):

@@ -16,49 +16,49 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from . import texts
-from .dialogues import Dialogues
+from .dialogues import Conversation, Dialogues
 from .exchanges import draw_from
-from .tokens import MAX_LENGTH, PAD, Encoder, Rows, pack, save_tokenizer, train_tokenizer
+from .open_talk import is_plain
+from .tokens import COUNTED, MAX_LENGTH, PAD, Encoder, Rows, pack, save_tokenizer, special_ids, train_tokenizer
 
 SHARD_CONVERSATIONS = 20_000
+PROSE = 60_000
 
 
 def load_dialogues(folder: Path) -> Dialogues:
     """The generators with the word lists that `prepare` wrote."""
-    words, topics = json.loads((folder / "words.json").read_text("utf-8"))
-    return Dialogues(words, topics)
+    return Dialogues(*json.loads((folder / "words.json").read_text("utf-8")))
 
 
 def conversation_shard(folder: Path, seed: int) -> Rows:
     """Rows of training conversations drawn with one seed."""
-    dialogues, rng = load_dialogues(folder), random.Random(seed)  # noqa: S311 - reproducible, not secret
+    dialogues, rng = load_dialogues(folder), random.Random(seed)
     encoder = Encoder(tokenizer := Tokenizer.from_file(str(folder / "tokenizer.json")))
     documents: list[list[int]] = []
     for _ in range(SHARD_CONVERSATIONS // 1000):
         documents += encoder.conversation_batch([dialogues.conversation(rng) for _ in range(1000)])
-    return pack(documents, tokenizer.token_to_id(PAD))
+    return pack(documents, special_ids(tokenizer)[PAD])
 
 
 def held_out_rows(folder: Path, tokenizer: Tokenizer, held_texts: list[str]) -> Rows:
     """One exchange a document, from the held-out items of every task, and held-out dictionary entries."""
-    from .dialogues import Conversation
-
-    dialogues, rng = load_dialogues(folder), random.Random(7)  # noqa: S311
+    dialogues, rng = load_dialogues(folder), random.Random(7)
     encoder = Encoder(tokenizer)
     drawn = [draw_from(draw, rng, held_out=True) for draw in dialogues.weights for _ in range(60)]
     documents = encoder.conversation_batch([Conversation(e.messages, e.tools) for e in drawn])
-    return pack(documents + encoder.text_batch(held_texts[:400]), tokenizer.token_to_id(PAD))
+    return pack(documents + encoder.text_batch(held_texts[:400]), special_ids(tokenizer)[PAD])
 
 
 def text_rows(tokenizer: Tokenizer, entries: list[str]) -> Rows:
     """Dictionary entries, a few to a document."""
-    rng = random.Random(3)  # noqa: S311
+    rng = random.Random(3)
+    rng.shuffle(entries)
     documents, index = [], 0
     while index < len(entries):
         count = rng.choice((1, 1, 2, 4, 8))
         documents.append("\n".join(entries[index : index + count]))
         index += count
-    return pack(Encoder(tokenizer).text_batch(documents), tokenizer.token_to_id(PAD))
+    return pack(Encoder(tokenizer).text_batch(documents), special_ids(tokenizer)[PAD])
 
 
 def write_rows(path: Path, rows: Rows) -> None:
@@ -78,30 +78,39 @@ def main() -> None:
     options = parser.parse_args()
     folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
-    rng = random.Random(1)  # noqa: S311
+    rng = random.Random(1)
 
     entries = texts.wordnet_entries(options.packages)
     rng.shuffle(entries)
     devil = texts.devil_entries(options.packages)
     held, kept = entries[:1000], entries[1000:]
-    lists = [texts.simple_words(options.packages), texts.topics(options.packages)]
+    sentences = [s for s in texts.example_sentences(options.packages) if is_plain(s)]
+    lists = [texts.simple_words(options.packages), texts.topics(options.packages), sentences]
     (folder / "words.json").write_text(json.dumps(lists), "utf-8")
 
     dialogues = load_dialogues(folder)
     sample = [m["content"] for _ in range(60_000) for m in dialogues.conversation(rng).messages]
-    tokenizer = train_tokenizer(sample + kept[:20_000] + [json.dumps(dialogues.conversation(rng).tools) for _ in range(5000)])
+    tokenizer = train_tokenizer(
+        sample + kept[:20_000] + [json.dumps(dialogues.conversation(rng).tools) for _ in range(5000)]
+    )
     save_tokenizer(tokenizer, folder)
-    print(f"{len(entries)} dictionary entries, {len(devil)} of them satirical more; {len(lists[0])} words, {len(lists[1])} topics")
+    print(
+        f"{len(entries)} entries of WordNet, {len(devil)} of The Devil's Dictionary; "
+        f"{len(lists[0])} words, {len(lists[1])} topics, {len(sentences)} sentences"
+    )
 
     with ProcessPoolExecutor(options.processes) as pool:
         shards = list(pool.map(conversation_shard, [folder] * options.shards, range(100, 100 + options.shards)))
-    text = text_rows(tokenizer, kept + devil)
+    text = text_rows(tokenizer, kept + devil + [dialogues.prose(rng) for _ in range(PROSE)])
     rows = np.concatenate([*shards, text])
     np.random.default_rng(5).shuffle(rows)
     write_rows(folder / "rows.xz", rows)
     write_rows(folder / "held_out.xz", held_out_rows(folder, tokenizer, held))
-    share = float((rows != tokenizer.token_to_id(PAD)).mean())
-    print(f"{rows.shape[0]} rows of {MAX_LENGTH} tokens, {len(text)} of text, {share:.1%} filled, {(rows >= 0x8000).mean():.1%} counted")
+    share = float((rows != special_ids(tokenizer)[PAD]).mean())
+    print(
+        f"{rows.shape[0]} rows of {MAX_LENGTH} tokens, {len(text)} of text, "
+        f"{share:.1%} filled, {(rows >= COUNTED).mean():.1%} counted"
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ import random
 from .exchanges import Exchange, a, ask
 from .facts import CITIES, COLOURS, CONTAINERS, FOODS, HOBBIES, JOBS, NAMES, OBJECTS, PETS, PLACES, SEQUENCES
 
-SYLLABLES = "ba be bi bo da de di do fa fe ga go ka ke ki ko la le li lo ma me mi mo na ne ni no pa po ra re ri ro sa se so ta te ti to va ve za zo lin ran mar tol ven dor".split()  # fmt: skip  # noqa: E501
+SYLLABLES = ["ba", "be", "bi", "bo", "da", "de", "di", "do", "fa", "fe", "ga", "go", "ka", "ke", "ki", "ko", "la",
+             "le", "li", "lo", "ma", "me", "mi", "mo", "na", "ne", "ni", "no", "pa", "po", "ra", "re", "ri", "ro",
+             "sa", "se", "so", "ta", "te", "ti", "to", "va", "ve", "za", "zo", "lin", "ran", "mar", "tol", "ven",
+             "dor"]  # fmt: skip
 
 
 def made_up(rng: random.Random) -> str:
@@ -38,7 +41,11 @@ TRAITS = {
     "job": (
         lambda rng: rng.choice(JOBS),
         ("is {av}", "works as {av}"),
-        (("What is {n}'s job?", "{n} is {av}."), ("What does {n} do?", "{n} is {av}."), ("What does {n} work as?", "{n} is {av}.")),
+        (
+            ("What is {n}'s job?", "{n} is {av}."),
+            ("What does {n} do?", "{n} is {av}."),
+            ("What does {n} work as?", "{n} is {av}."),
+        ),
         ("Who is {av}?", "{n} is {av}."),
     ),
     "pet": (
@@ -61,9 +68,9 @@ TRAITS = {
     ),
     "colour": (
         lambda rng: rng.choice(COLOURS),
-        ("has a {v} car", "drives a {v} car"),
+        ("has {av} car", "drives {av} car"),
         (("What colour is {n}'s car?", "{n}'s car is {v}."),),
-        ("Who has a {v} car?", "{n} has a {v} car."),
+        ("Who has {av} car?", "{n} has {av} car."),
     ),
 }
 
@@ -97,7 +104,7 @@ def about_people(rng: random.Random) -> Exchange:
     text = " ".join(_describe(rng, name, row) for name, row in zip(names, rows, strict=True))
     target, kind = rng.randrange(count), rng.choice(kinds)
     name, value = names[target], rows[target][kind]
-    if count > 1 and rng.random() < 0.3:
+    if count > 1 and rng.random() < 0.4:
         question, reply = TRAITS[kind][3]
         answer = name
     else:
@@ -119,14 +126,31 @@ def about_things(rng: random.Random) -> Exchange:
     target = rng.randrange(count)
     thing, spot = things[target], spots[target]
     if rng.random() < 0.6:
-        question = rng.choice((f"Where is the {thing}?", f"Where can I find the {thing}?", f"In what place is the {thing}?"))
+        question = rng.choice(
+            (f"Where is the {thing}?", f"Where can I find the {thing}?", f"In what place is the {thing}?")
+        )
         return _read(rng, text, question, f"The {thing} is in {spot}.", spot)
     return _read(rng, text, f"What is in {spot}?", f"The {thing} is in {spot}.", thing)
 
 
 def about_events(rng: random.Random) -> Exchange:
     """A day, an hour and a place of something that happens."""
-    event = rng.choice("meeting party lesson concert match dinner wedding exam lecture show race picnic".split())
+    event = rng.choice(
+        [
+            "meeting",
+            "party",
+            "lesson",
+            "concert",
+            "match",
+            "dinner",
+            "wedding",
+            "exam",
+            "lecture",
+            "show",
+            "race",
+            "picnic",
+        ]
+    )
     day, hour, spot = rng.choice(SEQUENCES["day"]), str(rng.randrange(1, 13)), place(rng)
     text = rng.choice((f"The {event} is on {day} at {hour} in {spot}.", f"The {event} in {spot} is on {day} at {hour}.",
                        f"The {event} takes place in {spot} on {day} at {hour}."))  # fmt: skip

@@ -30,6 +30,16 @@ def wordnet_entries(root: Path) -> list[str]:
     return entries
 
 
+def example_sentences(root: Path) -> list[str]:
+    """The example sentences of all entries, without their quotes."""
+    found = []
+    for part in PART_NAMES:
+        for line in (root / WORDNET / f"data.{part}").read_text("utf-8").splitlines():
+            if not line.startswith("  "):
+                found += re.findall(r'"([^"]+)"', line.split(" | ", 1)[1])
+    return found
+
+
 def devil_entries(root: Path) -> list[str]:
     """The definitions of The Devil's Dictionary, without verse, each as one paragraph."""
     text = gzip.decompress((root / DEVIL).read_bytes()).decode("latin-1")

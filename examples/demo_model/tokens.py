@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -40,7 +39,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    begin = tokenizer.token_to_id(BEGIN)
+    begin = special_ids(tokenizer)[BEGIN]
     tokenizer.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=False),
@@ -50,6 +49,14 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
         ]
     )
     return tokenizer
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of the special tokens; ValueError where the tokenizer is not one of `train_tokenizer`."""
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
+    if missing := [token for token, index in ids.items() if index is None]:
+        raise ValueError(f"the tokenizer lacks the special tokens {', '.join(missing)}")
+    return {token: index for token, index in ids.items() if index is not None}
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -66,6 +73,11 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     )
     wrapped.chat_template = template
     wrapped.save_pretrained(folder, save_jinja_files=False)
+    # The class name that every version of transformers, and others, know.
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text("utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config.pop("backend", None)
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def system_text(conversation: Conversation) -> str | None:
@@ -83,7 +95,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
+        self._ids = special_ids(tokenizer)
 
     def conversation_batch(self, conversations: list[Conversation]) -> list[list[int]]:
         parts: list[list[tuple[str, str]]] = []
@@ -112,7 +124,10 @@ class Encoder:
 
 
 def pack(documents: list[list[int]], pad: int) -> Rows:
-    """Fill rows of MAX_LENGTH with whole documents, longest first into the fullest row that has room; longer ones are left out."""
+    """Fill rows of MAX_LENGTH with whole documents, longest first, each into the fullest row that has room.
+
+    Documents longer than a row are left out.
+    """
     order = sorted((d for d in documents if len(d) <= MAX_LENGTH), key=len, reverse=True)
     rows: list[list[int]] = []
     room_to_rows: list[list[int]] = [[] for _ in range(MAX_LENGTH + 1)]
@@ -129,5 +144,3 @@ def pack(documents: list[list[int]], pad: int) -> Rows:
     for index, row in enumerate(rows):
         packed[index, : len(row)] = row
     return packed
-
-

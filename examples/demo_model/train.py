@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from .llama import Llama, Shape, checkpoint
 from .prepare import read_rows
-from .tokens import BEGIN, COUNTED, END, END_OF_TEXT, PAD
+from .tokens import BEGIN, COUNTED, END, END_OF_TEXT, PAD, special_ids
 
 WARM_UP_STEPS = 300
 PACE_STEPS = 200  # the pace is taken over this many steps, after as many more
@@ -66,7 +66,7 @@ def make_optimizer(model: Llama, peak: float, fused: bool) -> torch.optim.AdamW:
 def write_model(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     """config.json, generation_config.json and model.safetensors as transformers reads them."""
     shape = model.shape
-    begin, end, end_of_text, pad = (tokenizer.token_to_id(t) for t in (BEGIN, END, END_OF_TEXT, PAD))
+    begin, end, end_of_text, pad = (special_ids(tokenizer)[token] for token in (BEGIN, END, END_OF_TEXT, PAD))
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -117,36 +117,38 @@ def held_out_loss(loss: Loss, rows: Tensor, batch: int) -> float:
     return total / count
 
 
+def batches(rows: Tensor, size: int) -> Iterator[Tensor]:
+    """Rows in random order, again and again."""
+    while True:
+        order = torch.randperm(len(rows), device=rows.device)
+        for start in range(0, len(rows) - size + 1, size):
+            yield rows[order[start : start + size]]
+
+
 def train(options: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     rows, held_out = (
-        torch.from_numpy(read_rows(options.data / name).astype("int32")).to(device) for name in ("rows.xz", "held_out.xz")
+        torch.from_numpy(read_rows(options.data / name).astype("int32")).to(device)
+        for name in ("rows.xz", "held_out.xz")
     )
     tokenizer = Tokenizer.from_file(str(options.data / "tokenizer.json"))
     model = Llama(Shape(vocab_size=tokenizer.get_vocab_size())).to(device)
-    plain_loss = make_loss(model, tokenizer.token_to_id(BEGIN), device.type == "cuda")
+    plain_loss = make_loss(model, special_ids(tokenizer)[BEGIN], device.type == "cuda")
     loss: Loss = torch.compile(plain_loss) if device.type == "cuda" and not options.eager else plain_loss
     optimizer = make_optimizer(model, options.peak, device.type == "cuda")
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(rows)} rows, on {device}", flush=True)
 
     steps, started, paced = options.steps or 10**9, time.monotonic(), 0.0
-    order, step = torch.randperm(len(rows), device=device), 0
-    position = 0
-    while step < steps:
-        if position + options.batch > len(rows):
-            order, position = torch.randperm(len(rows), device=device), 0
-        batch = rows[order[position : position + options.batch]]
-        position += options.batch
+    for step, batch in enumerate(batches(rows, options.batch), start=1):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, options.peak)
+            group["lr"] = learning_rate(step - 1, steps, options.peak)
         value = loss(batch)
         value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        step += 1
         if step == PACE_STEPS:
             paced = value.item() and time.monotonic()
         if step == 2 * PACE_STEPS and not options.steps:
@@ -155,8 +157,11 @@ def train(options: argparse.Namespace) -> None:
             print(f"{pace * 1e3:.2f} ms a step of {options.batch} rows: {steps} steps", flush=True)
         if step % options.report == 0 or step == steps:
             elapsed = time.monotonic() - started
-            print(f"step {step}: loss {value.item():.4f}, held out {held_out_loss(plain_loss, held_out, 32):.4f}, {elapsed:.0f} s", flush=True)
+            other = held_out_loss(plain_loss, held_out, 32)
+            print(f"step {step}: loss {value.item():.4f}, held out {other:.4f}, {elapsed:.0f} s", flush=True)
             write_model(model, tokenizer, options.out)
+        if step == steps:
+            break
 
 
 def main() -> None:
