@@ -139,7 +139,14 @@ class Worker:
     def _start_platform(self, checkpoint: Checkpoint) -> Platform:
         platform = choose_platform(self.config, self.registry, self.rank)
         dtype = resolve_dtype(self.config, checkpoint, platform)
-        reason = platform.supports(PlatformSpec(dtype=dtype, deterministic=self.config.model.deterministic))
+        sizes = self.config.executor
+        reason = platform.supports(
+            PlatformSpec(
+                dtype=dtype,
+                world_size=sizes.tensor_parallel_size * sizes.pipeline_parallel_size,
+                deterministic=self.config.model.deterministic,
+            )
+        )
         if reason:
             raise ValueError(f"platform {platform.device_type!r} cannot serve this configuration: {reason}")
         torch.manual_seed(self.config.model.seed)
