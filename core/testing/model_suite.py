@@ -80,7 +80,7 @@ class ModelSuite(PluginSuite):
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         except (ValueError, KeyError, OSError):
             return None
-        return [_continue(model, prompt, count) for prompt in given]
+        return [continue_greedily(model, prompt, count) for prompt in given]
 
     @pytest.fixture(autouse=True)
     def _checkpoint(self, _own_folder: None, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -274,7 +274,8 @@ def forward(model: Model, build: ModelBuild, ids: Sequence[int], chunks: Iterabl
     return torch.cat(hidden), torch.cat(logits)
 
 
-def _continue(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+def continue_greedily(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """What a transformers model greedily continues a prompt with."""
     ids = list(prompt)
     with torch.inference_mode():
         for _ in range(count):

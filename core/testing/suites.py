@@ -8,11 +8,13 @@ from types import MappingProxyType
 from .attention_suite import AttentionBackendSuite
 from .command_suite import CommandSuite
 from .model_suite import ModelSuite
+from .platform_suite import PlatformSuite
 from .plugin_suite import PluginSuite
 from .processor_suite import LogitsProcessorSuite
 
 #: Kind → suite.
 SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
+    "platform": PlatformSuite,
     "model": ModelSuite,
     "attention": AttentionBackendSuite,
     "processor": LogitsProcessorSuite,
