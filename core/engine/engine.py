@@ -56,8 +56,9 @@ class Engine:
         self._late += self.scheduler.abort(request_ids)
 
     def has_unfinished(self) -> bool:
-        """Whether requests are waiting or running, or an output has not been collected yet."""
-        return self.scheduler.has_unfinished() or bool(self._in_flight) or bool(self._late)
+        """Whether requests are waiting or running, an output was not collected, or a connector still reads blocks."""
+        busy = self.scheduler.has_unfinished() or self.scheduler.has_transfers()
+        return busy or bool(self._in_flight) or bool(self._late)
 
     def step(self) -> list[EngineOutput]:
         """Launches what can be launched and answers the oldest step; [] when nothing is left to do."""
@@ -172,9 +173,7 @@ def _assemble(
     max_model_len: int,
     vocab_size: int,
 ) -> Engine:
-    if config.model.max_model_len == -1:
-        max_model_len = max_request_len(layout, max_model_len)
-        logger.info("max_model_len: %d (auto)", max_model_len)
+    max_model_len = _fitting_length(config, layout, max_model_len)
     name = config.transfer.kv_connector
     connector: ConnectorScheduler = (
         NullConnectorScheduler(config=config, layout=layout)
@@ -201,3 +200,18 @@ def _assemble(
         stages=[tuple(stage) for stage in facts["stages"]],
     )
     return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)
+
+
+def _fitting_length(config: FrameConfig, layout: KVLayout, max_model_len: int) -> int:
+    """The longest request that is served: no longer than the whole KV cache can hold alone."""
+    fits = max_request_len(layout, max_model_len)
+    if fits < 2:
+        raise ValueError(
+            f"the KV cache of {layout.num_blocks - 1} blocks of {layout.block_size} tokens is too small for any "
+            "request: raise kv_cache_memory_bytes or num_gpu_blocks_override"
+        )
+    if config.model.max_model_len == -1:
+        logger.info("max_model_len: %d (auto)", fits)
+    elif fits < max_model_len:
+        logger.warning("max_model_len is %d instead of %d: the KV cache holds no longer request", fits, max_model_len)
+    return fits
