@@ -71,7 +71,12 @@ class Streams(ABC):
 
 
 class Memory(ABC):
-    """The device's memory: how much there is, and pools whose content can be dropped by tag."""
+    """The device's memory: how much there is, and pools whose content can be dropped by tag.
+
+    `needs_profile`: the largest step is run once before `kv_bytes` is asked, so that the counters know it.
+    """
+
+    needs_profile: bool = False
 
     @abstractmethod
     def snapshot(self) -> MemorySnapshot:

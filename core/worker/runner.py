@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from .prompt_logprobs import PromptLogprobs
 from .request_state import BlockTables, RequestState
 from .sampler import Sampler
 from .step_handle import PendingStep
-from .step_inputs import StepInputs, build_step_inputs
+from .step_inputs import StepInputs, build_step_inputs, group_batches
 
 CONNECTOR = "connector"
 
@@ -97,7 +98,6 @@ class Runner:
                 shape,
                 self.state,
                 self.tables,
-                self.backends,
                 buffers=self.buffers,
                 block_size=self.layout.block_size,
                 ops=self.device.ops,
@@ -136,8 +136,43 @@ class Runner:
         self.sampler.apply_staged_writes()
 
     def _forward(self, inputs: StepInputs, shape: StepShape) -> Tensor:
-        step = ForwardStep(plans=inputs.plans, hooks=self.connector.hooks)
-        return self.device.graphs.run(shape, lambda: self.model(inputs.input_ids, inputs.positions, step))
+        def forward() -> Tensor:
+            pairs = zip(self.backends, inputs.batches, strict=True)
+            step = ForwardStep(plans=[backend.plan(batch) for backend, batch in pairs], hooks=self.connector.hooks)
+            hidden: Tensor = self.model(inputs.input_ids, inputs.positions, step)
+            return hidden
+
+        return self.device.graphs.run(shape, forward)
+
+    @torch.inference_mode()
+    def run_dummy(self, shape: StepShape) -> None:
+        """Runs a step of padding as long as any step can be: for recording graphs, and to warm kernels up.
+
+        Rows read the null block only and nothing is stored. One token a row.
+        """
+        rows, longest = shape.padded_rows, self.state.token_ids.shape[1]
+        buffers = self.buffers
+        for zeroed in (buffers.input_ids, buffers.positions, *buffers.tables):
+            zeroed.zero_()
+        for mapping in buffers.slot_mapping:
+            mapping.fill_(-1)
+        buffers.query_start.copy_(torch.arange(len(buffers.query_start), dtype=torch.int32).clamp_(max=rows))
+        buffers.seq_lens.fill_(1)
+        batches = group_batches(
+            buffers, shape, np.ones(rows, np.int32), np.full(rows, longest, np.int32), buffers.tables[0].shape[1]
+        )
+        nothing = buffers.query_start[:0]
+        inputs = StepInputs(
+            input_ids=buffers.input_ids[: shape.padded_tokens],
+            positions=buffers.positions[: shape.padded_tokens],
+            batches=batches,
+            rows=nothing,
+            slots=nothing,
+            lengths=nothing,
+            host_slots=np.zeros(0, np.int32),
+        )
+        hidden = self._forward(inputs, shape)
+        self.device.ops.greedy(self.model.logits(hidden))
 
     def _sample_rows(self, step: PendingStep, inputs: StepInputs, hidden: Tensor, masks: bytes) -> None:
         step.prompt_logprobs = self.prompt_logprobs.collect(

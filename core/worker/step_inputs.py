@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ..interfaces.attention import AttentionBackend, AttentionBatch
+from ..interfaces.attention import AttentionBatch
 from ..interfaces.platform import StepShape, Streams
 from ..interfaces.step import StepPlan
 from ..ops import Ops
@@ -22,7 +21,7 @@ from .request_state import BlockTables, RequestState
 
 @dataclass(frozen=True)
 class StepInputs:
-    """T tokens of B rows. `input_ids` int32 [T], `positions` int64 [T], `seq_lens` int32 [B] after this step.
+    """T tokens of B rows. `input_ids` int32 [T], `positions` int64 [T]; `batches` the rows as each KV group sees them.
 
     `rows` and `slots` int32 [S] are, on the device, the last token and the slot of each row that samples;
     `host_slots` [S] the same slots on the host; `lengths` int32 [S] tokens known then: the position to be drawn.
@@ -30,7 +29,7 @@ class StepInputs:
 
     input_ids: Tensor
     positions: Tensor
-    plans: Sequence[Any]
+    batches: Sequence[AttentionBatch]
     rows: Tensor
     slots: Tensor
     lengths: Tensor
@@ -42,7 +41,6 @@ def build_step_inputs(
     shape: StepShape,
     state: RequestState,
     tables: BlockTables,
-    backends: Sequence[AttentionBackend],
     *,
     buffers: StepBuffers,
     block_size: int,
@@ -71,25 +69,36 @@ def build_step_inputs(
     query_lens, seq_lens = plan.num_scheduled, host_seq_lens
     if shape.padded_rows > batch:
         query_lens, seq_lens = (np.pad(lens, (0, shape.padded_rows - batch)) for lens in (query_lens, seq_lens))
-    plans = []
-    for group, backend in enumerate(backends):
-        batch_view = AttentionBatch(
-            num_tokens=shape.padded_tokens,
-            query_start=buffers.query_start[: shape.padded_rows + 1],
-            seq_lens=buffers.seq_lens[: shape.padded_rows],
-            block_table=buffers.tables[group][: shape.padded_rows, :max_blocks],
-            slot_mapping=buffers.slot_mapping[group][: shape.padded_tokens],
-            host_query_lens=query_lens,
-            host_seq_lens=seq_lens,
-            deterministic=plan.deterministic,
-        )
-        plans.append(backend.plan(batch_view))
     return StepInputs(
         input_ids=buffers.input_ids[: shape.padded_tokens],
         positions=buffers.positions[: shape.padded_tokens],
-        plans=plans,
+        batches=group_batches(buffers, shape, query_lens, seq_lens, max_blocks, plan.deterministic),
         rows=rows,
         slots=sample_slots,
         lengths=lengths,
         host_slots=plan.slots[sampling],
     )
+
+
+def group_batches(
+    buffers: StepBuffers,
+    shape: StepShape,
+    query_lens: np.ndarray,
+    seq_lens: np.ndarray,
+    max_blocks: int,
+    deterministic: bool = False,
+) -> list[AttentionBatch]:
+    """What the buffers hold, as each KV group's backend sees it."""
+    return [
+        AttentionBatch(
+            num_tokens=shape.padded_tokens,
+            query_start=buffers.query_start[: shape.padded_rows + 1],
+            seq_lens=buffers.seq_lens[: shape.padded_rows],
+            block_table=table[: shape.padded_rows, :max_blocks],
+            slot_mapping=mapping[: shape.padded_tokens],
+            host_query_lens=query_lens,
+            host_seq_lens=seq_lens,
+            deterministic=deterministic,
+        )
+        for table, mapping in zip(buffers.tables, buffers.slot_mapping, strict=True)
+    ]

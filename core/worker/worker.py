@@ -21,6 +21,7 @@ from ..interfaces.attention import AttentionBackend, AttentionSpec
 from ..interfaces.connector import ConnectorWorker, NullConnectorWorker
 from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
+from ..interfaces.model import Model
 from ..interfaces.platform import Platform, PlatformSpec
 from ..interfaces.step import StepPlan
 from ..ops.step import StepBuffers
@@ -29,6 +30,7 @@ from .kv_memory import KVMemory, full_bytes, group_layers, plan_layout, with_blo
 from .model_loading import LoadedModel, load_model, resolve_dtype
 from .numerics import block_numerics
 from .processors import load_processors
+from .profile import profile_step
 from .profiler import Profiler
 from .request_state import BlockTables, RequestState
 from .runner import Device, Runner
@@ -76,8 +78,9 @@ class Worker:
         platform = self._timed("device", lambda: self._start_platform(checkpoint))
         before = platform.memory().snapshot()
         loaded = self._timed("weights", lambda: load_model(self.config, checkpoint, platform, self.registry))
-        self.model = loaded.model
+        self.model: Model | None = loaded.model
         layout: KVLayout = self._timed("kv cache", lambda: self._start_cache(checkpoint, platform, loaded, before))
+        self._timed("warm up", self._warm_up)
         return layout
 
     def execute(self, plan: StepPlan) -> None:
@@ -160,6 +163,8 @@ class Worker:
         groups = group_layers({name: layer.kv_spec() for name, layer in layers.items()}, cache.block_size)
         layout = plan_layout(groups)
         needed = full_bytes(layout, self.config.scheduler.max_num_seqs, checkpoint.max_model_len)
+        if platform.memory().needs_profile:
+            profile_step(self.config, checkpoint, loaded, platform)
         available = cache.kv_cache_memory_bytes or platform.memory().kv_bytes(
             before, cache.gpu_memory_utilization, loaded.weights_bytes, needed
         )
@@ -175,6 +180,11 @@ class Worker:
         layout = structs.replace(layout, numerics=block_numerics(loaded.model, layout, backends, facts))
         self.runner = self._make_runner(checkpoint, layout, loaded, backends)
         return layout
+
+    def _warm_up(self) -> None:
+        """Records what the platform wants recorded before the first request."""
+        while self.runner.device.graphs.capture(self.runner.run_dummy):
+            pass
 
     def _bind_layers(self, layout: KVLayout, loaded: LoadedModel, platform: Platform) -> list[AttentionBackend]:
         """Chooses one backend per KV group and gives every layer its cache."""

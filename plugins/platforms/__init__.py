@@ -10,6 +10,14 @@ def frame_platforms() -> list[Provider]:
     """The platforms that ship with frame."""
     return [
         Provider(
+            "cuda",
+            "frame.plugins.platforms.cuda:CudaPlatform",
+            api=">=0.1,<0.2",
+            summary="one NVIDIA GPU, compute capability 8.0 or later",
+            preference=10,
+            options="frame.plugins.platforms.cuda:CudaOptions",
+        ),
+        Provider(
             "cpu",
             "frame.plugins.platforms.cpu:CpuPlatform",
             api=">=0.1,<0.2",

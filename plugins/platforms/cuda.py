@@ -1,0 +1,194 @@
+"""The CUDA platform: pinned staging, a copy-out stream, memory by profile, and recorded decode steps.
+
+Tuned on Hopper; works from compute capability 8.0. Knows no model and no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
+from frame.core.ops import Ops
+from frame.kernels import activation, norm, rotary, sampling, step
+
+from .cuda_graphs import CudaGraphs
+
+#: Kept free beside weights, cache and activations: library workspaces and recorded graphs' own memory.
+RESERVE_BYTES = 600 << 20
+
+
+class CudaOptions(BaseModel):
+    """Settings of the CUDA platform."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    graph_sizes: list[int] = Field(
+        default_factory=lambda: [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512],
+        description="Decode batch sizes that are recorded; a batch is padded to the next of them.",
+    )
+
+
+class CudaOps(Ops):
+    """The ops that kernels do faster, or without waiting for the device."""
+
+    rms_norm = staticmethod(norm.rms_norm)
+    add_rms_norm = staticmethod(norm.add_rms_norm)
+    silu_mul = staticmethod(activation.silu_mul)
+    gelu_tanh_mul = staticmethod(activation.gelu_tanh_mul)
+    rotary = staticmethod(rotary.rotary)
+    write_rows = staticmethod(step.write_rows)
+    build_inputs = staticmethod(step.build_inputs)
+    advance = staticmethod(step.advance)
+    greedy = staticmethod(sampling.greedy)
+
+    @staticmethod
+    def draw(
+        logits: Tensor,
+        temperature: Tensor,
+        streams: Tensor,
+        positions: Tensor,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        min_p: Tensor | None = None,
+    ) -> Tensor:
+        """One pass over the logits when no row has a filter."""
+        if top_k is None and top_p is None and min_p is None:
+            return sampling.draw(logits, temperature, streams, positions)
+        return Ops.draw(logits, temperature, streams, positions, top_k, top_p, min_p)
+
+
+class CudaPlatform(Platform):
+    """One NVIDIA device per worker."""
+
+    device_type = "cuda"
+
+    def __init__(self, *, config: Any, options: CudaOptions | None = None, local_rank: int = 0) -> None:
+        super().__init__(config=config, options=options or CudaOptions(), local_rank=local_rank)
+        torch.cuda.set_device(self.device)
+        self._ops = CudaOps()
+        self._memory = CudaMemory(self.device)
+        self._streams = CudaStreams(self.device)
+
+    @classmethod
+    def probe(cls) -> str | None:
+        if not torch.cuda.is_available():
+            return "torch sees no CUDA device"
+        capability = torch.cuda.get_device_capability()
+        if capability < (8, 0):
+            return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.local_rank)
+
+    def supports(self, spec: PlatformSpec) -> str | None:
+        reasons = []
+        if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            reasons.append(f"dtype {spec.dtype} is not one of float32, bfloat16, float16")
+        if spec.world_size != 1:
+            reasons.append(f"{spec.world_size} ranks asked for, one is supported")
+        if spec.deterministic:
+            reasons.append("deterministic is not supported")
+        return "; ".join(reasons) or None
+
+    def ops(self) -> Ops:
+        return self._ops
+
+    def streams(self) -> Streams:
+        return self._streams
+
+    def memory(self) -> Memory:
+        return self._memory
+
+    def graphs(self) -> CudaGraphs:
+        sizes = [] if self.config.executor.enforce_eager else self.options.graph_sizes
+        limit = min(self.config.scheduler.max_num_seqs, self.config.scheduler.max_num_batched_tokens)
+        return CudaGraphs(sizes, limit, self.device)
+
+
+class PinnedCopy(HostCopy):
+    """Tensors on their way to pinned memory; `event` is recorded behind them."""
+
+    def __init__(self, hosts: dict[str, Tensor], devices: list[Tensor], event: torch.cuda.Event) -> None:
+        self._hosts = hosts
+        self._devices = devices  # held until the copy is done: their memory is read by another stream
+        self._event = event
+
+    def ready(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> dict[str, np.ndarray]:
+        self._event.synchronize()
+        self._devices.clear()
+        return {name: host.numpy() for name, host in self._hosts.items()}
+
+
+class CudaStreams(Streams):
+    """Copies in on the main stream, copies out on one of their own, both through pinned memory.
+
+    Torch's pinned allocator reuses a buffer only after the copies that touch it are done.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._out = torch.cuda.Stream(device)
+
+    def stage(self, array: np.ndarray) -> Tensor:
+        source = torch.from_numpy(np.ascontiguousarray(array))
+        pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        pinned.copy_(source)
+        return pinned.to(self._device, non_blocking=True)
+
+    def copy_out(self, tensors: Mapping[str, Tensor]) -> HostCopy:
+        self._out.wait_stream(torch.cuda.current_stream(self._device))
+        hosts = {}
+        with torch.cuda.stream(self._out):
+            for name, tensor in tensors.items():
+                hosts[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                hosts[name].copy_(tensor, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._out)
+        return PinnedCopy(hosts, list(tensors.values()), event)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+class CudaMemory(Memory):
+    """The device's memory as the driver and torch's allocator report it."""
+
+    needs_profile = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def snapshot(self) -> MemorySnapshot:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return MemorySnapshot(
+            total=total,
+            free=free,
+            held=torch.cuda.memory_allocated(self._device),
+            peak=torch.cuda.max_memory_allocated(self._device),
+        )
+
+    def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int, full_bytes: int) -> int:
+        """The configured share, less what weights and the profiling step took at most, less a reserve."""
+        del weights_bytes, full_bytes
+        now = self.snapshot()
+        requested = int(now.total * utilization)
+        if start.free < requested:
+            raise ValueError(
+                f"gpu_memory_utilization {utilization} asks for {requested >> 20} MiB, {start.free >> 20} MiB of the "
+                f"device's {start.total >> 20} MiB were free at the start; lower it or free the device"
+            )
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        outside = (total - free) - torch.cuda.memory_reserved(self._device) - (start.total - start.free)
+        return requested - now.peak - max(0, outside) - RESERVE_BYTES
