@@ -1,0 +1,45 @@
+"""An attention backend: keys and values block by block, attention row by row through frame's reference op."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+
+
+class PlainAttention(AttentionBackend):
+    """Slow and short. `plan` has nothing to prepare, so the batch itself is the plan."""
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec) -> str | None:
+        reasons = []
+        if spec.kind != "decoder":
+            reasons.append(f"{spec.kind} attention is not supported")
+        if spec.mla:
+            reasons.append("latent attention is not supported")
+        if spec.deterministic:
+            reasons.append("deterministic is not supported")
+        if not spec.kv_dtype.is_floating_point or spec.kv_dtype.itemsize < 2:
+            reasons.append(f"cache dtype {spec.kv_dtype} is not supported")
+        return "; ".join(reasons) or None
+
+    def plan(self, batch: AttentionBatch) -> AttentionBatch:
+        return batch
+
+    def forward(
+        self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: AttentionBatch
+    ) -> Tensor:
+        self.ops.write_kv(key, value, kv_cache, plan.slot_mapping)
+        out: Tensor = self.ops.paged_attention(
+            query,
+            kv_cache,
+            plan.query_start,
+            plan.seq_lens,
+            plan.block_table,
+            scale=layer.spec.scale,
+            window=layer.spec.window,
+            soft_cap=layer.spec.soft_cap,
+            sinks=layer.sinks,
+            alibi_slopes=layer.alibi_slopes,
+        )
+        return out
