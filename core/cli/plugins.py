@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
+import textwrap
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from ..interfaces.endpoint import Command
 from ..offers import KINDS, Failure, Offer, PluginError
 from ..registry import Registry
 
-_CASE = '''"""Written by `frame plugins check`."""
-
-from frame.core.testing.suites import SUITES
-
-
-class TestContract(SUITES[{kind!r}]):
-    plugin = {plugin!r}
-'''
+_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -83,24 +75,26 @@ def check(registry: Registry, name: str | None, kind: str | None = None) -> int:
 
 
 def _run_suite(kind: str, plugin: str) -> int:
-    from ..testing.suites import SUITES
-
     try:
-        import pytest
-    except ImportError:
-        raise PluginError("frame plugins check needs pytest; install frame-llm[test]") from None
-    if kind not in SUITES:
-        raise PluginError(
-            f"there is no contract suite for a {KINDS[kind].noun}; there are: {', '.join(SUITES) or 'none'}"
-        )
+        from ..testing.contract_run import run_suite, summary
+    except ImportError as error:
+        raise PluginError(f"frame plugins check needs pytest ({error}); install frame-llm[test]") from None
     print(f"{KINDS[kind].noun} {plugin}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        case = Path(folder, "test_contract.py")
-        case.write_text(_CASE.format(kind=kind, plugin=plugin))
-        settings = Path(folder, "pytest.ini")
-        settings.write_text("[pytest]\n")
-        options = ["-c", str(settings), "--rootdir", folder, "-p", "no:cacheprovider", "--import-mode=importlib", "-q"]
-        return int(pytest.main([*options, str(case)]) != 0)
+    outcomes = run_suite(kind, plugin=plugin)
+    last = ""
+    for name, cases in summary(outcomes).items():
+        failed = [case for case in cases if case.status == "failed"]
+        skipped = [case for case in cases if case.status == "skipped"]
+        status = "FAIL" if failed else "skip" if len(skipped) == len(cases) else "pass"
+        count = f" ({len(cases) - len(skipped)} of {len(cases)} cases)" if skipped and status != "skip" else ""
+        print(f"  {status}  {name}{count}")
+        for case in failed[:3] or (skipped[:1] if status == "skip" and skipped[0].reason != last else ()):
+            last = case.reason
+            where = f"[{case.case}] " if case.case else ""
+            print(textwrap.indent("\n".join(textwrap.wrap(where + case.reason, _WIDTH)), " " * 8))
+    counts = {status: sum(case.status == status for case in outcomes) for status in ("passed", "failed", "skipped")}
+    print("  " + ", ".join(f"{count} {status}" for status, count in counts.items()), flush=True)
+    return int(counts["failed"] > 0 or not outcomes)
 
 
 def _row(offer: Offer) -> Row:

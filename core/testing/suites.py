@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from .attention_suite import AttentionBackendSuite
 from .command_suite import CommandSuite
+from .connector_suite import ConnectorSuite
 from .model_suite import ModelSuite
 from .platform_suite import PlatformSuite
 from .plugin_suite import PluginSuite
@@ -17,6 +18,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "platform": PlatformSuite,
     "model": ModelSuite,
     "attention": AttentionBackendSuite,
+    "connector": ConnectorSuite,
     "processor": LogitsProcessorSuite,
     "command": CommandSuite,
 })  # fmt: skip
