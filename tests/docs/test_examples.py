@@ -1,0 +1,144 @@
+"""What README and docs show runs: Python page by page, terminal lines against a server, flags and files as settings."""
+
+from __future__ import annotations
+
+import operator
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from frame.core.cli.serve import ServeCommand
+from frame.core.config.file import read_config_file
+from frame.core.config.flag_parser import FlagParser
+from frame.core.config.flags import config_from_arguments
+from tests.docs.blocks import PAGES, ROOT, SERVER, Block, blocks, commands, marked_file
+from tests.server.running import REAL, Running, server
+
+README = ROOT / "README.md"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+NAME = operator.attrgetter("name")
+
+
+def python(page: Path, *, needs_server: bool) -> list[Block]:
+    return [block for block in blocks(page, "python") if block.runs and block.needs_server == needs_server]
+
+
+def run(code: str, folder: Path, **environment: str) -> str:
+    script = folder / "example.py"
+    script.write_text(code, encoding="utf-8")
+    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", str(script)]
+    environment = {**ENVIRONMENT, **environment}
+    environment = {**ENVIRONMENT, **environment}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=150, cwd=folder, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_parts_of_our_files_are_in_them() -> None:
+    parts = [block for page in PAGES for block in blocks(page, "python") if block.mark.startswith("from: ")]
+    assert parts
+    for block in parts:
+        lines = (ROOT / block.mark.removeprefix("from: ")).read_text(encoding="utf-8").splitlines()
+        held = {line.strip() for line in lines}
+        assert [line for line in block.text.splitlines() if line.strip() not in held] == [], block.place
+
+
+def joined(examples: list[Block]) -> str:
+    return "\n".join(f"# {block.place}\n{block.text}" for block in examples)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python(page, needs_server=False)], ids=NAME)
+def test_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
+    assert run(joined(python(page, needs_server=False)), tmp_path).strip()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with server(REAL, "--num-threads", "1") as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if python(page, needs_server=True)], ids=lambda page: page.name
+)
+def test_clients_of_a_page_get_answers(page: Path, running: Running, tmp_path: Path) -> None:
+    for block in python(page, needs_server=True):
+        assert run(block.text.replace(SERVER, running.url), tmp_path).strip(), block.place
+
+
+def starting(*words: str) -> list[str]:
+    return [line for page in PAGES for line in commands(page) if line.startswith(words)]
+
+
+@pytest.mark.parametrize("line", starting("curl ", "frame chat ", "frame complete ", "frame plugins"))
+def test_terminal_lines_get_answers(line: str, running: Running) -> None:
+    words = shlex.split(line.replace(SERVER, running.url))
+    if words[0] == "curl":
+        words[1:1] = ["--silent", "--show-error", "--fail"]
+    else:
+        words[:1] = [sys.executable, "-m", "frame"]
+        words += ["--url", running.url] if words[3] in ("chat", "complete") else []
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("line", [line for line in starting("frame serve") if "[" not in line])
+def test_lines_that_serve_have_the_flags_that_there_are(line: str) -> None:
+    parser = FlagParser(prog="frame serve")
+    ServeCommand().add_arguments(parser)
+    config_from_arguments(parser.parse_args(shlex.split(line)[2:]))
+
+
+def test_every_make_line_has_a_target() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for line in starting("make "):
+        assert f"\n{line.split()[1]}:" in makefile, line
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=NAME)
+def test_files_of_settings_are_read(page: Path, tmp_path: Path) -> None:
+    for number, block in enumerate(blocks(page, "yaml")):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(block.text, encoding="utf-8")
+        parser = FlagParser(prog="frame serve")
+        ServeCommand().add_arguments(parser)
+        config = config_from_arguments(parser.parse_args(["--config", str(file)]))
+        assert read_config_file(file)
+        assert config.model.max_model_len == 8000
+
+
+def test_the_plugin_of_the_readme_is_found_and_serves(tmp_path: Path) -> None:
+    """Laid out as pip would install it; tests/example_plugin is installed for real."""
+    import tomllib
+
+    project = tomllib.loads(marked_file(README, "pyproject.toml"))["project"]
+    code = marked_file(README, "shortest.py")
+    assert len(code.splitlines()) == 12
+    (tmp_path / "shortest.py").write_text(code, encoding="utf-8")
+    info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (entry,) = project["entry-points"]["frame"].items()
+    (info / "entry_points.txt").write_text(f"[frame]\n{entry[0]} = {entry[1]}\n")
+    listed = "import sys\nfrom frame.core.cli.main import main\nsys.exit(main(['plugins']))\n"
+    assert "shortest" in run(listed, tmp_path, PYTHONPATH=str(tmp_path))
+    orders = (
+        "from frame import LLM, SamplingParams\n"
+        "llm = LLM(scheduling_policy='shortest', max_num_seqs=1)\n"
+        "engine = llm.llm_engine\n"
+        "for name, ids in (('running', [5]), ('long', [5] * 30), ('short', [5] * 3)):\n"
+        "    engine.add_request(name, ids, SamplingParams(max_tokens=4, ignore_eos=True))\n"
+        "ended = []\n"
+        "while engine.has_unfinished_requests():\n"
+        "    ended += [output.request_id for output in engine.step() if output.finished]\n"
+        "print(ended.index('short') < ended.index('long'))\n"
+    )
+    assert run(orders, tmp_path, PYTHONPATH=str(tmp_path)).strip().endswith("True")

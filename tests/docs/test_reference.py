@@ -1,0 +1,83 @@
+"""The generated pages are those of the code, every page is in the navigation, and the lists of names are true."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from frame.core.config.compat import TRANSLATIONS, UNUSED
+from frame.core.config.errors import ConfigError
+from frame.core.config.flat import from_flat, to_flat
+
+DOCS = Path(__file__).parents[2] / "docs"
+ARGUMENTS = (DOCS / "reference" / "vllm-arguments.md").read_text(encoding="utf-8")
+#: A value for each renamed argument, and a setting that it must reach.
+EXAMPLES: dict[str, tuple[Any, str, Any]] = {
+    "distributed_executor_backend": ("mp", "executor", "process"),
+    "kv_transfer_config": ({"kv_connector": "disk", "kv_role": "kv_producer"}, "kv_role", "producer"),
+    "attention_config": ({"backend": "torch"}, "attention_backend", "torch"),
+    "profiler_config": ({"profiler": "torch", "torch_profiler_dir": "/traces"}, "profile_dir", "/traces"),
+    "device": ("cpu", "platform", "cpu"),
+    "disable_uvicorn_access_log": (True, "disable_access_log", True),
+}
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    for name, text in generator().pages().items():
+        assert (DOCS / "reference" / name).read_text(encoding="utf-8") == text, f"{name} is old: run `make docs`"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    settings = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"[\w/-]+\.md", yaml.safe_dump(yaml.safe_load(settings)["nav"], width=1000)))
+    there = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert there <= listed, there - listed
+
+
+def rows(title: str) -> list[list[str]]:
+    section = ARGUMENTS.split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+
+
+def test_the_list_of_renamed_arguments_is_true() -> None:
+    names = [row[0].strip("`") for row in rows("Other names")]
+    assert names == list(TRANSLATIONS) == list(EXAMPLES)
+    for name, (value, setting, ours) in EXAMPLES.items():
+        assert to_flat(from_flat({name: value}))[setting] == ours
+
+
+@pytest.mark.parametrize("row", rows("Other values"), ids=lambda row: row[0])
+def test_a_renamed_value_means_ours(row: list[str]) -> None:
+    (name, theirs), (same, ours) = (cell.strip("`").split("=") for cell in row)
+    assert name == same
+    assert from_flat({name: theirs}) == from_flat({name: ours})
+
+
+@pytest.mark.parametrize("row", rows("Without a part to act on"), ids=lambda row: row[0])
+def test_an_argument_without_effect_is_judged_as_listed(row: list[str]) -> None:
+    name, accepted, reason = row[0].strip("`"), row[1], row[2]
+    assert name in UNUSED
+    if accepted == "any":
+        assert from_flat({name: "something"}) == from_flat({})
+        return
+    for value in re.findall(r"`([^`]*)`", accepted):
+        assert from_flat({name: ast.literal_eval(value)}) == from_flat({})
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        from_flat({name: "something"})
