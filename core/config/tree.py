@@ -99,8 +99,10 @@ class CacheConfig(Section):
 class SchedulerConfig(Section):
     """How tokens are planned into steps."""
 
-    max_num_batched_tokens: int = Field(2048, ge=1, description="Most tokens in a step.")
-    max_num_seqs: int = Field(128, ge=1, le=65536, description="Most requests that run at once.")
+    max_num_batched_tokens: int = Field(0, ge=0, description="Most tokens in a step; 0: what the platform suggests.")
+    max_num_seqs: int = Field(
+        0, ge=0, le=65536, description="Most requests that run at once; 0: what the platform suggests."
+    )
     enable_chunked_prefill: bool = Field(True, description="Split prompts over steps.")
     max_num_partial_prefills: int = Field(1, ge=1, description="Prompts that may be partly computed at the same time.")
     max_long_partial_prefills: int = Field(

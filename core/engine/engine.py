@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config.checkpoint import read_checkpoint
 from ..config.tree import FrameConfig
@@ -23,6 +23,9 @@ from ..interfaces.step import StepPlan
 from ..registry import Registry
 from .kv_cache import max_request_len
 from .scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from ..interfaces.platform import Platform
 
 logger = logging.getLogger("frame.engine")
 
@@ -152,6 +155,7 @@ def make_engine(
 
     checkpoint = read_checkpoint(config)
     progress("workers")
+    config = resolve_batch_sizes(config, registry)
     workers: WorkerFactory = Workers(config, registry, progress)
     executor: Executor = registry.make("executor", config.executor.executor, config, workers=workers)
     try:
@@ -162,6 +166,22 @@ def make_engine(
     except BaseException:
         executor.close()
         raise
+
+
+def resolve_batch_sizes(config: FrameConfig, registry: Registry) -> FrameConfig:
+    """The configuration with the platform's batch sizes where the user left them open."""
+    scheduler = config.scheduler
+    if scheduler.max_num_seqs and scheduler.max_num_batched_tokens:
+        return config
+    platform: type[Platform] = registry.resolve(
+        registry.select("platform", config.executor.platform, lambda platform: platform.probe())
+    )
+    sizes = {
+        "max_num_seqs": scheduler.max_num_seqs or platform.default_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens or platform.default_num_batched_tokens,
+    }
+    logger.info("max_num_seqs: %d, max_num_batched_tokens: %d", *sizes.values())
+    return config.model_copy(update={"scheduler": scheduler.model_copy(update=sizes)})
 
 
 def _assemble(

@@ -158,6 +158,9 @@ class Platform(ABC):
 
     #: torch's name of the device type: "cpu", "cuda", …
     device_type: str
+    #: what `max_num_seqs` and `max_num_batched_tokens` are when the user leaves them open
+    default_num_seqs: int = 128
+    default_num_batched_tokens: int = 2048
 
     def __init__(self, *, config: Any, options: Any = None, local_rank: int = 0) -> None:
         self.config = config

@@ -67,6 +67,8 @@ class CudaPlatform(Platform):
     """One NVIDIA device per worker."""
 
     device_type = "cuda"
+    default_num_seqs = 512
+    default_num_batched_tokens = 8192
 
     def __init__(self, *, config: Any, options: CudaOptions | None = None, local_rank: int = 0) -> None:
         super().__init__(config=config, options=options or CudaOptions(), local_rank=local_rank)

@@ -113,7 +113,7 @@ def test_command_line_to_keyword_arguments():
         ]
     )
     assert typed.max_model_len == 8000
-    assert typed.max_num_seqs == 128
+    assert typed.max_num_seqs == 0
     arguments = EngineArgs.from_cli_args(typed)
     assert arguments.model == "/m"
     config = arguments.create_engine_config()
@@ -134,7 +134,7 @@ def test_config_is_frozen_and_closed():
     ("settings", "message"),
     [
         ({"max_model_length": 1}, "no setting 'max_model_length' (did you mean max_model_len"),
-        ({"max_num_seqs": 0}, "max_num_seqs must be greater than or equal to 1, got 0"),
+        ({"max_num_seqs": -1}, "max_num_seqs must be greater than or equal to 0, got -1"),
         ({"dtype": "fp4"}, "dtype must be 'auto', 'float32', 'float16' or 'bfloat16', got 'fp4'"),
         ({"max_model_len": "1.5K"}, "max_model_len: '1.5K' mixes a fraction with the binary suffix K"),
         ({"block_size": True}, "block_size must be an integer, got True"),

@@ -242,7 +242,7 @@ class Simulation:
         priority: bool = False,
         **flat: object,
     ) -> None:
-        self.config = make_config(**flat)
+        self.config = make_config(**{"max_num_seqs": 128, "max_num_batched_tokens": 2048, **flat})
         self.layout = layout
         self.max_model_len = max_model_len
         self.max_in_flight = max_in_flight

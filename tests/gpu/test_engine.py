@@ -1,0 +1,84 @@
+"""The whole engine on a GPU: greedy tokens against transformers, recorded against eager steps, sync against async."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import pytest
+import torch
+
+from frame.core.testing.checkpoints import make_checkpoint
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+NUM_TOKENS = 24
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "gemma2", "gemma3", "gpt2"]
+
+
+def make_prompts(count: int = 12) -> list[list[int]]:
+    draw = random.Random(3)
+    return [draw.choices(range(3, 512), k=draw.randint(1, 90)) for _ in range(count)]
+
+
+def generate(folder, prompts, temperature: float = 0.0, **arguments) -> list[list[int]]:
+    from frame import LLM, SamplingParams
+
+    values = {"max_model_len": 128, "gpu_memory_utilization": 0.1, "max_num_seqs": 16, **arguments}
+    llm = LLM(model=str(folder), skip_tokenizer_init=True, **values)
+    params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False, seed=5)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    llm.llm_engine.core.close()
+    del llm
+    gc.collect()
+    torch.cuda.empty_cache()
+    return tokens
+
+
+def near_tie(model, prompt: list[int], found: list[int], expected: list[int]) -> float:
+    """The gap between the best logit and that of the first token that differs; 0 when none does."""
+    place = next((i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), None)
+    if place is None:
+        return 0.0
+    ids = torch.tensor([prompt + expected[:place]], device="cuda")
+    with torch.inference_mode():
+        logits = model(ids).logits[0, -1].float()
+    return float(logits[expected[place]] - logits[found[place]])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_greedy_equals_transformers(family: str, dtype: str, tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = make_checkpoint(tmp_path, family)
+    prompts = make_prompts()
+    found = generate(folder, prompts, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).cuda().eval()
+    gaps = []
+    for prompt, tokens in zip(prompts, found, strict=True):
+        ids = list(prompt)
+        with torch.inference_mode():
+            for _ in range(NUM_TOKENS):
+                ids.append(int(model(torch.tensor([ids], device="cuda"), use_cache=False).logits[0, -1].argmax()))
+        gaps.append(near_tie(model, prompt, tokens, ids[len(prompt) :]))
+    print(f"{family} {dtype}: {sum(gap == 0 for gap in gaps)} of {len(gaps)} equal, largest gap {max(gaps):.4f}")
+    assert max(gaps) <= (1e-4 if dtype == "float32" else 0.15)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_recorded_steps_equal_eager_ones_and_async_sync(temperature: float, tmp_path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3")
+    prompts = make_prompts()
+    expected = generate(folder, prompts, temperature, dtype="float32", enforce_eager=True, async_scheduling=False)
+    assert generate(folder, prompts, temperature, dtype="float32") == expected
+    assert generate(folder, prompts, temperature, dtype="float32", max_num_batched_tokens=32) == expected
+    assert generate(folder, prompts, temperature, dtype="float32", num_gpu_blocks_override=24) == expected
+
+
+def test_torch_attention_equals_triton(tmp_path) -> None:
+    folder = make_checkpoint(tmp_path, "gemma2")
+    prompts = make_prompts()
+    expected = generate(folder, prompts, dtype="float32", attention_backend="torch", enforce_eager=True)
+    assert generate(folder, prompts, dtype="float32", attention_backend="triton") == expected
