@@ -32,7 +32,8 @@ def frame_kv_connectors() -> list[Provider]:
             api=API,
             summary="prompt blocks in host memory",
             options="frame_example.connector:MemoryOptions",
-            tags={"worker": "frame_example.connector:MemoryWorker"},
+            # "stores" says for `frame plugins check` that another engine cannot find these blocks
+            tags={"worker": "frame_example.connector:MemoryWorker", "stores": "no"},
         )
     ]
 

@@ -101,13 +101,13 @@ class HostStreams(Streams):
 
 
 class FixedMemory(Memory):
-    """Pretends to be a device of a gibibyte whose cache has a fixed size."""
+    """Pretends to be a device of a gibibyte, and keeps its cache small."""
 
     def snapshot(self) -> MemorySnapshot:
         return MemorySnapshot(total=1 << 30, free=1 << 29, held=0, peak=0)
 
     def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int, full_bytes: int) -> int:
-        return min(CACHE_BYTES, full_bytes)
+        return max(0, min(CACHE_BYTES, full_bytes, int(start.total * utilization) - weights_bytes))
 
 
 # --8<-- [start:graphs]
