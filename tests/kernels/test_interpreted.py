@@ -14,7 +14,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     "file",
-    ["test_attention.py", "test_step_kernels.py", "test_layer_kernels.py", "test_sampling_kernels.py"],
+    [
+        "test_attention.py",
+        "test_step_kernels.py",
+        "test_layer_kernels.py",
+        "test_sampling_kernels.py",
+        "test_expert_kernels.py",
+    ],
 )
 def test_kernels_under_the_interpreter(file: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", f"tests/gpu/{file}"]

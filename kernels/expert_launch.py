@@ -1,0 +1,125 @@
+"""Tile sizes of the experts' products: a measured table per chip and shape, and a rule for everything else.
+
+The table, `experts.json` beside this file, is written by `benchmarks/kernels/experts.py --tune`. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from math import log
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One product's tile: weight rows, depth of a step, pipeline; `swap` puts the weights on the side of many rows."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int = 1
+    swap: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a batch is multiplied: `block_m` pairs a block, all of one expert; 0 multiplies each pair by itself."""
+
+    block_m: int
+    gate_up: Tile
+    down: Tile
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The experts of one rank: how many, how many of them (and of others) a token has, sizes, and the weights' type."""
+
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """The shape's key in the table."""
+        sizes = f"{self.num_experts} experts, top {self.top_k}, {self.hidden_size} x {self.intermediate_size}"
+        return f"{sizes}, {str(self.dtype).removeprefix('torch.')}"
+
+
+@lru_cache(maxsize=1024)
+def launch_for(shape: Shape, num_tokens: int, chip: str = "") -> Launch:
+    """The launch for a batch: that of the nearest measured token count, or by rule where the table lacks the shape."""
+    measured = read_table().get(chip, {}).get(shape.name)
+    if not measured:
+        return rule(shape, num_tokens)
+    nearest = min(measured, key=lambda tokens: abs(log(int(tokens) / num_tokens)))
+    return launch_from(measured[nearest])
+
+
+def rule(shape: Shape, num_tokens: int) -> Launch:
+    """Tile sizes from the mean number of rows an expert gets."""
+    pairs = num_tokens * shape.top_k
+    if pairs <= max(shape.top_k, shape.num_experts // 2):
+        return vector_launch(shape)
+    if shape.dtype.itemsize > 2:
+        return _fit(shape, Launch(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)))
+    rows = pairs / shape.num_experts
+    if rows <= 12:
+        return _fit(shape, Launch(16, Tile(64, 128, 4, 3), Tile(64, 128, 4, 4)))
+    if rows <= 24:
+        return _fit(shape, Launch(32, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)))
+    if rows <= 80:
+        return _fit(shape, Launch(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)))
+    return _fit(shape, Launch(128, Tile(64, 64, 8, 4), Tile(128, 64, 8, 4)))
+
+
+def vector_launch(shape: Shape) -> Launch:
+    """A matrix-vector product a pair, in tiles small enough to fill the chip from one token."""
+    return Launch(0, Tile(4, 512, 4), Tile(2, min(1024, _power(shape.intermediate_size)), 4))
+
+
+def invariant_launch(shape: Shape) -> Launch:
+    """One launch for every batch: a row's sums run over the depth in one order, whatever is beside it."""
+    if shape.dtype.itemsize > 2:
+        return _fit(shape, Launch(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)))
+    return _fit(shape, Launch(32, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)))
+
+
+@lru_cache(maxsize=1)
+def read_table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """Chip → shape → number of tokens → launch; empty when there is no table."""
+    path = Path(__file__).with_name("experts.json")
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def launch_from(entry: Mapping[str, Any]) -> Launch:
+    """The launch of one table entry; a field that is missing or unknown is a TypeError."""
+    sizes = dict(entry)
+    return Launch(gate_up=Tile(**sizes.pop("gate_up")), down=Tile(**sizes.pop("down")), **sizes)
+
+
+def entry_of(launch: Launch) -> dict[str, Any]:
+    """The table entry of a launch."""
+    return asdict(launch)
+
+
+def _fit(shape: Shape, launch: Launch) -> Launch:
+    """Tiles no larger than the matrices, and never smaller than what a matrix unit takes."""
+    gate_up = _clip(launch.gate_up, shape.intermediate_size, shape.hidden_size)
+    return Launch(launch.block_m, gate_up, _clip(launch.down, shape.hidden_size, shape.intermediate_size))
+
+
+def _clip(tile: Tile, size: int, depth: int) -> Tile:
+    block_n = min(tile.block_n, max(16, _power(size)))
+    return Tile(block_n, min(tile.block_k, max(16, _power(depth))), tile.num_warps, tile.num_stages, tile.swap)
+
+
+def _power(size: int) -> int:
+    return 1 << (size - 1).bit_length()

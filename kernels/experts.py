@@ -1,0 +1,241 @@
+"""Products of routed experts in Triton; the reference is `fused_experts` of `frame.core.ops.experts`.
+
+A pair is a token and one of its chosen experts, numbered token · top_k + choice. Many pairs: they are sorted by expert
+into blocks of equal size on the device (grids come from the token count, so a CUDA graph can hold them), each block is
+a matrix product, and a token's results are added in the order of its choices. Few pairs: each is a matrix-vector
+product, bound by the bandwidth of the weights. No float atomics; sums are in float32. Knows no router and no rank.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .expert_launch import Launch, Shape, Tile, invariant_launch, launch_for
+from .routing import Blocks, align
+
+_GROUP = tl.constexpr(8)  # blocks that share a weight tile while it is in the L2 cache
+
+
+@triton.jit
+def _silu(x):
+    """x · logistic(x) without overflow."""
+    small = tl.exp(-tl.abs(x))
+    return x * tl.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def _grouped(
+    x, weight, out, slots, block_experts, num_blocks, pairs, size, depth, stride_x,
+    SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # neighbours take the blocks of a group first, so that the blocks of one expert meet the same weights in the cache
+    num_tiles = tl.cdiv(size, BLOCK_N)
+    total = tl.load(num_blocks)
+    program = tl.program_id(0)
+    if program >= total * num_tiles:
+        return
+    group = program // (_GROUP * num_tiles)
+    rows = tl.minimum(total - group * _GROUP, _GROUP)
+    block = group * _GROUP + program % (_GROUP * num_tiles) % rows
+    tile = program % (_GROUP * num_tiles) // rows
+
+    slot = tl.load(slots + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    some = tl.load(slots + block * BLOCK_M)
+    expert = tl.load(block_experts + block).to(tl.int64)
+    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    lane = tl.arange(0, BLOCK_K)
+    # padding reads the block's first row, and columns beyond the matrix its first: neither is stored
+    row = tl.where(slot < pairs, slot, some) // SHARED
+    x_at = x + row[:, None] * stride_x + lane[None, :]
+    line = tl.where(column < size, column, 0)
+    w_at = weight + expert * (2 if GATED else 1) * size * depth + line[:, None] * depth + lane[None, :]
+    up_at = w_at + size * depth
+    acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
+    acc_up = acc
+    for first in range(0, depth, BLOCK_K):
+        kept = (first + lane < depth)[None, :]
+        a = tl.load(x_at) if EVEN else tl.load(x_at, mask=kept, other=0.0)
+        w = tl.load(w_at) if EVEN else tl.load(w_at, mask=kept, other=0.0)
+        acc = _product(a, w, acc, SWAP)
+        if GATED:
+            w = tl.load(up_at) if EVEN else tl.load(up_at, mask=kept, other=0.0)
+            acc_up = _product(a, w, acc_up, SWAP)
+            up_at += BLOCK_K
+        x_at += BLOCK_K
+        w_at += BLOCK_K
+    if GATED:
+        acc = _silu(acc) * acc_up
+    if SWAP:
+        at, kept = slot[None, :] * size + column[:, None], (slot < pairs)[None, :] & (column < size)[:, None]
+    else:
+        at, kept = slot[:, None] * size + column[None, :], (slot < pairs)[:, None] & (column < size)[None, :]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _product(a, w, acc, SWAP: tl.constexpr):
+    """acc + a wᵀ, or its transpose."""
+    if SWAP:
+        acc = tl.dot(w, tl.trans(a), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(a, tl.trans(w), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _combine(products, weights, ids, out, experts, size, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(1).to(tl.int64)
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(TOP_K):
+        pair = token * TOP_K + k
+        expert = tl.load(ids + pair)
+        inside = (expert >= 0) & (expert < experts)
+        value = tl.load(products + pair * size + lane, mask=(lane < size) & inside, other=0.0).to(tl.float32)
+        total += tl.where(inside, tl.load(weights + pair), 0.0) * value
+    tl.store(out + token * size + lane, total.to(out.dtype.element_ty), mask=lane < size)
+
+
+@triton.jit
+def _vector_gate_up(
+    x, weight, ids, out, experts, size, stride_x,
+    DEPTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(1).to(tl.int64)
+    expert = tl.load(ids + pair).to(tl.int64)
+    if (expert < 0) | (expert >= experts):
+        return
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    lane = tl.arange(0, BLOCK_K)
+    start = weight + expert * 2 * size * DEPTH + column[:, None] * DEPTH + lane[None, :]
+    gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    up = gate
+    for first in tl.static_range(0, DEPTH, BLOCK_K):
+        kept = (column < size)[:, None] & (first + lane < DEPTH)[None, :]
+        gate_weight = tl.load(start + first, mask=kept, other=0.0)
+        up_weight = tl.load(start + size * DEPTH + first, mask=kept, other=0.0)
+        value = tl.load(x + pair // TOP_K * stride_x + first + lane, mask=first + lane < DEPTH, other=0.0)
+        wide = value.to(tl.float32)[None, :]
+        gate += gate_weight.to(tl.float32) * wide
+        up += up_weight.to(tl.float32) * wide
+    value = _silu(tl.sum(gate, 1)) * tl.sum(up, 1)
+    tl.store(out + pair * size + column, value.to(out.dtype.element_ty), mask=column < size)
+
+
+@triton.jit
+def _vector_down(
+    x, weight, ids, weights, out, experts, size,
+    DEPTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    lane = tl.arange(0, BLOCK_K)
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for k in tl.static_range(TOP_K):
+        pair = token * TOP_K + k
+        expert = tl.load(ids + pair).to(tl.int64)
+        inside = (expert >= 0) & (expert < experts)
+        share = tl.where(inside, tl.load(weights + pair), 0.0)
+        start = weight + expert * size * DEPTH + column[:, None] * DEPTH + lane[None, :]
+        for first in tl.static_range(0, DEPTH, BLOCK_K):
+            wanted = (first + lane < DEPTH) & inside
+            value = tl.load(x + pair * DEPTH + first + lane, mask=wanted, other=0.0).to(tl.float32)
+            w = tl.load(start + first, mask=(column < size)[:, None] & wanted[None, :], other=0.0)
+            acc += w.to(tl.float32) * (value * share)[None, :]
+    tl.store(out + token * size + column, tl.sum(acc, 1).to(out.dtype.element_ty), mask=column < size)
+
+
+def fused_experts(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, launch: Launch | None = None
+) -> Tensor:
+    """As `frame.core.ops.experts.fused_experts`; all contiguous but for the tokens of `hidden`.
+
+    `launch` replaces the tile sizes that suit the batch.
+    """
+    if not hidden.shape[0]:
+        return torch.empty_like(hidden)
+    if launch is None:
+        launch = launch_for(shape_of(gate_up, ids.shape[1]), hidden.shape[0], _chip(hidden.device))
+    if launch.block_m == 0:
+        inner = vector_gate_up(hidden, gate_up, ids, launch.gate_up)
+        return vector_down(inner, down, weights, ids, launch.down)
+    blocks = align(ids, gate_up.shape[0], launch.block_m)
+    inner = grouped_product(hidden, gate_up, blocks, launch.gate_up, shared=ids.shape[1], gated=True)
+    return combine(grouped_product(inner, down, blocks, launch.down), weights, ids, gate_up.shape[0])
+
+
+def fused_experts_invariant(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """As `fused_experts`, with one launch for every batch: a token's bits depend on its own row alone."""
+    return fused_experts(hidden, gate_up, down, weights, ids, launch=invariant_launch(shape_of(gate_up, ids.shape[1])))
+
+
+def shape_of(gate_up: Tensor, top_k: int) -> Shape:
+    """What the tile sizes depend on, from gate_up [E, 2I, H]."""
+    experts, rows, hidden_size = gate_up.shape
+    return Shape(experts, top_k, hidden_size, rows // 2, gate_up.dtype)
+
+
+def grouped_product(
+    x: Tensor, weight: Tensor, blocks: Blocks, tile: Tile, *, shared: int = 1, gated: bool = False
+) -> Tensor:
+    """Row `pair` of the result [pairs, N] is weight[e] · x[pair // shared], e the pair's expert; weight [E, N, K].
+
+    With `gated`, weight [E, 2N, K] holds gate and up, and the result is silu(gate x) · up x. Rows of pairs that
+    `blocks` leaves out are not written.
+    """
+    size, depth = weight.shape[1] // (2 if gated else 1), weight.shape[2]
+    out = torch.empty((blocks.num_pairs, size), dtype=x.dtype, device=x.device)
+    most, block_m = blocks.slots.shape
+    _grouped[(most * triton.cdiv(size, tile.block_n),)](
+        x, weight, out, blocks.slots, blocks.experts, blocks.used, blocks.num_pairs, size, depth, x.stride(0),
+        SHARED=shared, GATED=gated, SWAP=tile.swap, EVEN=depth % tile.block_k == 0,
+        BLOCK_M=block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    return out
+
+
+def combine(products: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> Tensor:
+    """[T, N]: Σ_k weights[t, k] · products[t · top_k + k], over the ids in [0, num_experts), in the order of k."""
+    tokens, top_k = ids.shape
+    size = products.shape[1]
+    out = torch.empty((tokens, size), dtype=products.dtype, device=products.device)
+    block = min(1024, triton.next_power_of_2(size))
+    _combine[(triton.cdiv(size, block), tokens)](
+        products, weights, ids, out, num_experts, size, TOP_K=top_k, BLOCK=block
+    )
+    return out
+
+
+def vector_gate_up(hidden: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile) -> Tensor:
+    """silu(gate x) · up x of each pair, [pairs, I]; rows of pairs whose id is outside are not written."""
+    size, depth = gate_up.shape[1] // 2, gate_up.shape[2]
+    out = torch.empty((ids.numel(), size), dtype=hidden.dtype, device=hidden.device)
+    _vector_gate_up[(triton.cdiv(size, tile.block_n), ids.numel())](
+        hidden, gate_up, ids, out, gate_up.shape[0], size, hidden.stride(0),
+        DEPTH=depth, TOP_K=ids.shape[1], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.num_warps,
+    )  # fmt: skip
+    return out
+
+
+def vector_down(inner: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile: Tile) -> Tensor:
+    """[T, H]: Σ_k weights[t, k] · down[e] inner[t · top_k + k] over the ids that are inside."""
+    tokens, size = ids.shape[0], down.shape[1]
+    out = torch.empty((tokens, size), dtype=inner.dtype, device=inner.device)
+    _vector_down[(triton.cdiv(size, tile.block_n), tokens)](
+        inner, down, ids, weights, out, down.shape[0], size,
+        DEPTH=down.shape[2], TOP_K=ids.shape[1], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.num_warps,
+    )  # fmt: skip
+    return out
+
+
+@lru_cache(maxsize=16)
+def _chip(device: torch.device) -> str:
+    """The chip's name in the table of tile sizes."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""

@@ -1,0 +1,178 @@
+"""Expert kernels against their references: on a GPU, and interpreted through tests/kernels."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from frame.core.ops import experts as reference
+from frame.kernels import experts as kernels
+from frame.kernels import routing
+from frame.kernels.expert_launch import Launch, Tile, invariant_launch, rule, vector_launch
+
+pytestmark = pytest.mark.gpu
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+CLOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+LAUNCHES = {
+    "vector": Launch(0, Tile(16, 32, 2), Tile(16, 16, 2)),
+    "grouped": Launch(16, Tile(16, 32, 4, 2), Tile(32, 16, 4, 2)),
+    "swapped": Launch(16, Tile(32, 16, 4, 2, True), Tile(64, 32, 4, 2, True)),
+    "rule": None,
+}
+
+
+def case(tokens: int, experts: int, top_k: int, hidden: int, inner: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Inputs of fused_experts whose products are of size one."""
+    weights, ids = reference.route(torch.randn(tokens, experts), top_k, True)
+    return {
+        "hidden": torch.randn(tokens, hidden).to(dtype).to(DEVICE),
+        "gate_up": (torch.randn(experts, 2 * inner, hidden) / hidden**0.5).to(dtype).to(DEVICE),
+        "down": (torch.randn(experts, hidden, inner) / inner**0.5).to(dtype).to(DEVICE),
+        "weights": weights.to(DEVICE),
+        "ids": ids.to(DEVICE),
+    }
+
+
+def check(inputs: dict[str, Tensor], launch: Launch | None = None) -> None:
+    dtype = inputs["hidden"].dtype
+    found = kernels.fused_experts(**inputs, launch=launch)
+    wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    expected = reference.fused_experts(**wide)
+    assert found.dtype == dtype
+    assert found.isfinite().all()
+    assert (found.double() - expected).norm() <= CLOSE[dtype] * expected.norm()
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(1, 8, 3, 64, 32), (11, 4, 2, 40, 24)], ids=str)
+def test_experts_equal_the_reference(sizes: tuple[int, ...], dtype: torch.dtype, launch: Launch | None) -> None:
+    check(case(*sizes, dtype=dtype), launch)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
+def test_ids_of_other_ranks_add_nothing(launch: Launch | None) -> None:
+    inputs = case(5, 12, 4, 32, 16, torch.float32)
+    first = {**inputs, "gate_up": inputs["gate_up"][4:8], "down": inputs["down"][4:8], "ids": inputs["ids"] - 4}
+    first["ids"][3] = torch.tensor([-1, 4, 2**31 - 1, -(2**31)], device=DEVICE)
+    check(first, launch)
+    assert not kernels.fused_experts(**first, launch=launch)[3].any()
+
+
+@pytest.mark.parametrize("expert", [0, 4])
+def test_all_tokens_on_one_expert(expert: int) -> None:
+    inputs = case(40, 5, 1, 32, 16, torch.float32)
+    inputs["ids"].fill_(expert)
+    check(inputs, LAUNCHES["grouped"])
+
+
+def test_tokens_with_a_stride() -> None:
+    inputs = case(6, 4, 2, 32, 16, torch.float32)
+    inputs["hidden"] = torch.randn(6, 96).to(DEVICE)[:, 32:64]
+    for launch in LAUNCHES.values():
+        check(inputs, launch)
+
+
+def test_no_tokens() -> None:
+    inputs = case(0, 4, 2, 32, 16, torch.float32)
+    assert kernels.fused_experts(**inputs).shape == (0, 32)
+    weights, ids = routing.route(torch.empty(0, 4, device=DEVICE), 2, True)
+    assert weights.shape == ids.shape == (0, 2)
+
+
+@pytest.mark.parametrize("block_m", [16, 64])
+@pytest.mark.parametrize("tokens", [1, 50, 700])
+def test_blocks_hold_every_pair_once_and_in_order(tokens: int, block_m: int) -> None:
+    ids = torch.randint(-2, 9, (tokens, 7), dtype=torch.int32)
+    blocks = routing.align(ids.to(DEVICE), 7, block_m)
+    used = int(blocks.used)
+    assert used <= blocks.slots.shape[0]
+    found: dict[int, list[int]] = {}
+    for expert, slots in zip(blocks.experts[:used].tolist(), blocks.slots[:used].tolist(), strict=True):
+        found.setdefault(expert, []).extend(slots)
+    flat = ids.flatten()
+    for expert in range(7):
+        own = torch.where(flat == expert)[0].tolist()
+        padding = -len(own) % block_m
+        assert found.pop(expert, []) == own + [flat.numel()] * padding
+    assert not found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("experts", "top_k"), [(4, 1), (128, 8), (100, 5)])
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_route(experts: int, top_k: int, renormalize: bool, dtype: torch.dtype) -> None:
+    logits = (torch.stack([torch.randperm(experts) for _ in range(3)]) / 16).to(dtype).to(DEVICE)
+    found, expected = routing.route(logits, top_k, renormalize), reference.route(logits, top_k, renormalize)
+    assert torch.equal(found[1], expected[1])
+    torch.testing.assert_close(found[0], expected[0], atol=1e-6, rtol=1e-5)
+
+
+def test_route_takes_the_lowest_id_of_a_tie() -> None:
+    logits = torch.zeros(2, 10)
+    logits[1, 7] = logits[1, 3] = 1.0
+    logits[1, 0] = -float("inf")
+    weights, ids = routing.route(logits.to(DEVICE), 3, True)
+    assert ids.tolist() == [[0, 1, 2], [3, 7, 1]]
+    torch.testing.assert_close(weights.sum(dim=1).cpu(), torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_a_logit_that_is_not_a_number_shows_in_the_weights(renormalize: bool) -> None:
+    logits = torch.randn(3, 6)
+    logits[0], logits[1, 2] = float("nan"), float("nan")
+    weights, ids = routing.route(logits.to(DEVICE), 2, renormalize)
+    assert weights[:2].isnan().all()
+    assert weights[2].isfinite().all()
+    assert ((ids >= 0) & (ids < 6)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_invariant_rows_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
+    inputs = case(21, 4, 2, 32, 32, dtype)
+    whole = kernels.fused_experts_invariant(**inputs)
+    check(inputs, invariant_launch(kernels.shape_of(inputs["gate_up"], 2)))
+    for rows in (slice(5, 6), slice(3, 12)):
+        part = {name: inputs[name][rows].contiguous() for name in ("hidden", "weights", "ids")}
+        assert torch.equal(kernels.fused_experts_invariant(**inputs | part), whole[rows])
+
+
+def test_repeated_runs_are_bitwise_equal() -> None:
+    inputs = case(9, 4, 2, 32, 16, torch.float16)
+    for launch in LAUNCHES.values():
+        assert torch.equal(
+            kernels.fused_experts(**inputs, launch=launch), kernels.fused_experts(**inputs, launch=launch)
+        )
+
+
+@pytest.mark.skipif(INTERPRETED, reason="large")
+@pytest.mark.parametrize("tokens", [1, 3, 8, 16, 64, 200, 512, 1100, 3000])
+def test_a_real_shape(tokens: int) -> None:
+    inputs = case(tokens, 128, 8, 512, 768, torch.bfloat16)
+    shape = kernels.shape_of(inputs["gate_up"], 8)
+    for launch in (None, rule(shape, tokens), vector_launch(shape) if tokens <= 64 else None):
+        check(inputs, launch)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs CUDA graphs")
+def test_a_graph_follows_new_ids() -> None:
+    inputs = case(64, 32, 4, 128, 64, torch.bfloat16)
+    kernels.fused_experts(**inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernels.fused_experts(**inputs)
+    for _ in range(3):
+        fresh = case(64, 32, 4, 128, 64, torch.bfloat16)
+        for name in ("hidden", "weights", "ids"):
+            inputs[name].copy_(fresh[name])
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, kernels.fused_experts(**inputs))

@@ -1,0 +1,60 @@
+"""Tile sizes of the experts' products: the rule, and the table that replaces it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from frame.kernels import expert_launch
+from frame.kernels.expert_launch import Launch, Shape, Tile, entry_of, launch_for, launch_from, read_table, rule
+
+SHAPE = Shape(128, 8, 2048, 768, torch.bfloat16)
+TINY = Shape(4, 2, 24, 10, torch.float16)
+ODD = Launch(48, Tile(7, 9, 3), Tile(5, 11, 1, 2, True))
+
+
+def test_the_rule_multiplies_pairs_one_by_one_until_experts_are_shared() -> None:
+    assert [rule(SHAPE, tokens).block_m for tokens in (1, 8, 9, 64, 256, 512, 4096)] == [0, 0, 16, 16, 32, 64, 128]
+    assert rule(Shape(4, 8, 64, 64, torch.bfloat16), 1).block_m == 0
+
+
+@pytest.mark.parametrize("shape", [SHAPE, TINY, replace(SHAPE, dtype=torch.float32)], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("tokens", [9, 100, 5000])
+def test_tiles_of_matrix_products_are_powers_of_two_that_the_matrices_fill(shape: Shape, tokens: int) -> None:
+    launch = rule(shape, tokens)
+    for tile, size, depth in (
+        (launch.gate_up, shape.intermediate_size, shape.hidden_size),
+        (launch.down, shape.hidden_size, shape.intermediate_size),
+    ):
+        for block, whole in ((tile.block_n, size), (tile.block_k, depth)):
+            assert block >= 16
+            assert block & (block - 1) == 0
+            assert block < 2 * max(whole, 16)
+
+
+def test_an_entry_is_read_as_it_was_written() -> None:
+    assert launch_from(entry_of(ODD)) == ODD
+    with pytest.raises(TypeError):
+        launch_from({**entry_of(ODD), "warps": 4})
+
+
+def test_the_nearest_measured_count_of_the_chip_and_shape_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = entry_of(ODD), entry_of(replace(ODD, block_m=96))
+    monkeypatch.setattr(expert_launch, "read_table", lambda: {"chip": {SHAPE.name: {"4": near, "256": far}}})
+    launch_for.cache_clear()
+    try:
+        assert [launch_for(SHAPE, tokens, "chip").block_m for tokens in (1, 31, 33, 9999)] == [48, 48, 96, 96]
+        assert launch_for(SHAPE, 64, "other chip") == rule(SHAPE, 64)
+        assert launch_for(TINY, 64, "chip") == rule(TINY, 64)
+    finally:
+        launch_for.cache_clear()
+
+
+def test_every_entry_of_the_table_is_a_launch() -> None:
+    for shapes in read_table().values():
+        for counts in shapes.values():
+            for tokens, entry in counts.items():
+                assert int(tokens) > 0
+                assert entry_of(launch_from(entry)) == entry
