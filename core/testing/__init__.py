@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .endpoint_suite import EndpointSuite as EndpointSuite
     from .executor_suite import ExecutorSuite as ExecutorSuite
     from .fake_serving import FakeServing as FakeServing
+    from .fake_worker import FakeExecutor as FakeExecutor
     from .fake_worker import FakeWorker as FakeWorker
     from .fake_worker import FakeWorkers as FakeWorkers
     from .loader_suite import WeightLoaderSuite as WeightLoaderSuite
@@ -35,7 +36,7 @@ _HOMES = {
     "endpoint_suite": ("EndpointSuite",),
     "executor_suite": ("ExecutorSuite",),
     "fake_serving": ("FakeServing",),
-    "fake_worker": ("FakeWorker", "FakeWorkers"),
+    "fake_worker": ("FakeExecutor", "FakeWorker", "FakeWorkers"),
     "loader_suite": ("WeightLoaderSuite",),
     "model_suite": ("ModelSuite",),
     "platform_suite": ("PlatformSuite",),

@@ -7,7 +7,7 @@ step, so a case holds for any layout of a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,14 +67,25 @@ class AttentionCase:
         positions = np.arange(sum(self.rows[row]))
         return self.tables[row][positions // size].astype(np.int64) * size + positions % size
 
-    def inputs(self, spans: Sequence[Row], padding_tokens: int = 0) -> list[Tensor]:
+    def inputs(self, spans: Sequence[Row], padding_tokens: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """(query, key, value), each [T, heads, head_dim], of the spans; padding tokens are zeros."""
-        made = []
-        for tensors in (self.queries, self.keys, self.values):
+
+        def join(tensors: Sequence[Tensor]) -> Tensor:
             parts = [tensor[start:end] for tensor, (start, end) in zip(tensors, spans, strict=True)]
-            parts.append(torch.zeros_like(tensors[0][:1]).expand(padding_tokens, -1, -1))
-            made.append(torch.cat(parts))
-        return made
+            return torch.cat([*parts, torch.zeros_like(tensors[0][:1]).expand(padding_tokens, -1, -1)])
+
+        return join(self.queries), join(self.keys), join(self.values)
+
+    def of_rows(self, rows: Sequence[int]) -> AttentionCase:
+        """The same tokens and blocks, of some rows only."""
+        return replace(
+            self,
+            rows=[self.rows[row] for row in rows],
+            queries=[self.queries[row] for row in rows],
+            keys=[self.keys[row] for row in rows],
+            values=[self.values[row] for row in rows],
+            tables=[self.tables[row] for row in rows],
+        )
 
     def expected(self) -> Tensor:
         """The reference's output [T, H, D] of the step, computed on the host."""
@@ -178,19 +189,10 @@ class CaseRun:
         spans = [(0, cached) for cached, _ in self.case.rows if cached]
         kept = [row for row, (cached, _) in enumerate(self.case.rows) if cached]
         if kept:
-            case = self.case
-            history = AttentionCase(
-                case.spec,
-                case.layer,
-                [case.rows[row] for row in kept],
-                *([tensors[row] for row in kept] for tensors in (case.queries, case.keys, case.values)),
-                [case.tables[row] for row in kept],
-                case.num_blocks,
-                case.seed,
-            )
+            history = self.case.of_rows(kept)
             plan = self.backend.plan(history.batch(spans))
             for cache in self.caches:
-                self.backend.forward(case.layer, *history.inputs(spans), cache, plan)
+                self.backend.forward(history.layer, *history.inputs(spans), cache, plan)
 
     def step(self, *, padding_rows: int = 0, padding_tokens: int = 0, bound: int = 0) -> list[Tensor]:
         """Runs the step in every layer with one plan; the outputs [T, H, D]."""

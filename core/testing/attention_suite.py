@@ -202,12 +202,7 @@ class AttentionBackendSuite(PluginSuite):
         run = CaseRun(self.backend(spec), whole, stale=STALE)
         for start, end in ((0, 9), (9, 10), (10, 11), (11, 24), (24, 25), (25, 30)):
             rows = [row for row, (_, count) in enumerate(whole.rows) if end <= count]
-            part = replace(
-                whole,
-                rows=[whole.rows[row] for row in rows],
-                tables=[whole.tables[row] for row in rows],
-                **{name: [getattr(whole, name)[row] for row in rows] for name in ("queries", "keys", "values")},
-            )
+            part = whole.of_rows(rows)
             spans = [(start, end)] * len(rows)
             with torch.inference_mode():
                 plan = run.backend.plan(part.batch(spans))
@@ -224,9 +219,7 @@ class AttentionBackendSuite(PluginSuite):
             run.fill_history()
             together = run.step()[0].split([count for _, count in case.rows])
             for row, want in enumerate(together):
-                names = ("rows", "tables", "queries", "keys", "values")
-                alone = replace(case, **{name: [getattr(case, name)[row]] for name in names})
-                single = CaseRun(self.backend(spec), alone, stale=STALE)
+                single = CaseRun(self.backend(spec), case.of_rows([row]), stale=STALE)
                 single.fill_history()
                 assert torch.equal(single.step()[0], want), f"row {case.rows[row]} has other bits alone"
 

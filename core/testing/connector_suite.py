@@ -12,125 +12,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ..engine.engine import Engine
-from ..engine.scheduler import Scheduler
-from ..interfaces.client import EngineInfo
 from ..interfaces.connector import ConnectorScheduler, ConnectorWorker, RequestView
-from ..interfaces.engine import EngineOutput, EngineRequest
-from ..interfaces.executor import Executor, StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, TransferReport
 from .checked_connector import CheckedConnector
+from .connected_engine import ConnectedEngine
 from .engines import SMALL, drain, request, running, tokens_of
-from .fake_worker import VOCAB, FakeWorker, FakeWorkers, expected_tokens, make_layout
+from .fake_worker import VOCAB, FakeWorker, make_layout
 from .plugin_suite import PluginSuite
 from .tiny import write_tiny
-
-_STEPS = 3000
-
-
-class InlineFake(Executor):
-    """One worker here."""
-
-    def start(self) -> KVLayout:
-        self.worker = self.workers.local(0)
-        return self.worker.start()
-
-    def execute(self, plan: StepPlan) -> None:
-        self.worker.execute(plan)
-
-    def sample(self, masks: bytes = b"") -> StepHandle:
-        return self.worker.sample(masks)
-
-    def call(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
-        return [self.worker.call(method, arguments)]
-
-    def close(self) -> None:
-        self.worker.close()
-
-
-class ConnectedEngine:
-    """frame's engine over a fake worker, with the connector under test on both sides."""
-
-    def __init__(self, suite: ConnectorSuite, layout: KVLayout, broken_steps: Collection[int], **settings: Any) -> None:
-        config = suite.config(kv_connector=suite.name, **{"max_num_seqs": 4, **settings})
-        self.layout = layout
-        self.connector = CheckedConnector(suite.scheduler_side(config, layout))
-        self.workers = FakeWorkers(
-            lambda rank: FakeWorker(layout, lambda layout: suite.worker_side(config, layout), broken_steps, rank)
-        )
-        executor = InlineFake(config=config, workers=self.workers)
-        executor.start()
-        scheduler = Scheduler(
-            config=config,
-            layout=layout,
-            policy=suite.registry().make("scheduler", config.scheduler.scheduling_policy, config),
-            connector=self.connector,
-            max_model_len=96,
-            max_in_flight=2,
-        )
-        info = EngineInfo(
-            max_model_len=96,
-            vocab_size=VOCAB,
-            num_blocks=layout.num_blocks,
-            block_size=layout.block_size,
-            platform="fake",
-            attention=[],
-            dtype="float32",
-        )
-        self.engine = Engine(scheduler=scheduler, executor=executor, connector=self.connector, info=info, depth=2)
-        self.outputs: dict[str, list[EngineOutput]] = {}
-        self.requests: dict[str, EngineRequest] = {}
-
-    def add(self, one: EngineRequest) -> None:
-        """Queues a request."""
-        self.requests[one.request_id] = one
-        self.outputs[one.request_id] = []
-        self.engine.add(one)
-
-    def step(self) -> None:
-        """One step of the engine."""
-        for output in self.engine.step():
-            self.outputs[output.request_id].append(output)
-
-    def run(self, *requests: EngineRequest) -> None:
-        """Adds requests and steps until nothing is left to do, transfers included."""
-        for one in requests:
-            self.add(one)
-        for _ in range(_STEPS):
-            if not self.busy:
-                return
-            self.step()
-        held = [name for name, hold in self.connector.ended.items() if hold and name not in self.connector.sent]
-        raise AssertionError(f"not at rest after {_STEPS} steps; held and never reported as sent: {held or 'none'}")
-
-    @property
-    def busy(self) -> bool:
-        """Whether requests are unfinished or transfers under way."""
-        return self.engine.has_unfinished() or self.engine.scheduler.has_transfers()
-
-    def tokens(self, name: str) -> list[int]:
-        """What a request was answered."""
-        return tokens_of(self.outputs[name])
-
-    def num_cached(self, name: str) -> int:
-        """Prompt tokens of a request that were not computed."""
-        return next((o.num_cached for o in self.outputs[name] if o.num_cached is not None), 0)
-
-    def check(self, *names: str) -> None:
-        """Every request (or those named) has the tokens of an undisturbed run, and every block is back."""
-        for name in names or self.requests:
-            one = self.requests[name]
-            want = expected_tokens(one.prompt_ids.tolist(), one.max_tokens, one.seed)
-            assert self.tokens(name) == want, f"request {name} got other tokens than without a connector"
-        usage = self.engine.stats().kv_usage
-        assert usage == 0, f"{usage:.0%} of the KV cache is still in use although nothing runs"
-        missing = set(self.requests) - set(self.connector.ended)
-        assert not missing, f"frame's own fault: finished was not called for {sorted(missing)}"
-
-    def close(self) -> None:
-        """Ends both sides."""
-        self.engine.close()
 
 
 class ConnectorSuite(PluginSuite):
@@ -142,7 +32,8 @@ class ConnectorSuite(PluginSuite):
             stores = True              # False when no engine can find later what another one computed
 
     Runs frame's scheduler and both sides of the connector over a fake worker whose cache holds facts: a block that is
-    wrong, late or lost changes the tokens. Override `damage` when what is stored is not files below a `Path` option.
+    wrong, late or lost changes the tokens. The provider's tag "stores" ("no") stands for `stores`. Override `damage`
+    when what is stored is not files below a `Path` option.
     """
 
     kind = "connector"
@@ -152,6 +43,11 @@ class ConnectorSuite(PluginSuite):
         "full and sliding": {"windows": (0, 6)},
         "one token a block": {"block_size": 1, "num_blocks": 200},
     }
+
+    @property
+    def shares(self) -> bool:
+        """Whether an engine finds what another computed: `stores`, unless the provider's tag "stores" is "no"."""
+        return self.stores and self.provider().tags.get("stores") != "no"
 
     def scheduler_side(self, config: Any, layout: KVLayout) -> ConnectorScheduler:
         """A new scheduler side."""
@@ -187,7 +83,7 @@ class ConnectorSuite(PluginSuite):
 
     def needs_storage(self) -> None:
         """Skips what only connectors that keep blocks can do."""
-        if not self.stores:
+        if not self.shares:
             pytest.skip("stores is False: another engine cannot find what one computed")
 
     def test_both_sides_derive_from_their_interfaces(self) -> None:
@@ -235,7 +131,7 @@ class ConnectorSuite(PluginSuite):
         engine = self.engine(layout)
         engine.run(*(request(str(index), prompt) for index, prompt in enumerate(prompts)))
         engine.check()
-        if self.stores:
+        if self.shares:
             for index in (0, 1):
                 last = (len(prompts[index]) - 1) // layout.block_size * layout.block_size
                 found = engine.num_cached(str(index))
@@ -401,7 +297,7 @@ class ConnectorSuite(PluginSuite):
         for one, other in zip(cold, again, strict=True):
             if one.logprobs is not None and other.logprobs is not None:
                 np.testing.assert_allclose(other.logprobs.logprobs, one.logprobs.logprobs, atol=1e-4)
-        if self.stores:
+        if self.shares:
             assert again[0].num_cached, "nothing was found by a second engine"
 
 

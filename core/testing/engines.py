@@ -11,9 +11,16 @@ import numpy as np
 
 from ..config.tree import FrameConfig
 from ..engine.engine import Engine, make_engine
+from ..engine.scheduler import Scheduler
+from ..interfaces.client import EngineInfo
+from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest
+from ..interfaces.executor import Executor
+from ..interfaces.kv import KVLayout
 from ..interfaces.sampling import SamplingParams
+from ..interfaces.scheduling import SchedulerPolicy
 from ..registry import Registry
+from .fake_worker import VOCAB
 
 PROMPT_LENGTHS = (60, 3, 33, 1, 17, 48)
 #: Small enough for tiny models, large enough for several blocks and chunks.
@@ -72,3 +79,35 @@ def greedy(engine: Engine, given: Sequence[Sequence[int]], num_tokens: int = 12)
     """What the engine continues each prompt with, all of them at once."""
     outputs = drain(engine, [request(str(index), prompt, num_tokens) for index, prompt in enumerate(given)])
     return [tokens_of(outputs[str(index)]) for index in range(len(given))]
+
+
+def fake_engine(
+    config: FrameConfig,
+    executor: Executor,
+    policy: SchedulerPolicy,
+    layout: KVLayout,
+    connector: ConnectorScheduler | None = None,
+    max_model_len: int = 96,
+) -> Engine:
+    """frame's scheduler and step loop over an executor of fake workers, which is started."""
+    executor.start()
+    connector = connector or NullConnectorScheduler(config=config, layout=layout)
+    depth = executor.max_in_flight
+    scheduler = Scheduler(
+        config=config,
+        layout=layout,
+        policy=policy,
+        connector=connector,
+        max_model_len=max_model_len,
+        max_in_flight=depth,
+    )
+    info = EngineInfo(
+        max_model_len=max_model_len,
+        vocab_size=VOCAB,
+        num_blocks=layout.num_blocks,
+        block_size=layout.block_size,
+        platform="fake",
+        attention=["fake"],
+        dtype="float32",
+    )
+    return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)

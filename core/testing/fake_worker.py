@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces.connector import ConnectorWorker, NullConnectorWorker
+from ..interfaces.executor import Executor, StepHandle
 from ..interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
 from ..interfaces.step import NewRequest, StepPlan, StepResult
 from ..worker.runner import CONNECTOR
@@ -24,7 +25,7 @@ from ..worker.runner import CONNECTOR
 #: Drawn tokens lie below; this one is what a wrong entry leads to.
 VOCAB = 100
 WRONG_TOKEN = VOCAB - 1
-_SPEC = {"num_kv_heads": 1, "head_dim": 4, "dtype": "float32"}
+_HEADS, _HEAD_DIM = 1, 4
 
 
 class BrokenStepError(RuntimeError):
@@ -37,7 +38,11 @@ def make_layout(
     """A KV cache of small blocks; one group for each window (0 is a full one), each of that many layers."""
     groups = []
     for index, window in enumerate(windows):
-        spec = SlidingKV(**_SPEC, window=window) if window else FullKV(**_SPEC)
+        spec = (
+            SlidingKV(num_kv_heads=_HEADS, head_dim=_HEAD_DIM, dtype="float32", window=window)
+            if window
+            else FullKV(num_kv_heads=_HEADS, head_dim=_HEAD_DIM, dtype="float32")
+        )
         names = tuple(f"group{index}.layer{layer}" for layer in range(layers))
         groups.append(KVGroup(spec=spec, layers=names, block_size=block_size))
     page = max(group.spec.block_bytes(block_size) for group in groups)
@@ -213,22 +218,30 @@ class FakeWorker:
         for index, group in enumerate(self.layout.groups):
             for number, layer in enumerate(group.layers):
                 self.transfer.hooks.before(layer)
-                for row, slot in enumerate(plan.slots.tolist()):
-                    start, count = int(plan.num_computed[row]), int(plan.num_scheduled[row])
-                    resident = self.slots[slot]
-                    while len(resident.tokens) < start + count:
-                        resident.append(WRONG_TOKEN)  # its token was lost with a broken step
-                    entries = self._entries(layer, resident.tables[index], start + count)
-                    want = np.array(resident.prefixes[: start + count], np.float64) % 65536 + number * 65536
-                    entries[start:] = torch.from_numpy(want[start:].astype(np.float32))[:, None]
-                    self._store(layer, resident.tables[index], entries, start)
-                    first = group.spec.first_needed(start)
-                    read = self._entries(layer, resident.tables[index], start + count)[first:]
-                    sound[row] &= bool((read == torch.from_numpy(want[first:].astype(np.float32))[:, None]).all())
+                wanted = [self._write(layer, index, number, plan, row) for row in range(len(plan.slots))]
+                # all of a layer is written before it is read: rows of one step may share a prefix
+                for row, (table, want) in enumerate(wanted):
+                    first = group.spec.first_needed(int(plan.num_computed[row]))
+                    read = self._entries(layer, table, len(want))[first:]
+                    sound[row] &= bool((read == want[first:]).all())
                 self.transfer.hooks.after(layer)
                 if plan.step in self.broken_steps:
                     return sound
         return sound
+
+    def _write(self, layer: str, group: int, number: int, plan: StepPlan, row: int) -> tuple[list[int], Tensor]:
+        """Stores a row's new entries in a layer; its block table, and what all its entries [n, 1] should then be."""
+        resident = self.slots[int(plan.slots[row])]
+        start, end = int(plan.num_computed[row]), int(plan.num_computed[row] + plan.num_scheduled[row])
+        while len(resident.tokens) < end:
+            resident.append(WRONG_TOKEN)  # its token was lost with a broken step
+        numbers = np.array(resident.prefixes[:end], np.float64) % 65536 + number * 65536
+        want = torch.from_numpy(numbers.astype(np.float32))[:, None]
+        table = resident.tables[group]
+        entries = self._entries(layer, table, end)
+        entries[start:] = want[start:]
+        self._store(layer, table, entries, start)
+        return table, want
 
     def _entries(self, layer: str, table: Sequence[int], count: int) -> Tensor:
         """A copy of the entries [count, numbers] of a request's first tokens in a layer."""
@@ -241,6 +254,26 @@ class FakeWorker:
         cache = self.caches[layer].view(torch.float32).view(self.layout.num_blocks, size, -1)
         for position in range(start, len(entries)):
             cache[table[position // size], position % size] = entries[position]
+
+
+class FakeExecutor(Executor):
+    """One worker, called directly."""
+
+    def start(self) -> KVLayout:
+        self.worker = self.workers.local(0)
+        return self.worker.start()
+
+    def execute(self, plan: StepPlan) -> None:
+        self.worker.execute(plan)
+
+    def sample(self, masks: bytes = b"") -> StepHandle:
+        return self.worker.sample(masks)
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+        return [self.worker.call(method, arguments)]
+
+    def close(self) -> None:
+        self.worker.close()
 
 
 class FakeWorkers:

@@ -117,4 +117,5 @@ def reason_or_none(answer: Any, what: str) -> str | None:
         assert isinstance(answer, str), f"{what} must give None or a reason, gave {answer!r}"
         assert answer.strip(), f"{what} must give None or a reason, gave an empty text"
         assert "\n" not in answer, f"{what} must give its reasons in one line, joined by '; ', gave {answer!r}"
-    return answer
+        return answer
+    return None

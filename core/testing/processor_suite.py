@@ -104,6 +104,7 @@ class LogitsProcessorSuite(PluginSuite):
         tag = self.provider().tags.get("extra_args")
         names = list(json.loads(tag)) if tag else list(self.params().extra_args or ())
         for name in names:
+            wrong: Any
             for wrong in ("nonsense", -(10**12), {"a": []}, [None], float("nan")):
                 with contextlib.suppress(ValueError):
                     validate(SamplingParams(extra_args={name: wrong}))

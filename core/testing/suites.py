@@ -8,17 +8,25 @@ from types import MappingProxyType
 from .attention_suite import AttentionBackendSuite
 from .command_suite import CommandSuite
 from .connector_suite import ConnectorSuite
+from .endpoint_suite import EndpointSuite
+from .executor_suite import ExecutorSuite
+from .loader_suite import WeightLoaderSuite
 from .model_suite import ModelSuite
 from .platform_suite import PlatformSuite
 from .plugin_suite import PluginSuite
 from .processor_suite import LogitsProcessorSuite
+from .scheduler_suite import SchedulerPolicySuite
 
 #: Kind → suite.
 SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "platform": PlatformSuite,
-    "model": ModelSuite,
     "attention": AttentionBackendSuite,
+    "model": ModelSuite,
     "connector": ConnectorSuite,
+    "executor": ExecutorSuite,
+    "scheduler": SchedulerPolicySuite,
+    "loader": WeightLoaderSuite,
     "processor": LogitsProcessorSuite,
+    "endpoint": EndpointSuite,
     "command": CommandSuite,
 })  # fmt: skip

@@ -15,7 +15,9 @@ def write_tiny(folder: Path, architecture: str) -> None:
 
     A model that also sees gets the text model of its family, nested as such checkpoints nest it.
     """
-    families = {row.architecture: name for name, row in reversed(FAMILIES.items())}
+    families: dict[str, str] = {}
+    for name, row in FAMILIES.items():
+        families.setdefault(row.architecture, name)
     if architecture in families:
         make_checkpoint(folder, families[architecture])
         return

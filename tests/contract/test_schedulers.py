@@ -1,0 +1,4 @@
+from frame.testing import SchedulerPolicySuite
+from tests.contract.installed import classes
+
+globals().update(classes(SchedulerPolicySuite))
