@@ -74,6 +74,7 @@ class ExampleCpu(Platform):
 
 
 # --8<-- [end:platform]
+# --8<-- [start:device]
 class Arrived(HostCopy):
     """A copy that is there already. A device would record an event and wait for it."""
 
@@ -110,6 +111,7 @@ class FixedMemory(Memory):
         return max(0, min(CACHE_BYTES, full_bytes, int(start.total * utilization) - weights_bytes))
 
 
+# --8<-- [end:device]
 # --8<-- [start:graphs]
 class PaddedSteps(EagerGraphs):
     """Pads every step to powers of two, as a compiler for static shapes would need it."""
