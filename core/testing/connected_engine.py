@@ -21,7 +21,7 @@ class ConnectedEngine:
     """frame's engine over a fake worker, with the connector under test on both sides."""
 
     def __init__(self, suite: ConnectorSuite, layout: KVLayout, broken_steps: Collection[int], **settings: Any) -> None:
-        config = suite.config(kv_connector=suite.name, **{"max_num_seqs": 4, **settings})
+        config = suite.config(kv_connector=suite.name, **{"max_num_seqs": 4, "max_num_batched_tokens": 64, **settings})
         self.layout = layout
         self.connector = CheckedConnector(suite.scheduler_side(config, layout))
         self.workers = FakeWorkers(

@@ -19,7 +19,7 @@ from ..interfaces.step import StepPlan
 from ..ops import Ops
 from ..ops.step import StepBuffers
 from .engines import SMALL, greedy, prompts, running
-from .op_cases import CASES, Draw
+from .op_cases import CASES, UNINITIALISED, Draw
 from .plugin_suite import PluginSuite, reason_or_none
 from .tiny import write_tiny
 
@@ -67,6 +67,13 @@ class PlatformSuite(PluginSuite):
     def test_device_is_of_its_type(self, platform: Platform) -> None:
         assert platform.device.type == platform.device_type
         assert torch.zeros(2, device=platform.device).sum().item() == 0
+
+    def test_default_batch_sizes_allow_a_step(self) -> None:
+        kind = self.found()
+        for name in ("default_num_seqs", "default_num_batched_tokens"):
+            size = getattr(kind, name)
+            assert isinstance(size, int), f"{name} must be an int, is {size!r}"
+            assert size >= 1, f"{name} must be at least 1, is {size}"
 
     def test_supports_gives_reasons(self, platform: Platform) -> None:
         assert self.dtypes(platform), "none of float32, bfloat16, float16 is supported"
@@ -204,6 +211,9 @@ class PlatformSuite(PluginSuite):
                 self.check_op(name, one, other, dtype)
         elif isinstance(want, Tensor):
             assert got.dtype == want.dtype, f"{name} gave {got.dtype}, expected {want.dtype}"
+            assert got.shape == want.shape, f"{name} gave {list(got.shape)}, expected {list(want.shape)}"
+            if name in UNINITIALISED:
+                return
             bound = self.tolerance(dtype)
             message = f"{name} in {dtype} differs from its reference"
             torch.testing.assert_close(
@@ -262,6 +272,8 @@ def step_of(rows: Sequence[int]) -> StepPlan:
 def _to(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.clone().to(device)
+    if isinstance(value, torch.device):
+        return device
     if isinstance(value, (tuple, list)):
         return type(value)(_to(one, device) for one in value)
     if isinstance(value, StepBuffers):
