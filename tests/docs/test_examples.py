@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from frame.core.cli.serve import ServeCommand
@@ -142,3 +143,11 @@ def test_the_plugin_of_the_readme_is_found_and_serves(tmp_path: Path) -> None:
         "print(ended.index('short') < ended.index('long'))\n"
     )
     assert run(orders, tmp_path, PYTHONPATH=str(tmp_path)).strip().endswith("True")
+
+
+def test_values_for_logits_processors_travel_under_both_names(running: Running) -> None:
+    for name in ("extra_args", "vllm_xargs"):
+        body = {"prompt": "The sea is", "max_tokens": 1, name: {"target_token": 42}}
+        assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).status_code == 200
+        wrong = httpx.post(f"{running.url}/v1/completions", json={**body, name: [42]}, timeout=60)
+        assert wrong.status_code == 400
