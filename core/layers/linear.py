@@ -58,7 +58,8 @@ class LinearShard(nn.Module):
         super().__init__()
         self.rows, self.in_features, self.columns, self.transposed = tuple(rows), in_features, columns, transposed
         out_features = sum(part.count for part in rows)
-        self.weight = empty_parameter(build, out_features, columns.stop - columns.start)
+        memory = build.ops.empty_weight(out_features, columns.stop - columns.start, build.dtype, build.device)
+        self.weight = nn.Parameter(memory, requires_grad=False)
         self.bias = empty_parameter(build, out_features) if bias else None
 
     def weight_slots(self) -> list[WeightSlot]:

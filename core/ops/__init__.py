@@ -6,13 +6,14 @@ the oracle of kernel tests, so they are written to be read. Knows no layer, no m
 
 from __future__ import annotations
 
-from . import activation, attention, experts, logits, norm, rotary, sampling, step
+from . import activation, attention, experts, linear, logits, norm, rotary, sampling, step
 
 
 class Ops:
     """The reference ops. Stateless: one instance serves every layer of a worker."""
 
     # layers
+    empty_weight = staticmethod(linear.empty_weight)
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
     layer_norm = staticmethod(norm.layer_norm)

@@ -14,6 +14,8 @@ from torch import Tensor
 from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
 from frame.core.ops import Ops
 
+from .cpu_ops import CpuOps
+
 #: Without an explicit size the cache takes at most this: CPU memory belongs to other programs too.
 DEFAULT_KV_BYTES = 4 << 30
 
@@ -59,7 +61,7 @@ class CpuPlatform(Platform):
         return checkpoint if self.options.native_dtype else torch.float32
 
     def ops(self) -> Ops:
-        return Ops()
+        return CpuOps()
 
     def streams(self) -> Streams:
         return HostStreams()
