@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,17 +62,22 @@ def _reason(report: Any) -> str:
     return re.sub(r"^(AssertionError|Failed): ", "", " ".join(lines[:3]))
 
 
-def run_suite(kind: str, **attributes: Any) -> list[Outcome]:
-    """Runs the suite of a kind with these class attributes (`plugin="package:name"`, …), in this process, silently."""
+def run_suite(kind: str, *, only: str = "", **attributes: Any) -> list[Outcome]:
+    """Runs the suite of a kind with these class attributes (`plugin="package:name"`, …), in this process, silently.
+
+    `only` is the name of one check, in words.
+    """
     lines = "\n    ".join(f"{name} = {value!r}" for name, value in attributes.items())
     collector = _Collector()
     with tempfile.TemporaryDirectory() as folder:
-        case, settings = Path(folder, "test_contract.py"), Path(folder, "pytest.ini")
+        # a name of its own: a module that was imported once is not imported again
+        case, settings = Path(folder, f"test_contract_{secrets.token_hex(8)}.py"), Path(folder, "pytest.ini")
         case.write_text(_CASE.format(kind=kind, attributes=lines))
         settings.write_text("[pytest]\n")
         options = ["-c", str(settings), "--rootdir", folder, f"--basetemp={folder}/scratch", "--import-mode=importlib"]
-        off = [f"-pno:{name}" for name in ("terminal", "cacheprovider", "warnings", "xdist", "timeout", "randomly")]
-        status = pytest.main([*options, *off, str(case)], plugins=[collector])
+        off = ["--disable-plugin-autoload", "-pno:terminal", "-pno:cacheprovider", "-pno:warnings"]
+        chosen = ["-k", "test_" + only.replace(" ", "_")] if only else []
+        status = pytest.main([*options, *off, *chosen, str(case)], plugins=[collector])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and all(
         outcome.status != "failed" for outcome in collector.outcomes
     ):

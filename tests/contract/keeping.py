@@ -1,0 +1,185 @@
+"""A connector that keeps blocks in this process, by folder: right, and wrong in several ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+from pydantic import BaseModel
+from torch import Tensor
+
+from frame.interfaces import (
+    ConnectorScheduler,
+    ConnectorWorker,
+    KVLayout,
+    RequestView,
+    StepPlan,
+    TransferReport,
+    decode,
+    encode,
+)
+
+#: (folder, numerics) → block hash → bytes of the block in each layer
+STORE: dict[tuple[str, str], dict[bytes, dict[str, Tensor]]] = {}
+#: Steps after a broken one that may have been planned before the scheduler heard of it.
+WARY = 4
+
+
+class Options(BaseModel):
+    folder: Path
+
+
+class Message(msgspec.Struct):
+    """Moves are (hash, block in each group)."""
+
+    loads: list[tuple[str, list[tuple[bytes, list[int]]]]] = []
+    saves: list[tuple[bytes, list[int]]] = []
+
+
+class Keeping(ConnectorScheduler):
+    """Keeps what a request computes in its first step. Loads at once."""
+
+    later: ClassVar[bool] = False
+    holds: ClassVar[bool] = False
+
+    def __init__(self, *, config: Any, options: Options, layout: KVLayout) -> None:
+        super().__init__(config=config, options=options, layout=layout)
+        self.store = STORE.setdefault((str(options.folder), layout.numerics), {})
+        self.hashes: dict[str, Sequence[bytes]] = {}
+        self.loads: list[tuple[str, list[tuple[bytes, list[int]]]]] = []
+
+    def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        self.hashes[request.request_id] = request.block_hashes
+        size = self.layout.block_size
+        index = num_computed // size
+        while index < len(request.block_hashes) and request.block_hashes[index] in self.store:
+            index += 1
+        count = max(0, min(index, (len(request.token_ids) - 1) // size) * size - num_computed)
+        return count, self.later and count > 0
+
+    def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
+        last = max(map(len, block_ids))
+        first = last - num_external // self.layout.block_size
+        moves = [(request.block_hashes[i], [int(table[i]) for table in block_ids]) for i in range(first, last)]
+        self.loads.append((request.request_id, moves))
+
+    def build_message(self, plan: StepPlan) -> bytes:
+        message, self.loads = Message(loads=self.loads), []
+        size = self.layout.block_size
+        scheduled = dict(zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True))
+        for new in plan.added:
+            hashes = self.hashes.get(new.request_id, ())
+            full = min((new.num_computed + scheduled.get(new.slot, 0)) // size, len(hashes))
+            for index in range(new.num_computed // size, full):
+                blocks = [int(table[index]) for table in new.block_ids]
+                if all(blocks):
+                    message.saves.append((hashes[index], blocks))
+        return encode(message)
+
+    def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        self.hashes.pop(request.request_id, None)
+        return self.holds, None
+
+    def reset(self) -> bool:
+        self.store.clear()
+        return True
+
+
+class Late(Keeping):
+    later = True
+
+
+class KeepingSender(Keeping):
+    holds = True
+
+
+class LateSender(Late):
+    holds = True
+
+
+class Keeper(ConnectorWorker):
+    """Copies at the borders of a step; a load that may be late is, by two steps, and so is what is sent."""
+
+    def __init__(self, *, config: Any, options: Options, layout: KVLayout, rank: int = 0) -> None:
+        super().__init__(config=config, options=options, layout=layout, rank=rank)
+        self.store = STORE.setdefault((str(options.folder), layout.numerics), {})
+        self.message = Message()
+        self.step = self.wary = 0
+        self.open = False
+        self.waiting: list[tuple[int, str]] = []
+        self.sending: list[tuple[int, str]] = []
+
+    def register(self, caches: Mapping[str, Tensor]) -> None:
+        self.caches = caches
+
+    def begin_step(self, message: bytes) -> None:
+        self.step += 1
+        if self.open:
+            self.wary = self.step + WARY
+        self.open = True
+        self.message = decode(message, Message) if message else Message()
+        for request_id, moves in self.message.loads:
+            for key, blocks in moves:
+                self.load(key, blocks)
+            self.waiting.append((self.step + 2, request_id))
+
+    def end_step(self, finished: Sequence[str]) -> TransferReport:
+        self.open = False
+        if self.step >= self.wary:
+            for key, blocks in self.message.saves:
+                self.save(key, blocks)
+        self.sending += [(self.step + 2, name) for name in finished]
+        received = [name for due, name in self.waiting if due <= self.step]
+        sent = [name for due, name in self.sending if due <= self.step]
+        self.waiting = [pair for pair in self.waiting if pair[0] > self.step]
+        self.sending = [pair for pair in self.sending if pair[0] > self.step]
+        return TransferReport(received=received, sent=sent)
+
+    def load(self, key: bytes, blocks: list[int]) -> None:
+        for group, block in zip(self.layout.groups, blocks, strict=True):
+            for layer in group.layers if block else ():
+                self.caches[layer][block] = self.store[key][layer]
+
+    def save(self, key: bytes, blocks: list[int]) -> None:
+        self.store[key] = {
+            layer: self.caches[layer][block].clone()
+            for group, block in zip(self.layout.groups, blocks, strict=True)
+            for layer in group.layers
+        }
+
+
+class EarlyKeeper(Keeper):
+    """Wrong: publishes also what a broken step should have saved."""
+
+    def begin_step(self, message: bytes) -> None:
+        if self.open:
+            for key, blocks in self.message.saves:
+                self.save(key, blocks)
+        super().begin_step(message)
+
+
+class Mixing(Keeper):
+    """Wrong: fills every block with the one that was saved first."""
+
+    def load(self, key: bytes, blocks: list[int]) -> None:
+        super().load(next(iter(self.store)), blocks)
+
+
+class Unaligned(Keeping):
+    """Wrong: counts tokens, not blocks."""
+
+    def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        count, later = super().matched_tokens(request, num_computed)
+        return (count - 1 if count else 0), later
+
+
+class Holding(Keeping):
+    """Wrong: holds blocks, under another name than the worker side knows."""
+
+    holds = True
+
+    def build_message(self, plan: StepPlan) -> bytes:
+        plan.finished_ids = []
+        return super().build_message(plan)

@@ -1,0 +1,85 @@
+"""The suites find what they are there to find: each of these plugins is wrong in one way."""
+
+from __future__ import annotations
+
+import pytest
+
+from frame.core.testing.contract_run import run_suite
+
+HERE = "tests.contract.wrong"
+KEEPING = "tests.contract.keeping"
+BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "check", "tags"),
+    [
+        ("processor", "tests.contract.processors:Leaky", "a reused slot starts anew", BOOST),
+        ("processor", "Spreading", "only rows that opted in change", BOOST),
+        ("processor", "Liar", "it keeps the most likely token when it says so", BOOST),
+        ("scheduler", "Moody", "keys depend on the request alone", {}),
+        ("scheduler", "Careless", "looking changes nothing", {}),
+        ("command", "Heavy", "nothing heavy is imported before run", {}),
+        ("loader", "Sloppy", "slices are read as of the whole", {}),
+        ("loader", "Forgetful", "every tensor comes once with its facts", {}),
+        ("endpoint", "Fragile", "wrong bodies are the clients fault", {}),
+        ("attention", "Greedy", "supports gives reasons and never raises", {}),
+        ("attention", "Windowless", "a step equals the reference", {}),
+        ("attention", "Scribbler", "nothing is written outside the tokens slots", {}),
+        ("attention", "Polluted", "nan left by another request does not spread", {}),
+        ("executor", "Impatient", "steps reach every worker and answers keep their order", {}),
+        ("executor", "Leaving", "closing twice closes every worker", {}),
+        (
+            "connector",
+            f"{KEEPING}:Unaligned",
+            "a reloaded prompt gives the tokens of a cold one",
+            {"worker": f"{KEEPING}:Keeper"},
+        ),
+        (
+            "connector",
+            f"{KEEPING}:Keeping",
+            "a step that failed publishes nothing",
+            {"worker": f"{KEEPING}:EarlyKeeper"},
+        ),
+        (
+            "connector",
+            f"{KEEPING}:Holding",
+            "a reloaded prompt gives the tokens of a cold one",
+            {"worker": f"{KEEPING}:Keeper"},
+        ),
+        (
+            "connector",
+            f"{KEEPING}:Keeping",
+            "a reloaded prompt gives the tokens of a cold one",
+            {"worker": f"{KEEPING}:Mixing"},
+        ),
+        ("platform", "Aliasing", "staged arrays arrive and may be reused", {}),
+        ("platform", "Rounding", "ops equal their references", {}),
+    ],
+)
+def test_a_wrong_plugin_fails_the_check_meant_for_it(kind, target, check, tags):
+    options = {"options_model": f"{KEEPING}:Options"} if kind == "connector" else {}
+    target = target if ":" in target else f"{HERE}:{target}"
+    outcomes = run_suite(kind, only=check, target=target, tags=tags, **options)
+    failed = {outcome.name for outcome in outcomes if outcome.status == "failed"}
+    assert check in failed, [outcome for outcome in outcomes if outcome.status != "passed"]
+
+
+def run_keeping(name):
+    tags, options = {"worker": f"{KEEPING}:Keeper"}, f"{KEEPING}:Options"
+    return run_suite("connector", target=f"{KEEPING}:{name}", tags=tags, options_model=options)
+
+
+def test_a_right_one_passes_and_gives_reasons_for_what_it_skips():
+    outcomes = run_keeping("Keeping")
+    assert [outcome for outcome in outcomes if outcome.status == "failed"] == []
+    skipped = [outcome for outcome in outcomes if outcome.status == "skipped"]
+    assert [outcome.name for outcome in skipped] == ["blocks that are damaged are computed again"]
+    assert all(outcome.reason for outcome in skipped)
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("hold", [False, True])
+def test_loads_may_be_late_and_blocks_held(later, hold):
+    outcomes = run_keeping(("Late" if later else "Keeping") + ("Sender" if hold else ""))
+    assert [outcome for outcome in outcomes if outcome.status == "failed"] == []
