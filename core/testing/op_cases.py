@@ -43,6 +43,11 @@ def _rotary(draw: Draw, interleaved: bool, rotary_dim: int) -> Arguments:
     return (query, key, draw.ints(64, 7, dtype=torch.int64), cos_sin), {"interleaved": interleaved}
 
 
+def _norm_rotary(draw: Draw, interleaved: bool) -> Arguments:
+    (query, key, positions, cos_sin), named = _rotary(draw, interleaved, 32)
+    return (query, key, (draw.floats(32), draw.floats(32)), 1e-6, 1.0, positions, cos_sin), named
+
+
 def _write_kv(draw: Draw) -> Arguments:
     slots = torch.tensor([5, 9, -1, 30, 0], dtype=torch.int64)
     return (draw.floats(5, 2, 16), draw.floats(5, 2, 16), draw.floats(2, 8, 4, 2, 16), slots), {}
@@ -125,6 +130,9 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "silu_mul": [lambda d: ((d.floats(5, 64),), {})],
     "gelu_tanh_mul": [lambda d: ((d.floats(5, 64),), {})],
     "rotary": [lambda d: _rotary(d, False, 32), lambda d: _rotary(d, False, 16), lambda d: _rotary(d, True, 32)],
+    "norm_rotary": [lambda d: _norm_rotary(d, False), lambda d: _norm_rotary(d, True)],
+    "linear": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
+               lambda d: ((d.floats(2, 3, 32), d.floats(24, 32), d.floats(24)), {})],
     "write_kv": [_write_kv],
     "paged_attention": [_paged_attention],
     "merge_states": [_merge_states],
