@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import log
 from pathlib import Path
@@ -18,13 +18,18 @@ import torch
 
 @dataclass(frozen=True)
 class Tile:
-    """One product's tile: weight rows, depth of a step, pipeline; `swap` puts the weights on the side of many rows."""
+    """One product's tile: weight rows, depth of a step, pipeline.
+
+    `swap` puts the weights on the side that the matrix unit has most rows for; `copier` lets the chip's copy engine
+    fetch them (a Hopper or later chip, matrices whose rows are multiples of 16 bytes).
+    """
 
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int = 1
     swap: bool = False
+    copier: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,8 +122,8 @@ def _fit(shape: Shape, launch: Launch) -> Launch:
 
 
 def _clip(tile: Tile, size: int, depth: int) -> Tile:
-    block_n = min(tile.block_n, max(16, _power(size)))
-    return Tile(block_n, min(tile.block_k, max(16, _power(depth))), tile.num_warps, tile.num_stages, tile.swap)
+    narrow, shallow = max(16, _power(size)), max(16, _power(depth))
+    return replace(tile, block_n=min(tile.block_n, narrow), block_k=min(tile.block_k, shallow))
 
 
 def _power(size: int) -> int:

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .expert_launch import Launch, Shape, Tile, invariant_launch, launch_for
 from .routing import Blocks, align
@@ -31,7 +32,7 @@ def _silu(x):
 @triton.jit
 def _grouped(
     x, weight, out, slots, block_experts, num_blocks, pairs, size, depth, stride_x,
-    SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr, EVEN: tl.constexpr,
+    SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr, COPIER: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # neighbours take the blocks of a group first, so that the blocks of one expert meet the same weights in the cache
@@ -50,25 +51,34 @@ def _grouped(
     expert = tl.load(block_experts + block).to(tl.int64)
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_K)
-    # padding reads the block's first row, and columns beyond the matrix its first: neither is stored
+    # padding reads the block's first row, and columns beyond the matrix what is there: neither is stored
     row = tl.where(slot < pairs, slot, some) // SHARED
     x_at = x + row[:, None] * stride_x + lane[None, :]
-    line = tl.where(column < size, column, 0)
-    w_at = weight + expert * (2 if GATED else 1) * size * depth + line[:, None] * depth + lane[None, :]
-    up_at = w_at + size * depth
+    start = expert * (2 if GATED else 1) * size
+    if COPIER:
+        corner = (start + tile * BLOCK_N).to(tl.int32)
+    else:
+        line = start + tl.where(column < size, column, 0)
+        w_at = weight + line[:, None] * depth + lane[None, :]
+        up_at = w_at + size.to(tl.int64) * depth
     acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     acc_up = acc
     for first in range(0, depth, BLOCK_K):
         kept = (first + lane < depth)[None, :]
         a = tl.load(x_at) if EVEN else tl.load(x_at, mask=kept, other=0.0)
-        w = tl.load(w_at) if EVEN else tl.load(w_at, mask=kept, other=0.0)
-        acc = _product(a, w, acc, SWAP)
-        if GATED:
-            w = tl.load(up_at) if EVEN else tl.load(up_at, mask=kept, other=0.0)
-            acc_up = _product(a, w, acc_up, SWAP)
-            up_at += BLOCK_K
         x_at += BLOCK_K
-        w_at += BLOCK_K
+        if COPIER:
+            acc = _product(a, weight.load([corner, first]), acc, SWAP)
+            if GATED:
+                acc_up = _product(a, weight.load([corner + size, first]), acc_up, SWAP)
+        else:
+            w = tl.load(w_at) if EVEN else tl.load(w_at, mask=kept, other=0.0)
+            acc = _product(a, w, acc, SWAP)
+            w_at += BLOCK_K
+            if GATED:
+                w = tl.load(up_at) if EVEN else tl.load(up_at, mask=kept, other=0.0)
+                acc_up = _product(a, w, acc_up, SWAP)
+                up_at += BLOCK_K
     if GATED:
         acc = _silu(acc) * acc_up
     if SWAP:
@@ -192,9 +202,10 @@ def grouped_product(
     size, depth = weight.shape[1] // (2 if gated else 1), weight.shape[2]
     out = torch.empty((blocks.num_pairs, size), dtype=x.dtype, device=x.device)
     most, block_m = blocks.slots.shape
+    matrix = TensorDescriptor.from_tensor(weight.flatten(0, 1), [tile.block_n, tile.block_k]) if tile.copier else weight
     _grouped[(most * triton.cdiv(size, tile.block_n),)](
-        x, weight, out, blocks.slots, blocks.experts, blocks.used, blocks.num_pairs, size, depth, x.stride(0),
-        SHARED=shared, GATED=gated, SWAP=tile.swap, EVEN=depth % tile.block_k == 0,
+        x, matrix, out, blocks.slots, blocks.experts, blocks.used, blocks.num_pairs, size, depth, x.stride(0),
+        SHARED=shared, GATED=gated, SWAP=tile.swap, COPIER=tile.copier, EVEN=depth % tile.block_k == 0,
         BLOCK_M=block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

@@ -124,15 +124,14 @@ def error(case: Case, launch: Launch) -> float:
 
 def tiles(block_m: int, matrices: int) -> Iterator[Tile]:
     """Tiles worth a try, for a product whose step reads `matrices` weight tiles."""
-    sides = (False, True) if block_m <= 64 else (False,)
-    widths = (32, 64, 128) if block_m <= 32 else (64, 128, 256)
-    for block_n, block_k, warps, stages, swap in itertools.product(widths, (64, 128), (4, 8), (3, 4, 5), sides):
+    sides = (False, True) if block_m <= 32 else (False,)
+    widths = (64, 128) if block_m <= 32 else (64, 128, 256)
+    every = itertools.product(widths, (64, 128), (4, 8), (3, 4), sides, (False, True))
+    for block_n, block_k, warps, stages, swap, copier in every:
         step = (block_m + matrices * block_n) * block_k * 2
         sums = block_m * block_n * matrices // (warps * 32)
-        if swap and block_n < 64:
-            continue
-        if step * stages <= SHARED_MEMORY and 4 <= sums <= 128 and not (stages == 5 and step > 16384):
-            yield Tile(block_n, block_k, warps, stages, swap)
+        if step * stages <= SHARED_MEMORY and 4 <= sums <= 128:
+            yield Tile(block_n, block_k, warps, stages, swap, copier)
 
 
 def vector_tiles(shape: Shape) -> tuple[list[Tile], list[Tile]]:

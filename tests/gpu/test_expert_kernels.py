@@ -23,6 +23,7 @@ LAUNCHES = {
     "vector": Launch(0, Tile(16, 32, 2), Tile(16, 16, 2)),
     "grouped": Launch(16, Tile(16, 32, 4, 2), Tile(32, 16, 4, 2)),
     "swapped": Launch(16, Tile(32, 16, 4, 2, True), Tile(64, 32, 4, 2, True)),
+    "copied": Launch(16, Tile(16, 32, 4, 2, False, True), Tile(32, 16, 4, 2, True, True)),
     "rule": None,
 }
 
