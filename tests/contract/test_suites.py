@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from frame import testing
+from frame.core.offers import KINDS
 from frame.core.testing.contract_run import run_suite
+from frame.core.testing.suites import SUITES
 
 HERE = "tests.contract.wrong"
 KEEPING = "tests.contract.keeping"
@@ -83,3 +89,16 @@ def test_a_right_one_passes_and_gives_reasons_for_what_it_skips():
 def test_loads_may_be_late_and_blocks_held(later, hold):
     outcomes = run_keeping(("Late" if later else "Keeping") + ("Sender" if hold else ""))
     assert [outcome for outcome in outcomes if outcome.status == "failed"] == []
+
+
+def test_frame_imports_no_pytest():
+    code = "import sys, frame, frame.testing, frame.interfaces; sys.exit('pytest' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_kind_has_a_suite_that_teaches_its_use():
+    assert set(SUITES) == set(KINDS)
+    for kind, suite in SUITES.items():
+        assert suite.kind == kind
+        assert f"({suite.__name__}):" in suite.__doc__, f"the docstring of {suite.__name__} shows no subclass"
+        assert suite.__name__ in testing.__all__
