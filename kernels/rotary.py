@@ -1,4 +1,7 @@
-"""Rotary position embedding in Triton; the reference is in `frame.core.ops.rotary`. Query and key in one launch."""
+"""Rotary position embedding in Triton, with the norms of query and key heads before it.
+
+The references are in `frame.core.ops.rotary`. Query and key in one launch. Knows no layer.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from torch import Tensor
 
 @triton.jit
 def _rotary(
-    query, key, positions, cos_sin, query_out, key_out,
+    query, key, positions, cos_sin, query_weight, key_weight, query_out, key_out, eps, offset,
     query_heads, key_heads, dim, half, q_token, q_head, k_token, k_head, stride_table,
     HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -23,7 +27,8 @@ def _rotary(
     sin = tl.load(cos_sin + position * stride_table + half + lane, mask=in_half, other=0.0)
     is_query = head < query_heads
     own = tl.where(is_query, head, head - query_heads)
-    kept = (head < query_heads + key_heads) & in_half
+    there = head < query_heads + key_heads
+    kept = there & in_half
     source = tl.where(is_query, query + token * q_token + own * q_head, key + token * k_token + own * k_head)
     width = tl.where(is_query, query_heads, key_heads)
     target = tl.where(is_query, query_out, key_out) + (token * width + own) * dim
@@ -33,31 +38,84 @@ def _rotary(
         first_lane, second_lane = lane, lane + half
     first = tl.load(source + first_lane, mask=kept, other=0.0)
     second = tl.load(source + second_lane, mask=kept, other=0.0)
+    if REST > 0:
+        rest_lane = 2 * half + tl.arange(0, REST)[None, :]
+        left = there & (rest_lane < dim)
+        rest = tl.load(source + rest_lane, mask=left, other=0.0)
+    if NORM:
+        wide, wider = first.to(tl.float32), second.to(tl.float32)
+        total = tl.sum(wide * wide + wider * wider, 1)
+        if REST > 0:
+            last = rest.to(tl.float32)
+            total += tl.sum(last * last, 1)
+        inverse = tl.rsqrt(total / dim + eps)[:, None]
+        weight = tl.where(is_query, query_weight, key_weight)
+        first = _scaled(wide * inverse, weight + first_lane, kept, offset, first.dtype, OFFSET)
+        second = _scaled(wider * inverse, weight + second_lane, kept, offset, second.dtype, OFFSET)
+        if REST > 0:
+            rest = _scaled(last * inverse, weight + rest_lane, left, offset, rest.dtype, OFFSET)
     cos, sin = cos.to(first.dtype), sin.to(first.dtype)
     # the reference rounds each product to the element type
     tl.store(target + first_lane, (first * cos).to(first.dtype) - (second * sin).to(first.dtype), mask=kept)
     tl.store(target + second_lane, (second * cos).to(first.dtype) + (first * sin).to(first.dtype), mask=kept)
     if REST > 0:
-        rest = 2 * half + tl.arange(0, REST)[None, :]
-        left = (head < query_heads + key_heads) & (rest < dim)
-        tl.store(target + rest, tl.load(source + rest, mask=left), mask=left)
+        tl.store(target + rest_lane, rest, mask=left)
+
+
+@triton.jit
+def _scaled(normed, weight, kept, offset, dtype: tl.constexpr, OFFSET: tl.constexpr):
+    """A normalised value times its weight, rounded as `frame.core.ops.norm.rms_norm` does."""
+    scale = tl.load(weight, mask=kept, other=0.0)
+    if OFFSET:
+        return (normed * (scale.to(tl.float32) + offset)).to(dtype)
+    return scale * normed.to(dtype)
 
 
 def rotary(
     query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
     """As `frame.core.ops.rotary.rotary`; the head dimension contiguous, any token and head strides."""
+    return _launch(query, key, None, 0.0, 0.0, positions, cos_sin, interleaved)
+
+
+def norm_rotary(
+    query: Tensor,
+    key: Tensor,
+    weights: tuple[Tensor, Tensor],
+    eps: float,
+    offset: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """As `frame.core.ops.rotary.norm_rotary`, each value read and written once."""
+    return _launch(query, key, weights, eps, offset, positions, cos_sin, interleaved)
+
+
+def _launch(
+    query: Tensor,
+    key: Tensor,
+    weights: tuple[Tensor, Tensor] | None,
+    eps: float,
+    offset: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor]:
     tokens, query_heads, dim = query.shape
     key_heads, half = key.shape[1], cos_sin.shape[1] // 2
     query_out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     key_out = torch.empty(key.shape, dtype=key.dtype, device=key.device)
     if tokens:
-        heads = min(8, triton.next_power_of_2(query_heads + key_heads))
+        # one program a token where there are many tokens, else one a few heads, so that the device is filled
+        heads = triton.next_power_of_2(query_heads + key_heads) if tokens >= 512 else 4
         rest = dim - 2 * half
+        query_weight, key_weight = weights or (query, key)
         _rotary[(tokens, triton.cdiv(query_heads + key_heads, heads))](
-            query, key, positions, cos_sin, query_out, key_out,
+            query, key, positions, cos_sin, query_weight, key_weight, query_out, key_out, eps, offset,
             query_heads, key_heads, dim, half, query.stride(0), query.stride(1), key.stride(0), key.stride(1),
             cos_sin.stride(0), HEADS=heads, HALF=triton.next_power_of_2(half),
-            REST=triton.next_power_of_2(rest) if rest else 0, INTERLEAVED=interleaved, num_warps=2,
+            REST=triton.next_power_of_2(rest) if rest else 0, INTERLEAVED=interleaved,
+            NORM=weights is not None, OFFSET=offset != 0.0, num_warps=4 if heads > 4 else 1,
         )  # fmt: skip
     return query_out, key_out

@@ -13,50 +13,6 @@ from torch import Tensor
 
 _BLOCK = 1024
 _PART = 8192
-_MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
-_MIX_2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))
-_TOKEN_1 = tl.constexpr(0x7FEB352D)
-_TOKEN_2 = tl.constexpr(0x846CA68B)
-
-
-@triton.jit
-def _shift(x, BITS: tl.constexpr):
-    """Logical shift to the right of a signed 64-bit integer."""
-    return (x >> BITS) & ((1 << (64 - BITS)) - 1)
-
-
-@triton.jit
-def _key(stream, position):
-    x = stream + position * 8
-    x ^= _shift(x, 30)
-    x *= _MIX_1
-    x ^= _shift(x, 27)
-    x *= _MIX_2
-    x ^= _shift(x, 31)
-    return x
-
-
-@triton.jit
-def _noise(key, token):
-    low, high = key.to(tl.uint32, bitcast=False), (key >> 32).to(tl.uint32, bitcast=False)
-    x = token.to(tl.uint32) + low
-    x ^= x >> 16
-    x *= _TOKEN_1
-    x ^= x >> 15
-    x += high
-    x *= _TOKEN_2
-    x ^= x >> 16
-    size = tl.abs(x.to(tl.int32, bitcast=True).to(tl.float32))
-    size = tl.minimum(tl.maximum(size, 0.25), 2147483520.0)
-    return -tl.log(-_log1p(size * (-1.0 / 2147483648.0)))
-
-
-@triton.jit
-def _log1p(x):
-    """log(1 + x) with the full precision of a small x (Kahan): x · log(u) / (u - 1) for u = 1 + x."""
-    u = 1.0 + x
-    exact = u == 1.0
-    return tl.where(exact, x, tl.log(u) * (x / tl.where(exact, 1.0, u - 1.0)))
 
 
 @triton.jit
@@ -69,7 +25,7 @@ def _best_of_part(
     heat, key = 0.0, tl.zeros([], tl.int64)
     if RANDOM:
         heat = tl.load(temperature + row)
-        key = _key(tl.load(streams + row), tl.load(positions + row))
+        key = stream_key(tl.load(streams + row), tl.load(positions + row))
     lane = tl.arange(0, BLOCK)
     top = tl.full([BLOCK], -float("inf"), tl.float32)
     place = tl.zeros([BLOCK], tl.int32)
@@ -79,7 +35,7 @@ def _best_of_part(
         value = tl.load(logits + row * stride + token, mask=kept, other=-float("inf")).to(tl.float32)
         if RANDOM:
             if heat > 0.0:
-                value = value / heat + _noise(key, token)
+                value = value / heat + gumbel_noise(key, token)
         # NaN beats everything, so that it shows
         better = kept & ((value > top) | ((value != value) & (top == top)))
         top = tl.where(better, value, top)

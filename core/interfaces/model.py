@@ -138,7 +138,7 @@ class Build(ABC):
     def head(
         self, prefix: str, hidden_size: int, vocab_size: int, *, tied: nn.Module | None = None, bias: bool = False
     ) -> nn.Module:
-        """Output projection: hidden [N, hidden_size] → float32 logits [N, vocab_size]; `tied` shares an embedding."""
+        """Output projection: hidden [N, hidden_size] → logits [N, vocab_size]; `tied` shares an embedding."""
 
     @abstractmethod
     def norm(
@@ -194,7 +194,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [N, vocab_size] for hidden states [N, hidden_size] of the rows that need them."""
+        """[N, vocab_size] in the model's dtype for hidden states [N, hidden_size] of the rows that need them."""
 
     def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Copies whole tensors, under their checkpoint names, into the parameters; returns the names taken.

@@ -47,7 +47,7 @@ class VocabEmbedding(VocabRows):
 
 
 class Head(nn.Module):
-    """Output projection to float32 logits. With `tied` it multiplies by the embedding's rows and owns none."""
+    """Output projection to logits. With `tied` it multiplies by the embedding's rows and owns none."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Head(nn.Module):
         group = build.groups.tensor
         if tied is not None and not (isinstance(tied, VocabEmbedding) and tied.group.size == group.size):
             raise ValueError(f"{prefix} can only be tied to an embedding that is sharded like it, not to {tied}")
-        self.prefix, self.vocab_size, self.group = prefix, vocab_size, group
+        self.prefix, self.vocab_size, self.group, self.ops = prefix, vocab_size, group, build.ops
         self.tied = tied is not None
         self.table = (
             tied if isinstance(tied, VocabEmbedding) else VocabRows(build, prefix, vocab_size, hidden_size, group)
@@ -73,11 +73,11 @@ class Head(nn.Module):
             self.bias.data[self.table.num_used :].zero_()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] → float32 [N, vocab_size], the same on every rank."""
-        logits = functional.linear(hidden, self.table.weight, self.bias)
+        """[N, hidden_size] → [N, vocab_size], the same on every rank."""
+        logits = self.ops.linear(hidden, self.table.weight, self.bias)
         if self.group.size > 1:
             logits = self.group.all_gather(logits, dim=-1)[..., : self.vocab_size]
-        return logits.float()
+        return logits
 
     def weight_slots(self) -> list[WeightSlot]:
         """Some checkpoints hold a copy of a tied weight, which is not read."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..interfaces.model import Build, Shard
 from ..parallel.group import ProcessGroup
@@ -57,6 +56,7 @@ class LinearShard(nn.Module):
     ) -> None:
         super().__init__()
         self.rows, self.in_features, self.columns, self.transposed = tuple(rows), in_features, columns, transposed
+        self.ops = build.ops
         out_features = sum(part.count for part in rows)
         memory = build.ops.empty_weight(out_features, columns.stop - columns.start, build.dtype, build.device)
         self.weight = nn.Parameter(memory, requires_grad=False)
@@ -85,7 +85,7 @@ class Linear(LinearShard):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] → [..., Σ rows.count]."""
-        return functional.linear(x, self.weight, self.bias)
+        return self.ops.linear(x, self.weight, self.bias)
 
 
 class RowLinear(LinearShard):
@@ -111,8 +111,8 @@ class RowLinear(LinearShard):
     def forward(self, x: Tensor) -> Tensor:
         """[..., this rank's inputs] → [..., out_features], the same on every rank."""
         if self.group.size == 1:
-            return functional.linear(x, self.weight, self.bias)
-        y = self.group.all_reduce(functional.linear(x, self.weight))
+            return self.ops.linear(x, self.weight, self.bias)
+        y = self.group.all_reduce(self.ops.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
 
 
@@ -158,7 +158,7 @@ class AttentionInput(LinearShard):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, hidden_size] → query [T, heads, head_dim], key, value [T, kv_heads, head_dim]: views of one tensor."""
-        joined = functional.linear(x, self.weight, self.bias)
+        joined = self.ops.linear(x, self.weight, self.bias)
         query, key, value = joined.split(self.sizes, dim=-1)
         shape = (x.shape[0], -1, self.head_dim)
         return query.view(shape), key.view(shape), value.view(shape)

@@ -19,6 +19,10 @@ class RMSNorm(nn.Module):
         self.prefix, self.dim, self.eps, self.offset, self.ops = prefix, dim, eps, offset, build.ops
         self.weight = empty_parameter(build, dim)
 
+    def alike(self, other: RMSNorm) -> bool:
+        """Whether the two differ in nothing but their weight."""
+        return (self.dim, self.eps, self.offset) == (other.dim, other.eps, other.offset)
+
     @overload
     def forward(self, x: Tensor) -> Tensor: ...
 

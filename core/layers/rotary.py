@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..interfaces.model import Build
+from .norm import RMSNorm
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,18 @@ class RotaryEmbedding(nn.Module):
         table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
         self.register_buffer("cos_sin", table, persistent=False)
 
-    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """positions int64 [T], query [T, H, D], key [T, Hk, D] → the turned query and key."""
+    def forward(
+        self, positions: Tensor, query: Tensor, key: Tensor, norms: tuple[nn.Module, nn.Module] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """positions int64 [T], query [T, H, D], key [T, Hk, D] → the turned query and key.
+
+        `norms`, of queries and of keys, are applied head by head before, in the same pass where they are plain and
+        alike.
+        """
+        if norms is not None:
+            first, second = norms
+            if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and first.alike(second):
+                weights, how = (first.weight, second.weight), (first.eps, first.offset)
+                return self.ops.norm_rotary(query, key, weights, *how, positions, self.cos_sin, self.interleaved)
+            query, key = first(query), second(key)
         return self.ops.rotary(query, key, positions, self.cos_sin, self.interleaved)

@@ -19,7 +19,9 @@ class Ops:
     layer_norm = staticmethod(norm.layer_norm)
     silu_mul = staticmethod(activation.silu_mul)
     gelu_tanh_mul = staticmethod(activation.gelu_tanh_mul)
+    norm_rotary = staticmethod(rotary.norm_rotary)  # before `rotary` takes the module's name
     rotary = staticmethod(rotary.rotary)
+    linear = staticmethod(linear.linear)
     # attention
     write_kv = staticmethod(attention.write_kv)
     paged_attention = staticmethod(attention.paged_attention)

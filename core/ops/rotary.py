@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .norm import rms_norm
+
 
 def rotary(
     query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
@@ -16,6 +18,21 @@ def rotary(
     """
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     return _rotate(query, cos, sin, interleaved), _rotate(key, cos, sin, interleaved)
+
+
+def norm_rotary(
+    query: Tensor,
+    key: Tensor,
+    weights: tuple[Tensor, Tensor],
+    eps: float,
+    offset: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`rotary` of queries and keys that were normalised head by head (`rms_norm` with `weights` [D] of each)."""
+    query, key = rms_norm(query, weights[0], eps, offset), rms_norm(key, weights[1], eps, offset)
+    return rotary(query, key, positions, cos_sin, interleaved)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -41,9 +41,9 @@ def draw(
 ) -> Tensor:
     """int32 [N]: argmax over the kept ids of logits / temperature + Gumbel noise, ties to the lowest id.
 
-    `logits` float32 [N, V]; per row [N]: `temperature` (0 is greedy), `streams` and `positions` int64 of the noise, and
-    the filters of `keep_threshold`, None where no row has one. A row without a finite best logit yields the id where
-    that shows (NaN, infinity), never an id outside the vocabulary.
+    `logits` [N, V] are read as float32. Per row [N]: `temperature` (0 is greedy), `streams` and `positions` int64 of
+    the noise, and the filters of `keep_threshold`, None where no row has one. A row without a finite best logit yields
+    the id where that shows (NaN, infinity), never an id outside the vocabulary.
     """
     keys = stream_keys(streams, positions, Purpose.TOKEN)
     random = temperature > 0
@@ -51,9 +51,9 @@ def draw(
     plain = random if filtered is None else random & ~filtered
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     for rows in _blocks(plain, logits.shape[-1]):
-        tokens[rows] = _draw_all(logits[rows] / temperature[rows, None], keys[rows])
+        tokens[rows] = _draw_all(logits[rows].float() / temperature[rows, None], keys[rows])
     for rows in () if filtered is None else _blocks(random & filtered, logits.shape[-1]):
-        scores = logits[rows] / temperature[rows, None]
+        scores = logits[rows].float() / temperature[rows, None]
         limits = (None if limit is None else limit[rows] for limit in (top_k, top_p, min_p))
         tokens[rows] = _draw_kept(scores, keep_threshold(scores, *limits), keys[rows])
     for rows in _blocks(~random, logits.shape[-1]):

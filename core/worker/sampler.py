@@ -95,8 +95,9 @@ class Sampler:
         if not batch.need and not masks:
             token_ids, best = self._ops.greedy(logits)
             return Sampled(token_ids, best.isfinite())
-        logits = logits.float()
         edited = bool(masks or batch.need & EDITS)
+        if edited or batch.need & ~Need.RANDOM:
+            logits = logits.float()  # a plain draw widens as it reads
         kept = [logits.index_select(0, group.index) if self._raw and edited else None for group in batch.logprobs]
         if masks:
             self._apply_masks(logits, host_slots, masks)

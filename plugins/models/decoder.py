@@ -35,7 +35,7 @@ class GatedMLP(nn.Module):
 
 
 class RotaryAttention(nn.Module):
-    """Projections, the optional norms of each query and key head, rotary positions, attention, output projection."""
+    """Projections, the optional `norms` of each query and key head, rotary positions, attention, output projection."""
 
     def __init__(
         self,
@@ -44,18 +44,18 @@ class RotaryAttention(nn.Module):
         attention: nn.Module,
         output: nn.Module,
         *,
-        query_norm: nn.Module | None = None,
-        key_norm: nn.Module | None = None,
+        norms: tuple[nn.Module, nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.inputs, self.attention, self.output = inputs, attention, output
-        self.query_norm, self.key_norm = query_norm or nn.Identity(), key_norm or nn.Identity()
-        self.rotary = rotary
+        self.rotary, self.norms = rotary, norms
+        if norms is not None:
+            self.query_norm, self.key_norm = norms
 
     def forward(self, hidden: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
         query, key, value = self.inputs(hidden)
-        query, key = self.rotary(positions, self.query_norm(query), self.key_norm(key))
+        query, key = self.rotary(positions, query, key, self.norms)
         out: Tensor = self.output(self.attention(query, key, value, step))
         return out
 

@@ -57,7 +57,9 @@ def _layer(build: Build, prefix: str, index: int, rotaries: Mapping[str, RotaryE
             soft_cap=config.attn_logit_softcapping or 0.0,
         ),
         build.linear(f"{name}.o_proj", num_heads * head_dim, config.hidden_size, bias=bias, shard="row"),
-        query_norm=build.norm(f"{name}.q_norm", head_dim, eps=config.rms_norm_eps, offset=1.0),
-        key_norm=build.norm(f"{name}.k_norm", head_dim, eps=config.rms_norm_eps, offset=1.0),
+        norms=(
+            build.norm(f"{name}.q_norm", head_dim, eps=config.rms_norm_eps, offset=1.0),
+            build.norm(f"{name}.k_norm", head_dim, eps=config.rms_norm_eps, offset=1.0),
+        ),
     )
     return sandwich(build, prefix, attention)

@@ -28,8 +28,10 @@ def qwen3_attention(build: Build, name: str, window: int, rotary: RotaryEmbeddin
         rotary,
         build.attention(name, num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, window=window),
         build.linear(f"{name}.o_proj", num_heads * head_dim, config.hidden_size, bias=bias, shard="row"),
-        query_norm=build.norm(f"{name}.q_norm", head_dim, eps=config.rms_norm_eps),
-        key_norm=build.norm(f"{name}.k_norm", head_dim, eps=config.rms_norm_eps),
+        norms=(
+            build.norm(f"{name}.q_norm", head_dim, eps=config.rms_norm_eps),
+            build.norm(f"{name}.k_norm", head_dim, eps=config.rms_norm_eps),
+        ),
     )
 
 

@@ -53,6 +53,20 @@ class CpuOps(Ops):
         return _rotate(query, doubled, sin), _rotate(key, doubled, sin)
 
     @staticmethod
+    def norm_rotary(
+        query: Tensor,
+        key: Tensor,
+        weights: tuple[Tensor, Tensor],
+        eps: float,
+        offset: float,
+        positions: Tensor,
+        cos_sin: Tensor,
+        interleaved: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        query, key = CpuOps.rms_norm(query, weights[0], eps, offset), CpuOps.rms_norm(key, weights[1], eps, offset)
+        return CpuOps.rotary(query, key, positions, cos_sin, interleaved)
+
+    @staticmethod
     def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
         if logits.dtype != torch.float32:
             return Ops.greedy(logits)

@@ -9,6 +9,7 @@ import torch
 
 from frame.core.ops import activation, norm, rotary
 from frame.kernels import activation as activation_kernels
+from frame.kernels import linear as linear_kernels
 from frame.kernels import norm as norm_kernels
 from frame.kernels import rotary as rotary_kernels
 
@@ -70,3 +71,37 @@ def test_rotary(dtype: torch.dtype, interleaved: bool, dim: int, turned: int) ->
     expected = rotary.rotary(query, key, positions, table, interleaved)
     for one, other in zip(found, expected, strict=True):
         close(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize(("tokens", "dim", "turned"), [(9, 64, 64), (3, 80, 32), (520, 8, 8)])
+def test_norm_and_rotary_in_one_pass(dtype: torch.dtype, offset: float, tokens: int, dim: int, turned: int) -> None:
+    fused = random(tokens, 8 * dim, dtype=dtype).unflatten(1, (8, dim))
+    query, key = fused[:, :5], fused[:, 5:7]
+    weights = random(dim, dtype=dtype), random(dim, dtype=dtype)
+    angles = torch.rand(50, turned // 2) * 6
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(DEVICE)
+    positions = torch.randint(0, 50, (tokens,)).to(DEVICE)
+    found = rotary_kernels.norm_rotary(query, key, weights, 1e-6, offset, positions, table)
+    expected = rotary.norm_rotary(query, key, weights, 1e-6, offset, positions, table)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 8), (20, 100), (17, 2100)])
+def test_products_of_few_rows(dtype: torch.dtype, rows: int, outputs: int, inputs: int) -> None:
+    x, weight, bias = (
+        random(rows, inputs, dtype=dtype),
+        random(outputs, inputs, dtype=dtype),
+        random(outputs, dtype=dtype),
+    )
+    exact = x.double() @ weight.double().t()
+    for found, expected in (
+        (linear_kernels.linear(x, weight), exact),
+        (linear_kernels.linear(x, weight, bias), exact + bias.double()),
+    ):
+        error = (found.double() - expected).norm() / expected.norm()
+        assert error < {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}[dtype]

@@ -1,0 +1,71 @@
+"""Products of a few rows with a weight, in Triton; the reference is in `frame.core.ops.linear`.
+
+With so few rows a product is bound by reading the weight once. Each program owns some outputs and reads whole rows of
+the weight in order, so the sum of an output has one fixed order, whatever the batch. Knows no layer.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+#: Most rows that are worth it; above, the library's tiles read the weight as fast.
+MAX_ROWS = 4
+
+
+@triton.jit
+def _few_rows(
+    x, weight, bias, out, outputs, inputs, stride_x, stride_weight, stride_out,
+    ROWS: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    lane = tl.arange(0, BLOCK_K)
+    there = output < outputs
+    source = weight + output.to(tl.int64)[:, None] * stride_weight + lane[None, :]
+    sums_0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    sums_1, sums_2, sums_3 = sums_0, sums_0, sums_0
+    for first in range(0, inputs, BLOCK_K):
+        kept = first + lane < inputs
+        values = tl.load(source + first, mask=there[:, None] & kept[None, :], other=0.0).to(tl.float32)
+        sums_0 += values * tl.load(x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
+        if ROWS > 1:
+            sums_1 += values * tl.load(x + stride_x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
+        if ROWS > 2:
+            sums_2 += values * tl.load(x + 2 * stride_x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
+            sums_3 += values * tl.load(x + 3 * stride_x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
+    added = tl.zeros([BLOCK_N], tl.float32)
+    if BIAS:
+        added = tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + output, tl.sum(sums_0, 1) + added, mask=there)
+    if ROWS > 1:
+        tl.store(out + stride_out + output, tl.sum(sums_1, 1) + added, mask=there)
+    if ROWS > 2:
+        tl.store(out + 2 * stride_out + output, tl.sum(sums_2, 1) + added, mask=there)
+        tl.store(out + 3 * stride_out + output, tl.sum(sums_3, 1) + added, mask=there)
+
+
+def tile(outputs: int, inputs: int) -> tuple[int, int, int]:
+    """(outputs of a program, inputs of a tile, warps): small enough to fill the device, large enough to stream."""
+    block_k = min(1024, triton.next_power_of_2(inputs))
+    if outputs >= 32768:
+        return 8, min(512, block_k), 4
+    if outputs >= 8192:
+        return 4, block_k, 4
+    return 2, block_k, 4
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, sizes: tuple[int, int, int] | None = None) -> Tensor:
+    """x Wᵀ + b for x [1, 2 or 4, inputs] and weight [outputs, inputs], rows contiguous; sums in float32."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    if rows not in (1, 2, 4):
+        raise ValueError(f"x has {rows} rows; there are kernels for 1, 2 and 4")
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    block_n, block_k, warps = sizes or tile(outputs, inputs)
+    _few_rows[(triton.cdiv(outputs, block_n),)](
+        x, weight, bias, out, outputs, inputs, x.stride(0), weight.stride(0), out.stride(0),
+        ROWS=rows, BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+    )  # fmt: skip
+    return out
