@@ -15,7 +15,8 @@ from torch import Tensor
 
 from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
 from frame.core.ops import Ops
-from frame.kernels import activation, experts, linear, norm, rotary, sampling, step
+from frame.kernels import activation, experts, norm, rotary, routing, sampling, step
+from frame.kernels.linear import linear as few_rows
 
 from .cuda_graphs import CudaGraphs
 
@@ -41,9 +42,9 @@ class CudaOps(Ops):
     add_rms_norm = staticmethod(norm.add_rms_norm)
     silu_mul = staticmethod(activation.silu_mul)
     gelu_tanh_mul = staticmethod(activation.gelu_tanh_mul)
+    norm_rotary = staticmethod(rotary.norm_rotary)  # before `rotary` takes the module's name
     rotary = staticmethod(rotary.rotary)
-    norm_rotary = staticmethod(rotary.norm_rotary)
-    route = staticmethod(experts.route)
+    route = staticmethod(routing.route)
     fused_experts = staticmethod(experts.fused_experts)
     write_rows = staticmethod(step.write_rows)
     build_inputs = staticmethod(step.build_inputs)
@@ -54,7 +55,7 @@ class CudaOps(Ops):
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Our own product where a few rows leave nothing but reading the weight."""
         if x.shape[0] in (1, 2, 4) and x.dim() == 2:
-            return linear.linear(x, weight, bias)
+            return few_rows(x, weight, bias)
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
