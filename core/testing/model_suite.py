@@ -22,7 +22,8 @@ from ..offers import import_target
 from ..ops import Ops
 from ..parallel.group import SingleGroup
 from ..worker.kv_memory import KVMemory, plan_layout, with_blocks
-from ..worker.model_loading import choose_loader, transformers_config
+from ..worker.model_config import ModelConfig
+from ..worker.model_loading import choose_loader
 from .attention_case import make_case
 from .engines import SMALL, greedy, prompts, running
 from .plugin_suite import PluginSuite
@@ -107,7 +108,7 @@ class ModelSuite(PluginSuite):
         """What the model is built from, on the CPU in float32, unsharded."""
         group = SingleGroup()
         return ModelBuild(
-            config=transformers_config(self.checkpoint()),
+            config=ModelConfig(self.checkpoint().text),
             dtype=torch.float32,
             device=torch.device("cpu"),
             ops=Ops(),

@@ -16,6 +16,7 @@ from ..layers.build import ModelBuild
 from ..layers.weights import load_weights
 from ..parallel.group import SingleGroup
 from ..registry import Registry
+from .model_config import ModelConfig
 
 KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
@@ -37,18 +38,6 @@ def resolve_dtype(config: FrameConfig, checkpoint: Checkpoint, platform: Platfor
     return platform.auto_dtype(getattr(torch, checkpoint.dtype))
 
 
-def transformers_config(checkpoint: Checkpoint) -> Any:
-    """The Hugging Face configuration object of the text model; a plain one for model types transformers lacks."""
-    from transformers import AutoConfig, PretrainedConfig
-
-    values = dict(checkpoint.text)
-    model_type = values.pop("model_type", "")
-    try:
-        return AutoConfig.for_model(model_type, **values)
-    except ValueError:
-        return PretrainedConfig.from_dict({**values, "model_type": model_type})
-
-
 def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry) -> LoadedModel:
     """Builds the model of the checkpoint's architecture on the platform's device and loads its weights."""
     start = time.perf_counter()
@@ -56,7 +45,7 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
     group = SingleGroup()
     kv_name = config.cache.kv_cache_dtype
     build = ModelBuild(
-        config=transformers_config(checkpoint),
+        config=ModelConfig(checkpoint.text),
         dtype=dtype,
         device=platform.device,
         ops=platform.ops(),
