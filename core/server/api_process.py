@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..channel import AsyncChannel
-from ..config.checkpoint import read_checkpoint
+from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..registry import Registry
 from .app import build_app
@@ -29,6 +29,9 @@ from .serving import ServingHost
 
 if TYPE_CHECKING:
     from ..front.async_llm import AsyncLLM
+    from ..front.tokenizer import TokenizerSource
+
+    Text = tuple[Checkpoint, TokenizerSource]
 
 logger = logging.getLogger("frame.server")
 
@@ -59,12 +62,13 @@ class ApiProcess:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, lambda: None)
         loop.add_signal_handler(signal.SIGTERM, lambda: self._begin_drain(server, ingress))
-        follow = asyncio.create_task(self._follow(control, server))
+        text = asyncio.create_task(asyncio.to_thread(self._prepare_text))
+        follow = asyncio.create_task(self._follow(control, server, text))
         try:
             await server.serve(sockets=[self._listener])
         finally:
             follow.cancel()
-            await asyncio.gather(follow, return_exceptions=True)
+            await asyncio.gather(follow, text, return_exceptions=True)
             await self._client.close()
             control.close()
         return 0
@@ -78,21 +82,21 @@ class ApiProcess:
         app, ingress = build_app(self._config, self._host, endpoints)
         return make_server(app, self._config.server), ingress
 
-    async def _follow(self, control: AsyncChannel, server: Server) -> None:
+    async def _follow(self, control: AsyncChannel, server: Server, text: asyncio.Task[Text]) -> None:
         """Takes the parent's news until it hangs up, which ends this process, too."""
         front: asyncio.Task[None] | None = None
         try:
             while (message := await control.receive()) is not None:
                 await self._client.news(message)
                 if isinstance(message, EngineUp) and front is None:
-                    front = asyncio.create_task(self._open(control))
+                    front = asyncio.create_task(self._open(control, text))
         except (OSError, ValueError) as error:
             logger.error("the parent process cannot be understood: %s", describe(error))
         server.force_exit = server.should_exit = True
 
-    async def _open(self, control: AsyncChannel) -> None:
+    async def _open(self, control: AsyncChannel, text: asyncio.Task[Text]) -> None:
         try:
-            self._host.open(await asyncio.to_thread(self._make_front))
+            self._host.open(await asyncio.to_thread(self._make_front, await text))
         except Exception as error:
             logger.debug("the text side does not start", exc_info=True)
             await control.send(Failed(describe(error)))
@@ -101,10 +105,20 @@ class ApiProcess:
         gc.freeze()  # what lives now lives for ever: no need to look at it again
         await control.send(Serving(self._host.model_names))
 
-    def _make_front(self) -> AsyncLLM:
+    def _prepare_text(self) -> Text:
+        """Loads the tokenizer, whose library takes as long to import as an engine to start."""
+        from ..front.front import tokenizer_source
+
+        checkpoint = read_checkpoint(self._config)
+        tokenizer = tokenizer_source(self._config, checkpoint)
+        tokenizer.get_or_none()
+        return checkpoint, tokenizer
+
+    def _make_front(self, text: Text) -> AsyncLLM:
         from ..front.async_llm import AsyncLLM
 
-        return AsyncLLM(config=self._config, client=self._client, checkpoint=read_checkpoint(self._config))
+        checkpoint, tokenizer = text
+        return AsyncLLM(config=self._config, client=self._client, checkpoint=checkpoint, tokenizer=tokenizer)
 
     def _begin_drain(self, server: Server, ingress: Ingress) -> None:
         if self._draining is not None:
