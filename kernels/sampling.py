@@ -1,4 +1,4 @@
-"""Greedy choice and the unfiltered draw in Triton; the references are in `frame.core.ops.sampling` and `.random`.
+"""Greedy choice and the draw in Triton; the references are in `frame.core.ops.sampling` and `.random`.
 
 One pass over the logits: noise is computed where the logit is loaded, and never stored. The vocabulary is split over
 programs, a second launch joins the parts: best value, ties to the lowest id. Knows no request.
@@ -10,6 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .filters import Filters, Noise, draw_filtered
+from .noise import gumbel_noise, stream_key
 
 _BLOCK = 1024
 _PART = 8192
@@ -35,7 +38,7 @@ def _best_of_part(
         value = tl.load(logits + row * stride + token, mask=kept, other=-float("inf")).to(tl.float32)
         if RANDOM:
             if heat > 0.0:
-                value = value / heat + gumbel_noise(key, token)
+                value = tl.div_rn(value, tl.zeros_like(value) + heat) + gumbel_noise(key, token)
         # NaN beats everything, so that it shows
         better = kept & ((value > top) | ((value != value) & (top == top)))
         top = tl.where(better, value, top)
@@ -66,9 +69,19 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return _launch(logits, None, None, None)
 
 
-def draw(logits: Tensor, temperature: Tensor, streams: Tensor, positions: Tensor) -> Tensor:
-    """As `frame.core.ops.sampling.draw` where no row has a filter."""
-    return _launch(logits, temperature, streams, positions)[0]
+def draw(
+    logits: Tensor,
+    temperature: Tensor,
+    streams: Tensor,
+    positions: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """As `frame.core.ops.sampling.draw`; one pass over the logits where no row has a filter."""
+    if top_k is None and top_p is None and min_p is None:
+        return _launch(logits, temperature, streams, positions)[0]
+    return draw_filtered(logits, Noise(temperature, streams, positions), Filters(top_k, top_p, min_p))
 
 
 def _launch(

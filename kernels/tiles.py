@@ -21,10 +21,12 @@ from torch import Tensor
 #: Values a tile has.
 TILE = 128
 #: Tiles that one step of a search looks at.
-STEP = 32
+STEP = 16
 #: Candidates of a row that are searched in registers.
 CAP = 2048
 WARPS = 8
+#: Steps whose loads are under way at once.
+STAGES = tl.constexpr(3)
 _MASS_SCALE = tl.constexpr(float(2**40))
 _LINEAR_TURNS = tl.constexpr(6)
 
@@ -83,8 +85,7 @@ def weight_of(x, best, MASS: tl.constexpr):
     """int64: the probability relative to the best as a whole number, or 1."""
     if MASS:
         return (tl.exp(x - best) * _MASS_SCALE).to(tl.int64)
-    else:
-        return tl.full(x.shape, 1, tl.int64)
+    return tl.full(x.shape, 1, tl.int64)
 
 
 @triton.jit
@@ -133,7 +134,7 @@ def _gather(
     least, limit = value_of(low), value_of(high)
     number = tl.full([], 0, tl.int32)
     weight = tl.full([], 0, tl.int64)
-    for first in range(0, count, STEP):
+    for first in tl.range(0, count, STEP, num_stages=STAGES):
         x, _, exists = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
         inside = exists & (x >= least) & (x < limit)
         flat = tl.reshape(inside.to(tl.int32), [STEP * TILE])
@@ -178,7 +179,7 @@ def _narrow(
         numbers_1 = tl.zeros([STEP, TILE], tl.int32)
         numbers_2 = tl.zeros([STEP, TILE], tl.int32)
         numbers_3 = tl.zeros([STEP, TILE], tl.int32)
-        for first in range(0, count, STEP):
+        for first in tl.range(0, count, STEP, num_stages=STAGES):
             x, _, exists = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
             exists = exists & (x < limit)
             weight = weight_of(x, best, MASS)
@@ -211,14 +212,14 @@ def search(
 ):  # fmt: skip
     """The largest value, not below the key `low`, from which on the weights of the row reach the goal.
 
-    A goal below 0 stands for `share` of the weight from `low` on. The listed tiles must hold every value from there.
+    Of masses, a goal below 0 stands for `share` of the weight from `low` on. The listed tiles must hold every value from there.
     """
     high = key_of(best) + 1
     number, weight = _gather(
         logits, listed, count, vocab, heat, best, found, low, high, SCALED, MASS, STEP, TILE, CAP
     )  # fmt: skip
-    if goal < 0:
-        goal = part_of(weight, share)
+    if MASS:
+        goal = tl.where(goal < 0, part_of(weight, share), goal)
     above = tl.full([], 0, tl.int64)
     if number > CAP:
         low, high, number, above = _narrow(

@@ -1,0 +1,231 @@
+"""min-p, top-k, top-p and the draw among what they keep, in Triton; references in `frame.core.ops.sampling`.
+
+Two or three launches and no sort: the best of every tile, the sum of a row's probabilities where top-p asks for it,
+then a program per row that finds the threshold (kernels/tiles.py says how) and draws among the kept ids. Masses are
+the reference's whole numbers. Nothing waits for the device. Knows no request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .noise import gumbel_noise, stream_key
+from .tiles import (
+    CAP,
+    STAGES,
+    STEP,
+    TILE,
+    WARPS,
+    best_or_nan,
+    bisect,
+    key_of,
+    list_tiles,
+    load_tiles,
+    part_of,
+    scaled,
+    search,
+    tile_best,
+    value_of,
+    weight_of,
+)
+
+_LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+#: Below the best by this much, a probability has no mass.
+_REACH = tl.constexpr(28.0)
+_PART = 16384
+#: Which filters are given, in a number that Triton compiles no special version for (not 1, no multiple of 16).
+_TOP_K, _TOP_P, _MIN_P, _NOTHING = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), 8
+
+
+@dataclass(frozen=True)
+class Filters:
+    """One value a row, or None where no row has one; as `frame.core.ops.sampling.keep_threshold` takes them."""
+
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What a draw needs beside logits and filters, one value a row."""
+
+    temperature: Tensor
+    streams: Tensor
+    positions: Tensor
+
+
+@triton.jit
+def _total_mass(
+    logits, temperature, best, top_k, top_p, min_p, masses, given, vocab, stride, tiles, parts,
+    PART: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """A part's mass, of rows that top-p alone filters: what other filters keep is few and is summed later."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    wanted = tl.load(top_p + row) < 1.0
+    if given & _TOP_K:
+        limit = tl.load(top_k + row)
+        wanted = wanted & ((limit <= 0) | (limit >= vocab))
+    if given & _MIN_P:
+        wanted = wanted & (tl.load(min_p + row) <= 0.0)
+    heat = 1.0
+    if temperature is not None:
+        heat = tl.load(temperature + row)
+        wanted = wanted & (heat > 0.0)
+    if wanted:
+        tile = tl.arange(0, TILES)
+        each = tl.load(best + row * tiles + tile, mask=tile < tiles, other=-float("inf"))
+        top = scaled(best_or_nan(each, 0), heat, temperature is not None)
+        total = tl.zeros([BLOCK], tl.int64)
+        for first in range(0, PART, BLOCK):
+            token = part * PART + first + tl.arange(0, BLOCK)
+            x = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
+            total += weight_of(scaled(x, heat, temperature is not None), top, True)
+        tl.store(masses + row * parts + part, tl.sum(total, 0))
+
+
+@triton.jit
+def _draw_row(
+    logits, listed, count, vocab, heat, threshold, key, noisy, SCALED, STEP: tl.constexpr, TILE: tl.constexpr
+):
+    """The id of the best kept score plus noise, ties to the lowest; where a score is NaN, the first of those."""
+    top = tl.full([STEP, TILE], -float("inf"), tl.float32)
+    place = tl.full([STEP, TILE], 2147483647, tl.int32)
+    for first in tl.range(0, count, STEP, num_stages=STAGES):
+        x, token, exists = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
+        score = x
+        if noisy:
+            score = x + gumbel_noise(key, token)
+        # NaN is only in rows whose threshold is NaN, where nothing else is kept
+        score = tl.where(x != x, float("inf"), tl.where(x >= threshold, score, -float("inf")))
+        better = exists & (score > top)
+        top = tl.where(better, score, top)
+        place = tl.where(better, token, place)
+    highest = tl.max(tl.max(top, 1), 0)
+    token = tl.min(tl.min(tl.where(top == highest, place, 2147483647), 1), 0)
+    return tl.where(token < vocab, token, 0)
+
+
+@triton.jit
+def _filter(
+    logits, temperature, streams, positions, best, masses, top_k, top_p, min_p, log_min_p, listed, found,
+    thresholds, tokens, given, vocab, stride, tiles, parts,
+    STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    SCALED: tl.constexpr = temperature is not None
+    heat = 1.0
+    random = True
+    if SCALED:
+        heat = tl.load(temperature + row)
+        random = heat > 0.0
+        heat = tl.where(random, heat, 1.0)
+    tile = tl.arange(0, TILES)
+    inside = tile < tiles
+    each = tl.load(best + row * tiles + tile, mask=inside, other=-float("inf"))
+    each = scaled(each, heat, SCALED)
+    top = best_or_nan(each, 0)
+    logits += row * stride
+    listed += row * tiles
+    found += row * CAP
+    finite = tl.abs(top) < float("inf")
+    threshold = tl.where(top == -float("inf"), _LOWEST, top)
+    if finite & random:
+        threshold = tl.zeros_like(top) + _LOWEST
+        whole = top == top
+        if given & _MIN_P:
+            whole = tl.load(min_p + row) <= 0.0
+            threshold = tl.maximum(top + tl.load(log_min_p + row), _LOWEST)
+        if given & _TOP_K:
+            limit = tl.load(top_k + row).to(tl.int64)
+            limited = (limit > 0) & (limit < vocab)
+            whole = whole & (limited == 0)
+            if limited:
+                ones = tl.full([TILES], 1, tl.int64)
+                none = tl.full([], 0, tl.int64)
+                low = bisect(each, inside, ones, limit, none, key_of(threshold), key_of(top) + 1)
+                count = list_tiles(listed, each, inside, value_of(low))
+                threshold = search(
+                    logits, listed, count, vocab, heat, top, found, limit, top, low, SCALED, False, STEP, TILE, CAP
+                )  # fmt: skip
+        if given & _TOP_P:
+            share = tl.load(top_p + row)
+            if share < 1.0:
+                goal = tl.full([], -1, tl.int64)
+                low = key_of(threshold)
+                if whole:
+                    part = tl.arange(0, PARTS)
+                    goal = part_of(tl.sum(tl.load(masses + row * parts + part, mask=part < parts, other=0), 0), share)
+                    none = tl.full([], 0, tl.int64)
+                    # all that has mass reaches every goal
+                    low = tl.maximum(low, key_of(top - _REACH))
+                    low = bisect(each, inside, weight_of(each, top, True), goal, none, low, key_of(top) + 1)
+                count = list_tiles(listed, each, inside, value_of(low))
+                threshold = search(
+                    logits, listed, count, vocab, heat, top, found, goal, share, low, SCALED, True, STEP, TILE, CAP
+                )  # fmt: skip
+    if thresholds is not None:
+        tl.store(thresholds + row, threshold)
+    if tokens is not None:
+        key = tl.full([], 0, tl.int64)
+        if finite & random:
+            key = stream_key(tl.load(streams + row), tl.load(positions + row))
+        count = list_tiles(listed, each, inside, threshold)
+        token = _draw_row(logits, listed, count, vocab, heat, threshold, key, finite & random, SCALED, STEP, TILE)
+        tl.store(tokens + row, token)
+
+
+def keep_threshold(
+    scores: Tensor, top_k: Tensor | None = None, top_p: Tensor | None = None, min_p: Tensor | None = None
+) -> Tensor:
+    """As `frame.core.ops.sampling.keep_threshold`."""
+    thresholds = torch.empty(len(scores), dtype=torch.float32, device=scores.device)
+    _launch(scores, Filters(top_k, top_p, min_p), None, thresholds, None)
+    return thresholds
+
+
+def draw_filtered(logits: Tensor, noise: Noise, filters: Filters) -> Tensor:
+    """As `frame.core.ops.sampling.draw`, for rows of which any may have filters."""
+    tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    _launch(logits, filters, noise, None, tokens)
+    return tokens
+
+
+def _launch(
+    logits: Tensor, filters: Filters, noise: Noise | None, thresholds: Tensor | None, tokens: Tensor | None
+) -> None:
+    rows, vocab = logits.shape
+    if not rows:
+        return
+    best = tile_best(logits)
+    tiles, parts = best.shape[1], triton.cdiv(vocab, _PART)
+    size = triton.next_power_of_2(tiles)
+    device = logits.device
+    listed = torch.empty((rows, tiles), dtype=torch.int32, device=device)
+    found = torch.empty((rows, CAP), dtype=torch.float32, device=device)
+    masses = torch.empty((rows, parts), dtype=torch.int64, device=device)
+    heat = None if noise is None else noise.temperature
+    # what is not given is not read: one compiled version serves every mix
+    top_k = listed if filters.top_k is None else filters.top_k
+    top_p = found if filters.top_p is None else filters.top_p
+    min_p, log_min_p = (found, found) if filters.min_p is None else (filters.min_p, filters.min_p.log())
+    given = _NOTHING
+    for one, bit in ((filters.top_k, _TOP_K), (filters.top_p, _TOP_P), (filters.min_p, _MIN_P)):
+        given |= 0 if one is None else bit.value
+    if filters.top_p is not None:
+        _total_mass[(rows, parts)](
+            logits, heat, best, top_k, top_p, min_p, masses, given, vocab, logits.stride(0), tiles, parts,
+            PART=_PART, BLOCK=2048, TILES=size, num_warps=WARPS,
+        )  # fmt: skip
+    _filter[(rows,)](
+        logits, heat, None if noise is None else noise.streams, None if noise is None else noise.positions,
+        best, masses, top_k, top_p, min_p, log_min_p, listed, found, thresholds, tokens,
+        given, vocab, logits.stride(0), tiles, parts,
+        STEP=STEP, TILE=TILE, CAP=CAP, TILES=size, PARTS=triton.next_power_of_2(parts), num_warps=WARPS,
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""Thresholds and filtered draws against their references: on a GPU, and interpreted through tests/kernels."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from frame.core.ops import random as noise
+from frame.core.ops import sampling
+from frame.kernels import filters as kernels
+from frame.kernels.sampling import draw
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+
+#: (top_k, top_p, min_p) of rows, one after the other
+MIXES = [
+    (0, 1.0, 0.0), (1, 1.0, 0.0), (20, 1.0, 0.0), (3000, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.3, 0.0), (0, 0.999, 0.0),
+    (0, 1e-7, 0.0), (0, 1.0, 0.1), (0, 1.0, 1.0), (50, 0.9, 0.0), (50, 0.95, 0.05), (0, 0.8, 0.02), (10**6, 0.5, 0.0),
+]  # fmt: skip
+
+
+def rows_of(scale: float, vocab: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(len(MIXES), vocab, generator=generator) * scale
+
+
+def filters(names: str = "kpm") -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    k, p, m = zip(*MIXES, strict=True)
+    return (
+        torch.tensor(k, dtype=torch.int32) if "k" in names else None,
+        torch.tensor(p) if "p" in names else None,
+        torch.tensor(m) if "m" in names else None,
+    )
+
+
+def on_device(values: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
+    return [None if value is None else value.to(DEVICE) for value in values]
+
+
+def check_threshold(scores: torch.Tensor, names: str = "kpm") -> None:
+    limits = filters(names)
+    found = kernels.keep_threshold(scores.to(DEVICE), *on_device(limits)).cpu()
+    expected = sampling.keep_threshold(scores.clone(), *limits)
+    torch.testing.assert_close(found, expected, rtol=3e-7, atol=0)
+    assert torch.equal(scores >= found[:, None], scores >= expected[:, None])
+
+
+@pytest.mark.parametrize("names", ["k", "p", "m", "kp", "km", "pm", "kpm"])
+def test_every_mix_keeps_what_the_reference_keeps(names: str) -> None:
+    check_threshold(rows_of(3, 1000), names)
+
+
+@pytest.mark.parametrize(("scale", "vocab"), [(3, 5), (0.1, 128), (8, 4097), (1, 6000), (4, 9001)])
+def test_thresholds_in_rows_of_any_shape(scale: float, vocab: int) -> None:
+    check_threshold(rows_of(scale, vocab))
+
+
+def test_equal_values_are_kept_together() -> None:
+    check_threshold(torch.zeros(len(MIXES), 2300))
+    check_threshold(-torch.zeros(len(MIXES), 300) * torch.tensor([1.0, -1.0, 1.0]).repeat(100))
+    check_threshold((rows_of(3, 2500) * 2).round() / 2)
+
+
+def test_forbidden_ids_are_never_kept() -> None:
+    scores = rows_of(3, 3000)
+    scores[:, 7:2990] = -torch.inf
+    check_threshold(scores)
+
+
+def test_thresholds_of_strided_rows() -> None:
+    scores = rows_of(3, 1500)
+    limits = filters()
+    wide = torch.full((len(scores), 2000), 99.0)
+    wide[:, :1500] = scores
+    found = kernels.keep_threshold(wide.to(DEVICE)[:, :1500], *on_device(limits))
+    assert torch.equal(found.cpu(), kernels.keep_threshold(scores.to(DEVICE), *on_device(limits)).cpu())
+
+
+@pytest.mark.parametrize(("names", "vocab"), [("k", 7), ("kpm", 7), ("p", 3000), ("kp", 3000), ("kpm", 5000)])
+def test_filtered_draws_are_the_reference_id_for_id(names: str, vocab: int) -> None:
+    logits = torch.cat([rows_of(3, vocab, seed) for seed in range(3)])
+    logits[5, 2] = logits[5, vocab - 1] = 60.0
+    limits = [None if value is None else value.repeat(3) for value in filters(names)]
+    rows = len(logits)
+    heat = torch.tensor([0.0, 0.6, 1.0, 2.0, 1.3]).repeat(rows)[:rows]
+    streams = torch.tensor([noise.seed_stream(seed) for seed in range(rows)], dtype=torch.int64)
+    positions = torch.arange(rows, dtype=torch.int64) * 37
+    given = on_device((logits, heat, streams, positions, *limits))
+    expected = sampling.draw(logits.clone(), heat, streams, positions, *limits)
+    assert draw(*given).tolist() == expected.tolist()  # type: ignore[arg-type]
+
+
+def test_a_filtered_row_that_is_not_finite_shows_it() -> None:
+    logits = rows_of(3, 2000)
+    logits[1, 1500] = float("nan")
+    logits[2] = float("-inf")
+    logits[3, [40, 90]] = float("inf")
+    heat = torch.ones(len(logits))
+    heat[4:8] = 0
+    logits[4, 77] = logits[4, 1999] = float("nan")
+    logits[5, 3] = float("inf")
+    logits[6] = float("-inf")
+    streams = torch.arange(len(logits))
+    tokens = draw(*on_device((logits, heat, streams, streams, *filters("k"))))  # type: ignore[arg-type]
+    assert tokens.tolist()[1:7] == [1500, 0, 40, 77, 3, 0]
