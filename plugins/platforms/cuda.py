@@ -16,7 +16,7 @@ from torch import Tensor
 from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
 from frame.core.ops import Ops
 from frame.kernels import activation, experts, norm, rotary, routing, sampling, step
-from frame.kernels.linear import linear as few_rows
+from frame.kernels import linear as few_rows
 
 from .cuda_graphs import CudaGraphs
 
@@ -53,9 +53,9 @@ class CudaOps(Ops):
 
     @staticmethod
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Our own product where a few rows leave nothing but reading the weight."""
-        if x.shape[0] in (1, 2, 4) and x.dim() == 2:
-            return few_rows(x, weight, bias)
+        """Our own product where a row or two leave nothing but reading the weight."""
+        if x.dim() == 2 and few_rows.pays(x.shape[0], weight.shape[0]):
+            return few_rows.linear(x, weight, bias)
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
@@ -84,6 +84,7 @@ class CudaPlatform(Platform):
     def __init__(self, *, config: Any, options: CudaOptions | None = None, local_rank: int = 0) -> None:
         super().__init__(config=config, options=options or CudaOptions(), local_rank=local_rank)
         torch.cuda.set_device(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
         self._ops = CudaOps()
         self._memory = CudaMemory(self.device)
         self._streams = CudaStreams(self.device)
