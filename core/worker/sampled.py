@@ -27,15 +27,15 @@ class LogprobTensors:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Row i drew `token_ids[i]` (int32 [N]); where `finite` bool [N] is false its logits were not, and it must fail."""
+    """Row i drew `token_ids[i]` (int32 [N]), whose logit is `drawn[i]`; where that is not finite, the row must fail."""
 
     token_ids: Tensor
-    finite: Tensor
+    drawn: Tensor
     logprobs: list[LogprobTensors] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that must reach the host, by name."""
-        named = {"token_ids": self.token_ids, "finite": self.finite}
+        named = {"token_ids": self.token_ids, "drawn": self.drawn}
         for index, part in enumerate(self.logprobs):
             named |= {f"ids.{index}": part.ids, f"values.{index}": part.values, f"ranks.{index}": part.ranks}
         return named

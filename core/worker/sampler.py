@@ -93,8 +93,7 @@ class Sampler:
         del slots
         batch = self._slots.batch(host_slots)
         if not batch.need and not masks:
-            token_ids, best = self._ops.greedy(logits)
-            return Sampled(token_ids, best.isfinite())
+            return Sampled(*self._ops.greedy(logits))
         edited = bool(masks or batch.need & EDITS)
         if edited or batch.need & ~Need.RANDOM:
             logits = logits.float()  # a plain draw widens as it reads
@@ -103,13 +102,13 @@ class Sampler:
             self._apply_masks(logits, host_slots, masks)
         if batch.need & EDITS:
             logits = self._edit(logits, host_slots, lengths, batch)
-        token_ids, finite = self._draw(logits, host_slots, lengths, batch)
+        token_ids, drawn = self._draw(logits, host_slots, lengths, batch)
         logprobs = [
             self._logprobs(group, logits, raw, token_ids, batch)
             for group, raw in zip(batch.logprobs, kept, strict=True)
         ]
         self._remember(token_ids, host_slots, batch)
-        return Sampled(token_ids, finite, logprobs)
+        return Sampled(token_ids, drawn, logprobs)
 
     def _apply_masks(self, logits: Tensor, host_slots: np.ndarray, masks: bytes) -> None:
         given = decode(masks, TokenMasks)
@@ -132,8 +131,7 @@ class Sampler:
         self, logits: Tensor, host_slots: np.ndarray, lengths: Tensor, batch: BatchParameters
     ) -> tuple[Tensor, Tensor]:
         if batch.draw is None:
-            token_ids, best = self._ops.greedy(logits)
-            return token_ids, best.isfinite()
+            return self._ops.greedy(logits)
         draw = batch.draw
         scores, temperature = logits, draw.temperature
         if batch.need & Need.INVARIANT_PROCESSORS:
@@ -142,7 +140,7 @@ class Sampler:
             scores = self._processors.apply(scores, host_slots, invariant=True, rows=_asked(batch, Need.RANDOM))
             temperature = random.float()
         token_ids = self._ops.draw(scores, temperature, draw.streams, lengths, *draw.filters())
-        return token_ids, scores.gather(-1, token_ids.long()[:, None]).squeeze(-1).isfinite()
+        return token_ids, scores.gather(-1, token_ids.long()[:, None]).squeeze(-1).float()
 
     def _logprobs(
         self, group: LogprobGroup, logits: Tensor, raw: Tensor | None, token_ids: Tensor, batch: BatchParameters

@@ -57,7 +57,7 @@ class PendingStep:
             result.token_ids[rows, 0] = arrays["token_ids"]
             result.num_tokens[rows] = 1
             result.logprobs = self._sampled.logprob_rows(arrays, rows)
-            for index in np.flatnonzero(~arrays["finite"]).tolist():
+            for index in np.flatnonzero(~np.isfinite(arrays["drawn"])).tolist():
                 result.failed[int(rows[index])] = "the model produced logits that are not finite"
             self._sampler.deliver(plan.slots[rows], arrays["token_ids"])
         if self.prompt_logprobs is not None:

@@ -35,7 +35,7 @@ def test_greedy_is_the_argmax_of_raw_logits():
     logits = some_logits(4)
     arrays, logprobs = sample(sampler, logits, range(4), [3] * 4)
     assert arrays["token_ids"].tolist() == logits.argmax(-1).tolist()
-    assert arrays["finite"].all()
+    assert np.isfinite(arrays["drawn"]).all()
     assert not logprobs
 
 
@@ -187,7 +187,7 @@ def test_a_row_that_is_not_finite_fails_alone(params, bad):
     add(sampler, *(new_request(slot, **params) for slot in range(3)))
     logits[1] = bad
     arrays, _ = sample(sampler, logits, [0, 1, 2], [3] * 3)
-    assert arrays["finite"].tolist() == [True, False, True]
+    assert np.isfinite(arrays["drawn"]).tolist() == [True, False, True]
     assert arrays["token_ids"][[0, 2]].tolist() == [alone[0], alone[2]]
     assert 0 <= arrays["token_ids"][1] < VOCAB
 
@@ -195,7 +195,7 @@ def test_a_row_that_is_not_finite_fails_alone(params, bad):
 def test_a_row_with_nothing_left_to_draw_fails():
     sampler = make_sampler()
     add(sampler, new_request(0, allowed_token_ids=[5], bad_words_token_ids=[[5]]))
-    assert not sample(sampler, some_logits(1), [0], [3])[0]["finite"][0]
+    assert not np.isfinite(sample(sampler, some_logits(1), [0], [3])[0]["drawn"][0])
 
 
 def test_logprobs_of_rows_that_ask_for_different_numbers():
@@ -332,3 +332,10 @@ def test_params_of_every_field_have_a_test_here_or_at_the_front():
         "structured_outputs", "skip_clone", "deterministic",
     }  # fmt: skip
     assert set(SamplingParams.__struct_fields__) == sampler | elsewhere
+
+
+def test_logits_of_sixteen_bits_reach_the_host():
+    sampler = make_sampler()
+    add(sampler, new_request(0, **GREEDY), new_request(1, temperature=0.7))
+    arrays, _ = sample(sampler, some_logits(2).bfloat16(), [0, 1], [3, 3])
+    assert arrays["drawn"].dtype == np.float32
