@@ -58,43 +58,57 @@ class Shape:
         return f"{sizes}, {str(self.dtype).removeprefix('torch.')}"
 
 
+@dataclass(frozen=True)
+class Chip:
+    """What tile sizes depend on: the chip's name in the table, and the shared memory that one program may use."""
+
+    name: str = ""
+    shared_bytes: int = 227 << 10
+
+
+ANY_CHIP = Chip()
+
+
 @lru_cache(maxsize=1024)
-def launch_for(shape: Shape, num_tokens: int, chip: str = "") -> Launch:
+def launch_for(shape: Shape, num_tokens: int, chip: Chip = ANY_CHIP) -> Launch:
     """The launch for a batch: that of the nearest measured token count, or by rule where the table lacks the shape."""
-    measured = read_table().get(chip, {}).get(shape.name)
+    measured = read_table().get(chip.name, {}).get(shape.name)
     if not measured:
-        return rule(shape, num_tokens)
+        return rule(shape, num_tokens, chip)
     nearest = min(measured, key=lambda tokens: abs(log(int(tokens) / num_tokens)))
     return launch_from(measured[nearest])
 
 
-def rule(shape: Shape, num_tokens: int) -> Launch:
+def rule(shape: Shape, num_tokens: int, chip: Chip = ANY_CHIP) -> Launch:
     """Tile sizes from the mean number of rows an expert gets."""
     pairs = num_tokens * shape.top_k
-    if pairs <= max(shape.top_k, shape.num_experts // 2):
+    if pairs <= max(shape.top_k, shape.num_experts // 4):
         return vector_launch(shape)
     if shape.dtype.itemsize > 2:
-        return _fit(shape, Launch(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)))
+        return invariant_launch(shape, chip)
     rows = pairs / shape.num_experts
     if rows <= 12:
-        return _fit(shape, Launch(16, Tile(64, 128, 4, 3), Tile(64, 128, 4, 4)))
-    if rows <= 24:
-        return _fit(shape, Launch(32, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)))
-    if rows <= 80:
-        return _fit(shape, Launch(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)))
-    return _fit(shape, Launch(128, Tile(64, 64, 8, 4), Tile(128, 64, 8, 4)))
+        launch = Launch(16, Tile(64, 128, 4, 3, True, True), Tile(128, 128, 4, 3, True, True))
+    elif rows <= 24:
+        launch = Launch(32, Tile(128, 128, 8, 3, False, True), Tile(64, 128, 4, 3, True, True))
+    elif rows <= 48:
+        launch = Launch(64, Tile(128, 64, 8, 4, False, True), Tile(128, 64, 4, 3))
+    else:
+        launch = Launch(128, Tile(128, 64, 8, 4, False, True), Tile(256, 64, 8, 4, False, True))
+    return _fit(shape, launch, chip)
 
 
 def vector_launch(shape: Shape) -> Launch:
     """A matrix-vector product a pair, in tiles small enough to fill the chip from one token."""
-    return Launch(0, Tile(4, 512, 4), Tile(2, min(1024, _power(shape.intermediate_size)), 4))
+    gate_up, down = min(1024, _power(shape.hidden_size)), min(512, _power(shape.intermediate_size))
+    return Launch(0, Tile(2, gate_up, 2), Tile(2, down, 2))
 
 
-def invariant_launch(shape: Shape) -> Launch:
+def invariant_launch(shape: Shape, chip: Chip = ANY_CHIP) -> Launch:
     """One launch for every batch: a row's sums run over the depth in one order, whatever is beside it."""
     if shape.dtype.itemsize > 2:
-        return _fit(shape, Launch(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)))
-    return _fit(shape, Launch(32, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)))
+        return _fit(shape, Launch(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)), chip)
+    return _fit(shape, Launch(32, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)), chip)
 
 
 @lru_cache(maxsize=1)
@@ -115,15 +129,30 @@ def entry_of(launch: Launch) -> dict[str, Any]:
     return asdict(launch)
 
 
-def _fit(shape: Shape, launch: Launch) -> Launch:
-    """Tiles no larger than the matrices, and never smaller than what a matrix unit takes."""
-    gate_up = _clip(launch.gate_up, shape.intermediate_size, shape.hidden_size)
-    return Launch(launch.block_m, gate_up, _clip(launch.down, shape.hidden_size, shape.intermediate_size))
+def _fit(shape: Shape, launch: Launch, chip: Chip) -> Launch:
+    """Tiles no larger than the matrices and the chip's shared memory, nor smaller than what a matrix unit takes."""
+    size, hidden, inner = shape.dtype.itemsize, shape.hidden_size, shape.intermediate_size
+    gate_up = _shrink(_clip(launch.gate_up, inner, hidden, size), launch.block_m, 2, size, chip)
+    down = _shrink(_clip(launch.down, hidden, inner, size), launch.block_m, 1, size, chip)
+    return Launch(launch.block_m, gate_up, down)
 
 
-def _clip(tile: Tile, size: int, depth: int) -> Tile:
+def _clip(tile: Tile, size: int, depth: int, itemsize: int) -> Tile:
     narrow, shallow = max(16, _power(size)), max(16, _power(depth))
-    return replace(tile, block_n=min(tile.block_n, narrow), block_k=min(tile.block_k, shallow))
+    copier = tile.copier and depth * itemsize % 16 == 0
+    return replace(tile, block_n=min(tile.block_n, narrow), block_k=min(tile.block_k, shallow), copier=copier)
+
+
+def _shrink(tile: Tile, block_m: int, matrices: int, itemsize: int, chip: Chip) -> Tile:
+    """Fewer steps in flight, then shorter ones, until what is in flight fits beside a KiB for barriers."""
+    while tile.num_stages * (block_m + matrices * tile.block_n) * tile.block_k * itemsize > chip.shared_bytes - 1024:
+        if tile.num_stages > 2:
+            tile = replace(tile, num_stages=tile.num_stages - 1)
+        elif tile.block_k > 16:
+            tile = replace(tile, block_k=tile.block_k // 2)
+        else:
+            break
+    return tile
 
 
 def _power(size: int) -> int:

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .expert_launch import Launch, Shape, Tile, invariant_launch, launch_for
+from .expert_launch import Chip, Launch, Shape, Tile, invariant_launch, launch_for
 from .routing import Blocks, align
 
 _GROUP = tl.constexpr(8)  # blocks that share a weight tile while it is in the L2 cache
@@ -171,7 +171,7 @@ def fused_experts(
     if not hidden.shape[0]:
         return torch.empty_like(hidden)
     if launch is None:
-        launch = launch_for(shape_of(gate_up, ids.shape[1]), hidden.shape[0], _chip(hidden.device))
+        launch = launch_for(shape_of(gate_up, ids.shape[1]), hidden.shape[0], chip_of(hidden.device))
     if launch.block_m == 0:
         inner = vector_gate_up(hidden, gate_up, ids, launch.gate_up)
         return vector_down(inner, down, weights, ids, launch.down)
@@ -182,7 +182,8 @@ def fused_experts(
 
 def fused_experts_invariant(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     """As `fused_experts`, with one launch for every batch: a token's bits depend on its own row alone."""
-    return fused_experts(hidden, gate_up, down, weights, ids, launch=invariant_launch(shape_of(gate_up, ids.shape[1])))
+    launch = invariant_launch(shape_of(gate_up, ids.shape[1]), chip_of(hidden.device))
+    return fused_experts(hidden, gate_up, down, weights, ids, launch=launch)
 
 
 def shape_of(gate_up: Tensor, top_k: int) -> Shape:
@@ -247,6 +248,10 @@ def vector_down(inner: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile:
 
 
 @lru_cache(maxsize=16)
-def _chip(device: torch.device) -> str:
-    """The chip's name in the table of tile sizes."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+def chip_of(device: torch.device) -> Chip:
+    """What tile sizes depend on; a device that is no CUDA chip is any chip."""
+    if device.type != "cuda":
+        return Chip()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    shared_bytes = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    return Chip(torch.cuda.get_device_name(index), shared_bytes)

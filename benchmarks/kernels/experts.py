@@ -26,7 +26,7 @@ from triton.runtime.errors import OutOfResources
 
 from frame.core.ops import experts as reference
 from frame.kernels.expert_launch import Launch, Shape, Tile, entry_of, launch_for, rule
-from frame.kernels.experts import combine, fused_experts, grouped_product, vector_down, vector_gate_up
+from frame.kernels.experts import chip_of, combine, fused_experts, grouped_product, vector_down, vector_gate_up
 from frame.kernels.routing import align, route
 
 BANDWIDTH, ARITHMETIC = 4.27e12, 690e12  # measured on an H200: bytes copied and bf16 operations a second
@@ -261,13 +261,13 @@ def text_of(table: dict[str, dict[str, dict[str, object]]]) -> str:
     return "{\n" + ",\n".join(chips) + "\n}\n"
 
 
-def measure(shape: Shape, cases: list[Case], launch: Launch) -> dict[str, object]:
+def measure(shape: Shape, cases: list[Case], launch: Launch, ruled: Launch) -> dict[str, object]:
     """One line of the table, printed."""
     tokens = cases[0].hidden.shape[0]
     least, bound = floor(shape, cases)
     time = total(cases, launch)
     routing = microseconds([lambda c=c: route(c.logits, shape.top_k, True) for c in cases])
-    by_rule = total(cases, rule(shape, tokens))
+    by_rule = total(cases, ruled)
     sorting = adding = 0.0
     if launch.block_m:
         products = torch.randn(tokens * shape.top_k, shape.hidden_size, dtype=shape.dtype, device="cuda")
@@ -303,16 +303,16 @@ def main() -> None:
         return
     if options.tune:
         compile_all(12)
-    chip = torch.cuda.get_device_name()
-    print(f"{chip}, torch {torch.__version__}, {shape.name}", flush=True)
+    facts = chip_of(torch.device("cuda", torch.cuda.current_device()))
+    print(f"{facts.name}, torch {torch.__version__}, {shape.name}", flush=True)
     layers, results = layers_of(shape, 2), []
     for count in tokens:
         cases = cases_of(shape, layers, count)
-        launch = launch_for(shape, count, chip)
+        launch = launch_for(shape, count, facts)
         if options.tune:
             _, launch = tune(shape, cases)
-            keep(options.table, chip, shape, count, launch)
-        results.append(measure(shape, cases, launch))
+            keep(options.table, facts.name, shape, count, launch)
+        results.append(measure(shape, cases, launch, rule(shape, count, facts)))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from frame.kernels import expert_launch
-from frame.kernels.expert_launch import Launch, Shape, Tile, entry_of, launch_for, launch_from, read_table, rule
+from frame.kernels.expert_launch import Chip, Launch, Shape, Tile, entry_of, launch_for, launch_from, read_table, rule
 
 SHAPE = Shape(128, 8, 2048, 768, torch.bfloat16)
 TINY = Shape(4, 2, 24, 10, torch.float16)
@@ -16,7 +16,7 @@ ODD = Launch(48, Tile(7, 9, 3), Tile(5, 11, 1, 2, True))
 
 
 def test_the_rule_multiplies_pairs_one_by_one_until_experts_are_shared() -> None:
-    assert [rule(SHAPE, tokens).block_m for tokens in (1, 8, 9, 64, 256, 512, 4096)] == [0, 0, 16, 16, 32, 64, 128]
+    assert [rule(SHAPE, tokens).block_m for tokens in (1, 4, 5, 64, 256, 512, 4096)] == [0, 0, 16, 16, 32, 64, 128]
     assert rule(Shape(4, 8, 64, 64, torch.bfloat16), 1).block_m == 0
 
 
@@ -34,6 +34,19 @@ def test_tiles_of_matrix_products_are_powers_of_two_that_the_matrices_fill(shape
             assert block < 2 * max(whole, 16)
 
 
+@pytest.mark.parametrize("tokens", [9, 200, 400, 5000])
+def test_tiles_fit_a_small_shared_memory(tokens: int) -> None:
+    small = rule(SHAPE, tokens, Chip("", 99 << 10))
+    for tile, matrices in ((small.gate_up, 2), (small.down, 1)):
+        assert tile.num_stages >= 2
+        assert tile.num_stages * (small.block_m + matrices * tile.block_n) * tile.block_k * 2 <= 98 << 10
+
+
+def test_only_rows_of_sixteen_bytes_go_through_the_copy_engine() -> None:
+    assert rule(SHAPE, 4096).gate_up.copier
+    assert not rule(TINY, 4096).down.copier
+
+
 def test_an_entry_is_read_as_it_was_written() -> None:
     assert launch_from(entry_of(ODD)) == ODD
     with pytest.raises(TypeError):
@@ -45,9 +58,9 @@ def test_the_nearest_measured_count_of_the_chip_and_shape_is_taken(monkeypatch: 
     monkeypatch.setattr(expert_launch, "read_table", lambda: {"chip": {SHAPE.name: {"4": near, "256": far}}})
     launch_for.cache_clear()
     try:
-        assert [launch_for(SHAPE, tokens, "chip").block_m for tokens in (1, 31, 33, 9999)] == [48, 48, 96, 96]
-        assert launch_for(SHAPE, 64, "other chip") == rule(SHAPE, 64)
-        assert launch_for(TINY, 64, "chip") == rule(TINY, 64)
+        assert [launch_for(SHAPE, tokens, Chip("chip")).block_m for tokens in (1, 31, 33, 9999)] == [48, 48, 96, 96]
+        assert launch_for(SHAPE, 64, Chip("other chip")) == rule(SHAPE, 64)
+        assert launch_for(TINY, 64, Chip("chip")) == rule(TINY, 64)
     finally:
         launch_for.cache_clear()
 
