@@ -58,8 +58,7 @@ class LinearShard(nn.Module):
         self.rows, self.in_features, self.columns, self.transposed = tuple(rows), in_features, columns, transposed
         self.ops = build.ops
         out_features = sum(part.count for part in rows)
-        memory = build.ops.empty_weight(out_features, columns.stop - columns.start, build.dtype, build.device)
-        self.weight = nn.Parameter(memory, requires_grad=False)
+        self.weight = empty_parameter(build, out_features, columns.stop - columns.start)
         self.bias = empty_parameter(build, out_features) if bias else None
 
     def weight_slots(self) -> list[WeightSlot]:

@@ -47,11 +47,7 @@ class WeightSlot:
             return
         with torch.no_grad():
             target = self.parameter.data[self.region] if self.region else self.parameter.data
-            source = piece.transpose(-1, -2) if self.transposed else piece
-            if target.dim() == 2 and target.stride(0) == 1 != target.stride(1):
-                # torch transposes quickly only from one contiguous matrix to another of the same element type
-                target, source = target.t(), source.to(target).t().contiguous()
-            target.copy_(source)
+            target.copy_(piece.transpose(-1, -2) if self.transposed else piece)
 
 
 @dataclass(frozen=True)

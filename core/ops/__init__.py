@@ -13,7 +13,6 @@ class Ops:
     """The reference ops. Stateless: one instance serves every layer of a worker."""
 
     # layers
-    empty_weight = staticmethod(linear.empty_weight)
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
     layer_norm = staticmethod(norm.layer_norm)

@@ -117,11 +117,8 @@ def _sparse(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
     return draw.float32(3, 50), rows, ids
 
 
-#: Ops whose values mean nothing; shape and dtype do.
-UNINITIALISED = frozenset(("empty_weight",))
 #: Op → its cases. An op without a case is named by the platform suite.
 CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
-    "empty_weight": [lambda d: ((6, 4, d.dtype, torch.device("cpu")), {})],
     "rms_norm": [lambda d: ((d.floats(5, 32), d.floats(32), 1e-6), {}),
                  lambda d: ((d.floats(5, 3, 32), d.floats(32), 1e-6, 1.0), {})],
     "add_rms_norm": [lambda d: ((d.floats(5, 32), d.floats(5, 32), d.floats(32), 1e-6), {})],

@@ -20,16 +20,6 @@ class CpuOps(Ops):
     """The reference ops, with quicker ones for what every step does."""
 
     @staticmethod
-    def empty_weight(out_features: int, in_features: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Inputs outermost: up to twice as fast for 3 to 32 rows, and not slower for one row or many.
-
-        Measured for float32 only.
-        """
-        if dtype != torch.float32:
-            return Ops.empty_weight(out_features, in_features, dtype, device)
-        return torch.empty((in_features, out_features), dtype=dtype, device=device).t()
-
-    @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         if x.dtype != torch.float32:
             return Ops.rms_norm(x, weight, eps, offset)
