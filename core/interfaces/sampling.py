@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 GREEDY_EPSILON = 1e-5
 #: Smaller temperatures that are not greedy are raised to this, or logits overflow.
 MIN_TEMPERATURE = 1e-2
+#: A smaller one is zero in float32, and would keep no token.
+MIN_TOP_P = 1e-30
+#: A smaller one makes logits infinite; as far from 1 as the largest.
+MIN_REPETITION_PENALTY = 1e-4
 
 
 class RequestOutputKind(IntEnum):
@@ -53,12 +57,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise ValueError(f"structured_outputs takes one constraint, got {len(given)}: {', '.join(given)}")
 
 
-def _check_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
+def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {value!r}")
-    if value > high or value < low or (low_open and value == low):
-        left = "(" if low_open else "["
-        raise ValueError(f"{name} must be in {left}{low:g}, {high:g}], got {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value!r}")
 
 
 def _check_int(name: str, value: Any, low: int, also: tuple[int, ...] = ()) -> None:
@@ -156,9 +159,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         _check_int("n", self.n, 1)
         for name in ("presence_penalty", "frequency_penalty"):
             _check_range(name, getattr(self, name), -2.0, 2.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 1e4, low_open=True)
+        _check_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 1e4)
         _check_range("temperature", self.temperature, 0.0, 1e4)
-        _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_range("top_p", self.top_p, MIN_TOP_P, 1.0)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_int("top_k", self.top_k, 0, also=(-1,))
         if self.max_tokens is not None:

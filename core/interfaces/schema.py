@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from .sampling import RequestOutputKind, SamplingParams
+from .sampling import MIN_REPETITION_PENALTY, MIN_TOP_P, RequestOutputKind, SamplingParams
 
 #: Bounds that no setting changes.
 MAX_INT = 2**31 - 1
@@ -95,12 +95,12 @@ class SamplingFields(BoundedModel):
 
     n: int | None = Field(None, ge=1, le=MAX_INT)
     temperature: float | None = Field(None, ge=0, le=1e4)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=MIN_TOP_P, le=1)
     top_k: int | None = Field(None, ge=-1, le=MAX_INT)
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=1e4)
+    repetition_penalty: float | None = Field(None, ge=MIN_REPETITION_PENALTY, le=1e4)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
