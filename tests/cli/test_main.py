@@ -131,12 +131,4 @@ def test_check_runs_the_suite_of_the_kind(tmp_path, capfd, monkeypatch):
         )
         assert done.returncode == status, done.stdout + done.stderr
         assert "platform frame-llm:cpu" in done.stdout
-        assert "2 passed" in done.stdout or "1 failed, 1 passed" in done.stdout
-
-
-def test_kinds_without_a_suite_are_said(capsys, monkeypatch):
-    from frame.core.testing import suites
-
-    monkeypatch.setattr(suites, "SUITES", {})
-    assert main(["plugins", "check", "cpu"]) == 1
-    assert "there is no contract suite for a platform; there are: none" in capsys.readouterr().err
+        assert ("2 passed, 0 failed" if status == 0 else "1 passed, 1 failed") in done.stdout

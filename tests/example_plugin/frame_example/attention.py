@@ -17,6 +17,8 @@ class PlainAttention(AttentionBackend):
             reasons.append(f"{spec.kind} attention is not supported")
         if spec.num_kv_heads < 1 or spec.num_heads % spec.num_kv_heads:
             reasons.append(f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} key/value heads")
+        if spec.head_dim < 1:
+            reasons.append(f"head size {spec.head_dim} is not supported")
         if spec.mla:
             reasons.append("latent attention is not supported")
         if spec.deterministic:
