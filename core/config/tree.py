@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -192,6 +192,14 @@ class ServerConfig(Section):
         "info", description="Least severity that is logged."
     )
     disable_access_log: bool = Field(False, description="Log no line per request.")
+
+    @field_validator("api_key")
+    @classmethod
+    def _refuse_empty_keys(cls, keys: list[str]) -> list[str]:
+        """An empty key (an unset variable on a command line) would admit whoever sends an empty header."""
+        if any(not key.strip() for key in keys):
+            raise ValueError("api_key must not be empty; leave it out for an open server")
+        return keys
 
 
 class ObservabilityConfig(Section):

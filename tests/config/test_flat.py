@@ -147,6 +147,7 @@ def test_config_is_frozen_and_closed():
         ({"kv_transfer_config": {"kv_ip": "x"}}, "kv_transfer_config has no kv_ip here"),
         ({"device": "cpu", "platform": "cuda"}, "device says platform='cpu', but platform='cuda' is given too"),
         ({"allowed_origins": '["*"'}, "is not a JSON list"),
+        ({"api_key": ["k", " "]}, "api_key must not be empty"),
     ],
 )
 def test_errors_are_one_sentence_with_name_and_value(settings, message):
