@@ -207,6 +207,14 @@ def test_hostile_bodies_cost_linear_time(unit: bytes) -> None:
     assert time.perf_counter() - start < 2.0
 
 
+def test_a_deep_body_is_refused_at_once() -> None:
+    body = b"[" * 4_000_000 + b"]" * 4_000_000
+    start = time.perf_counter()
+    with pytest.raises(RequestError, match="nests deeper"):
+        parse_json(body)
+    assert time.perf_counter() - start < 1.0
+
+
 def test_keys_are_kept_as_digests() -> None:
     ring = KeyRing(["secret-key"])
     assert "secret-key" not in repr(vars(ring))

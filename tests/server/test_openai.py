@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import socket
 from collections.abc import Iterator
@@ -283,6 +284,17 @@ def test_other_errors_have_the_same_shape(running: Running) -> None:
     ):
         assert response.status_code == status
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_client_that_sends_too_much_reads_why(running: Running) -> None:
+    """`http.client`, like most clients, reads nothing before it has sent everything."""
+    address = running.url.removeprefix("http://")
+    for body in (b"x" * 10_000_000, iter([b"x" * 1_000_000] * 10)):
+        connection = http.client.HTTPConnection(address, timeout=30)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert (response.status, b"max-body-bytes" in response.read()) == (413, True)
+        connection.close()
 
 
 def test_a_failing_step_fails_its_requests_and_no_others(running: Running, client: openai.OpenAI) -> None:
