@@ -17,6 +17,7 @@ from torch import Tensor
 from .noise import gumbel_noise, stream_key
 from .tiles import (
     CAP,
+    LOWEST,
     STAGES,
     STEP,
     TILE,
@@ -34,12 +35,11 @@ from .tiles import (
     weight_of,
 )
 
-_LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 #: Below the best by this much, a probability has no mass.
 _REACH = tl.constexpr(28.0)
 _PART = 16384
-#: Which filters are given, in a number that Triton compiles no special version for (not 1, no multiple of 16).
-_TOP_K, _TOP_P, _MIN_P, _NOTHING = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), 8
+#: Which filters are given: bits of a number.
+_TOP_K, _TOP_P, _MIN_P = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Noise:
     positions: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["given"])
 def _total_mass(
     logits, temperature, best, top_k, top_p, min_p, masses, given, vocab, stride, tiles, parts,
     PART: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
@@ -112,7 +112,7 @@ def _draw_row(
     return tl.where(token < vocab, token, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["given"])
 def _filter(
     logits, temperature, streams, positions, best, masses, top_k, top_p, min_p, log_min_p, listed, found,
     thresholds, tokens, given, vocab, stride, tiles, parts,
@@ -135,13 +135,13 @@ def _filter(
     listed += row * tiles
     found += row * CAP
     finite = tl.abs(top) < float("inf")
-    threshold = tl.where(top == -float("inf"), _LOWEST, top)
+    threshold = tl.where(top == -float("inf"), LOWEST, top)
     if finite & random:
-        threshold = tl.zeros_like(top) + _LOWEST
+        threshold = tl.zeros_like(top) + LOWEST
         whole = top == top
         if given & _MIN_P:
             whole = tl.load(min_p + row) <= 0.0
-            threshold = tl.maximum(top + tl.load(log_min_p + row), _LOWEST)
+            threshold = tl.maximum(top + tl.load(log_min_p + row), LOWEST)
         if given & _TOP_K:
             limit = tl.load(top_k + row).to(tl.int64)
             limited = (limit > 0) & (limit < vocab)
@@ -151,9 +151,10 @@ def _filter(
                 none = tl.full([], 0, tl.int64)
                 low = bisect(each, inside, ones, limit, none, key_of(threshold), key_of(top) + 1)
                 count = list_tiles(listed, each, inside, value_of(low))
-                threshold = search(
+                last = search(
                     logits, listed, count, vocab, heat, top, found, limit, top, low, SCALED, False, STEP, TILE, CAP
                 )  # fmt: skip
+                threshold = tl.maximum(threshold, last)
         if given & _TOP_P:
             share = tl.load(top_p + row)
             if share < 1.0:
@@ -215,7 +216,7 @@ def _launch(
     top_k = listed if filters.top_k is None else filters.top_k
     top_p = found if filters.top_p is None else filters.top_p
     min_p, log_min_p = (found, found) if filters.min_p is None else (filters.min_p, filters.min_p.log())
-    given = _NOTHING
+    given = 0
     for one, bit in ((filters.top_k, _TOP_K), (filters.top_p, _TOP_P), (filters.min_p, _MIN_P)):
         given |= 0 if one is None else bit.value
     if filters.top_p is not None:

@@ -27,6 +27,8 @@ CAP = 2048
 WARPS = 8
 #: Steps whose loads are under way at once.
 STAGES = tl.constexpr(3)
+#: The lowest finite value.
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 _MASS_SCALE = tl.constexpr(float(2**40))
 _LINEAR_TURNS = tl.constexpr(6)
 
@@ -212,13 +214,16 @@ def search(
 ):  # fmt: skip
     """The largest value, not below the key `low`, from which on the weights of the row reach the goal.
 
-    Of masses, a goal below 0 stands for `share` of the weight from `low` on. The listed tiles must hold every value from there.
+    Of masses, a goal below 0 stands for `share` of the weight from `low` on. Of numbers, -inf says that fewer values
+    than the goal lie there. The listed tiles must hold every value from `low` on.
     """
     high = key_of(best) + 1
     number, weight = _gather(
         logits, listed, count, vocab, heat, best, found, low, high, SCALED, MASS, STEP, TILE, CAP
     )  # fmt: skip
+    fewer = number < goal
     if MASS:
+        fewer = number < 0
         goal = tl.where(goal < 0, part_of(weight, share), goal)
     above = tl.full([], 0, tl.int64)
     if number > CAP:
@@ -231,7 +236,8 @@ def search(
     lane = tl.arange(0, CAP)
     kept = lane < number
     x = tl.load(found + lane, mask=kept, other=-float("inf"))
-    return value_of(bisect(x, kept, weight_of(x, best, MASS), goal, above, low, high))
+    found_key = bisect(x, kept, weight_of(x, best, MASS), goal, above, low, high)
+    return tl.where(fewer, -float("inf"), value_of(found_key))
 
 
 @triton.jit

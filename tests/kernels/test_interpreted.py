@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
         "test_step_kernels.py",
         "test_layer_kernels.py",
         "test_sampling_kernels.py",
+        "test_sampling_filter_kernels.py",
+        "test_sampling_logits_kernels.py",
         "test_expert_kernels.py",
     ],
 )
