@@ -23,8 +23,9 @@ class PlainAttention(AttentionBackend):
             reasons.append("latent attention is not supported")
         if spec.deterministic:
             reasons.append("deterministic is not supported")
-        if not spec.kv_dtype.is_floating_point or spec.kv_dtype.itemsize < 2:
-            reasons.append(f"cache dtype {spec.kv_dtype} is not supported")
+        for what, dtype in (("dtype", spec.dtype), ("cache dtype", spec.kv_dtype)):
+            if not dtype.is_floating_point or dtype.itemsize < 2:
+                reasons.append(f"{what} {dtype} is not supported")
         return "; ".join(reasons) or None
 
     def plan(self, batch: AttentionBatch) -> AttentionBatch:
