@@ -46,7 +46,8 @@ class Limits:
 Name = Annotated[str, Field(max_length=MAX_NAME)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
-TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_LIST)]
+#: The first wrong entry ends the check: a list of a million of them would take seconds to report.
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_LIST, fail_fast=True)]
 Words = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 Scalar = (
     bool
@@ -112,7 +113,9 @@ class SamplingFields(BoundedModel):
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_INT)
     prompt_logprobs: int | None = Field(None, ge=-1, le=MAX_INT)
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_LIST)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_LIST, fail_fast=True)] | None
+    ) = None
     bad_words: Annotated[list[Words], Field(max_length=MAX_BAD_WORDS)] | None = None
     logit_bias: (
         Annotated[

@@ -111,14 +111,12 @@ class CompletionBody(GenerationBody):
             raise ValueError("must be text, token ids, or a non-empty list of either")
         kinds = {type(item) for item in value}
         if kinds == {int}:
-            if len(value) > MAX_TOKEN_LIST:
-                raise ValueError(f"must have at most {MAX_TOKEN_LIST} token ids")
-            return value
+            return _check_ids(value)
         if kinds not in ({str}, {list}):
             raise ValueError("must be text, token ids, or a list of either, not a mixture")
         if limits is not None and len(value) > limits.max_prompts:
             raise ValueError(f"must hold at most {limits.max_prompts} prompts (--max-prompts), got {len(value)}")
-        return value
+        return [_check_ids(item) for item in value] if kinds == {list} else value
 
     @field_validator("logprobs")
     @classmethod
@@ -140,6 +138,16 @@ class CompletionBody(GenerationBody):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
+
+
+def _check_ids(ids: list[Any]) -> list[Any]:
+    """One prompt of token ids, as it is."""
+    if len(ids) > MAX_TOKEN_LIST:
+        raise ValueError(f"must have at most {MAX_TOKEN_LIST} token ids")
+    for token in ids:
+        if type(token) is not int or not 0 <= token <= MAX_INT:
+            raise ValueError(f"must hold token ids of at least 0, got {token!r:.80}")
+    return ids
 
 
 class Message(BoundedModel):

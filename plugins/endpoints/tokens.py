@@ -71,13 +71,15 @@ class TokensEndpoint(Endpoint):
                 template_kwargs=body.chat_template_kwargs or {},
             )
             ids = [int(token) for token in chat.token_ids]
-        texts = [self.serving.token_bytes(token).decode(errors="replace") for token in ids]
+        texts = None
+        if body.return_token_strs:
+            texts = [self.serving.token_bytes(token).decode(errors="replace") for token in ids]
         return _json(
             {
                 "count": len(ids),
                 "max_model_len": self.serving.limits.max_model_len,
                 "tokens": ids,
-                "token_strs": texts if body.return_token_strs else None,
+                "token_strs": texts,
             }
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -111,6 +112,29 @@ def test_lists_and_texts(body: type[BoundedModel], name: str, inside: Any, outsi
     check(body, **{name: inside})
     with pytest.raises(ValidationError):
         check(body, **{name: outside})
+
+
+@pytest.mark.parametrize("prompt", [[-1], [[5], [-1]], [[5], [1.5]], [[None]], [[True]], [2**31]], ids=str)
+def test_wrong_token_ids_are_named(prompt: Any) -> None:
+    with pytest.raises(ValidationError, match="must hold token ids of at least 0, got"):
+        check(CompletionBody, prompt=prompt)
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        (CompletionBody, {"prompt": [-1] * 1_000_000}),
+        (CompletionBody, {"allowed_token_ids": [-1] * 1_000_000}),
+        (DetokenizeBody, {"tokens": [-1] * 1_000_000}),
+    ],
+)
+def test_a_million_wrong_values_are_one_error(body: type[BoundedModel], fields: dict[str, Any]) -> None:
+    base = {} if body is DetokenizeBody else {"prompt": "x"}
+    start = time.perf_counter()
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate({**base, **fields}, context={"limits": LIMITS})
+    assert caught.value.error_count() < 5
+    assert time.perf_counter() - start < 1.0
 
 
 def test_counts_of_prompts_and_messages() -> None:
