@@ -193,6 +193,9 @@ class Front:
         admitted = self._admission.admit(
             request_id, parse_prompt(prompt), params, priority=priority, kv_transfer=kv_transfer
         )
+        taken = next((one.request_id for one in admitted.requests if one.request_id in self._sequences), None)
+        if taken is not None:  # child i of request "a" is "i_a"
+            raise InvalidRequest(f"request id {request_id!r} needs {taken!r}, which is in use", "request_id")
         record = RequestRecord(
             admitted, self.source.get_or_none() if params.detokenize else None, self._stream_interval
         )

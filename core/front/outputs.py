@@ -57,7 +57,8 @@ class CompletionOutput:
             else:
                 self.logprobs.extend(later.logprobs)  # type: ignore[arg-type]
         self.cumulative_logprob = later.cumulative_logprob
-        self.finish_reason, self.stop_reason, self.error = later.finish_reason, later.stop_reason, later.error
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+        self.error, self.fault = later.error, later.fault
 
 
 @dataclass(init=False)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from frame.core.config.checkpoint import Checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.front.front import Front
-from frame.core.front.outputs import FlatLogprobs, RequestOutput
+from frame.core.front.outputs import CompletionOutput, FlatLogprobs, RequestOutput
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.tokenizer import TokenizerSource
 from frame.core.interfaces import RequestOutputKind, SamplingParams
@@ -206,6 +206,24 @@ def test_errors_of_one_request_reach_its_caller(source):
     front.submit("r", "hello", SamplingParams())
     (output,), _ = front.process([EngineOutput(request_id="r", finish_reason="error", error="no logits")])
     assert (output.finished, output.outputs[0].finish_reason, output.outputs[0].error) == (True, "error", "no logits")
+
+
+def test_ids_of_outputs_do_not_collide_with_other_requests(source):
+    front = make_front(source)
+    front.submit("0_r", "hello", SamplingParams())
+    with pytest.raises(InvalidRequest, match="'r' needs '0_r', which is in use"):
+        front.submit("r", "hello", SamplingParams(n=2))
+    front.submit("x", "hello", SamplingParams(n=2))
+    with pytest.raises(InvalidRequest, match="in use"):
+        front.submit("1_x", "hello", SamplingParams())
+    assert front.num_unfinished == 2
+
+
+def test_a_merged_output_says_where_its_error_lies():
+    first = RequestOutput("r", None, None, None, [CompletionOutput(0, "a", [1])], False)
+    error = CompletionOutput(0, "", [], finish_reason="error", error="too long", fault="request")
+    first.add(RequestOutput("r", None, None, None, [error], True))
+    assert (first.outputs[0].text, first.outputs[0].error, first.outputs[0].fault) == ("a", "too long", "request")
 
 
 def test_without_a_tokenizer_ids_go_in_and_out():
