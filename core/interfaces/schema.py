@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from .sampling import MIN_REPETITION_PENALTY, MIN_TOP_P, RequestOutputKind, SamplingParams
 
@@ -41,6 +41,17 @@ class Limits:
     max_stop_length: int
     strict_fields: bool = False
     trust_request_chat_template: bool = False
+
+
+def few(limit: int) -> BeforeValidator:
+    """Refuses a mapping of more than `limit` entries before it looks at any: each wrong one would be an error."""
+
+    def count(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > limit:
+            raise ValueError(f"must have at most {limit} entries, got {len(value)}")
+        return value
+
+    return BeforeValidator(count)
 
 
 Name = Annotated[str, Field(max_length=MAX_NAME)]
@@ -105,8 +116,8 @@ class SamplingFields(BoundedModel):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
-    stop: Words | Annotated[list[Words], Field(max_length=MAX_BIASES)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_BIASES)] | None = None
+    stop: Words | Annotated[list[Words], Field(max_length=MAX_BIASES, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_BIASES, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -116,17 +127,20 @@ class SamplingFields(BoundedModel):
     allowed_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_LIST, fail_fast=True)] | None
     ) = None
-    bad_words: Annotated[list[Words], Field(max_length=MAX_BAD_WORDS)] | None = None
+    bad_words: Annotated[list[Words], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
             Field(max_length=MAX_BIASES),
+            few(MAX_BIASES),
         ]
         | None
     ) = None
     extra_args: (
         Annotated[
-            dict[Name, Scalar | Annotated[list[Scalar], Field(max_length=MAX_VALUE)]], Field(max_length=MAX_EXTRA)
+            dict[Name, Scalar | Annotated[list[Scalar], Field(max_length=MAX_VALUE, fail_fast=True)]],
+            Field(max_length=MAX_EXTRA),
+            few(MAX_EXTRA),
         ]
         | None
     ) = None

@@ -17,13 +17,14 @@ from frame.core.interfaces.schema import (
     TokenIds,
     at_most,
     bound_logprobs,
+    few,
     limits_of,
 )
 
 _MAX_PARTS = 1024
 _MAX_TOOLS = 512
 _MAX_LIST = 1 << 16  # the setting that counts is usually far lower
-_MANY = Field(max_length=_MAX_LIST)
+_MANY = Field(max_length=_MAX_LIST, fail_fast=True)
 _GRAMMAR = "it needs a grammar plugin, and none is installed"
 _PARSER = "it needs a tool parser, and none is installed"
 
@@ -156,9 +157,9 @@ class Message(BoundedModel):
     model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Text | Annotated[list[Object | Text], Field(max_length=_MAX_PARTS)] | None = None
+    content: Text | Annotated[list[Object | Text], Field(max_length=_MAX_PARTS, fail_fast=True)] | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[Object], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[Object], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
 
     @model_validator(mode="before")
@@ -178,24 +179,24 @@ class ChatBody(GenerationBody):
         "mm_processor_kwargs": "messages are text",
     }
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=_MAX_LIST)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MAX_LIST, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=-1, le=MAX_INT)
-    tools: Annotated[list[Object], Field(max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[list[Object], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: Text | None = None
-    chat_template_kwargs: Annotated[dict[Name, Any], Field(max_length=64)] | None = None
-    documents: Annotated[list[Object], Field(max_length=_MAX_PARTS)] | None = None
+    chat_template_kwargs: Annotated[dict[Name, Any], Field(max_length=64), few(64)] | None = None
+    documents: Annotated[list[Object], Field(max_length=_MAX_PARTS, fail_fast=True)] | None = None
     reasoning_effort: Name | None = None
     include_reasoning: bool = True
     store: bool | None = None
-    metadata: Annotated[dict[Name, Text], Field(max_length=64)] | None = None
+    metadata: Annotated[dict[Name, Text], Field(max_length=64), few(64)] | None = None
     service_tier: Name | None = None
-    modalities: Annotated[list[Name], Field(max_length=8)] | None = None
+    modalities: Annotated[list[Name], Field(max_length=8, fail_fast=True)] | None = None
 
     @field_validator("messages", mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import Field, model_validator
 
 from frame.core.interfaces.endpoint import Endpoint
-from frame.core.interfaces.schema import BoundedModel, Name, Text, TokenIds
+from frame.core.interfaces.schema import BoundedModel, Name, Text, TokenIds, few
 
 from .openai_bodies import Message, Object
 
@@ -20,13 +20,13 @@ class TokenizeBody(BoundedModel):
 
     model: Name | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=65536)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=65536, fail_fast=True)] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    tools: Annotated[list[Object], Field(max_length=512)] | None = None
-    chat_template_kwargs: Annotated[dict[Name, Any], Field(max_length=64)] | None = None
+    tools: Annotated[list[Object], Field(max_length=512, fail_fast=True)] | None = None
+    chat_template_kwargs: Annotated[dict[Name, Any], Field(max_length=64), few(64)] | None = None
 
     @model_validator(mode="after")
     def _either(self) -> TokenizeBody:

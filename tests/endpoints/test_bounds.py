@@ -126,10 +126,17 @@ def test_wrong_token_ids_are_named(prompt: Any) -> None:
         (CompletionBody, {"prompt": [-1] * 1_000_000}),
         (CompletionBody, {"allowed_token_ids": [-1] * 1_000_000}),
         (DetokenizeBody, {"tokens": [-1] * 1_000_000}),
+        (CompletionBody, {"logit_bias": {f"-{number}": 1 for number in range(300_000)}}),
+        (CompletionBody, {"stop_token_ids": [-1] * 4000}),
+        (ChatBody, {"metadata": {str(number): 1 for number in range(300_000)}}),
+        (ChatBody, {"messages": [{"role": "user", "content": [1] * 1000, "tool_calls": [1] * 500}] * 6}),
+        (ChatBody, {"messages": [{"role": 1}] * 6}),
+        (TokenizeBody, {"messages": [{"role": 1}] * 60_000}),
     ],
 )
-def test_a_million_wrong_values_are_one_error(body: type[BoundedModel], fields: dict[str, Any]) -> None:
-    base = {} if body is DetokenizeBody else {"prompt": "x"}
+def test_many_wrong_values_are_few_errors(body: type[BoundedModel], fields: dict[str, Any]) -> None:
+    base = {"prompt": "x"} if body is CompletionBody else {}
+    base = {"messages": [{"role": "user"}]} if body is ChatBody else base
     start = time.perf_counter()
     with pytest.raises(ValidationError) as caught:
         body.model_validate({**base, **fields}, context={"limits": LIMITS})
