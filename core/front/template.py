@@ -95,7 +95,8 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
         continue_final_message=options.continue_final_message,
     )
     text = _apply(tokenizer, checked, tokenize=False, **arguments)
-    forged = _holds_special_text(tokenizer, [checked, arguments["tools"], arguments["documents"]])
+    written = [checked, arguments["tools"], arguments["documents"], options.template_kwargs]
+    forged = _holds_special_text(tokenizer, written)
     if forged and "sanitize_control_tokens" in inspect.signature(tokenizer.hf.apply_chat_template).parameters:
         ids = _apply(tokenizer, checked, tokenize=True, return_dict=False, sanitize_control_tokens=True, **arguments)
     else:
