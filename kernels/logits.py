@@ -1,6 +1,7 @@
 """Changing logits in place in Triton: biases, grammar masks, penalties and their counts.
 
-The references are in `frame.core.ops.logits`. One launch each, one pass over the rows meant, and nothing waits. Knows no request.
+The references are in `frame.core.ops.logits`. One launch each, one pass over the rows meant, and nothing waits. Knows
+no request.
 """
 
 from __future__ import annotations

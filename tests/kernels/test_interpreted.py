@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
         "test_sampling_kernels.py",
         "test_sampling_filter_kernels.py",
         "test_sampling_logits_kernels.py",
+        "test_sampling_sampler_kernels.py",
         "test_expert_kernels.py",
     ],
 )
