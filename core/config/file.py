@@ -45,6 +45,8 @@ def _read(path: Path) -> Mapping[Any, Any]:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} nests too deep, or refers to itself") from None
     if content is None:
         return {}
     if not isinstance(content, Mapping):

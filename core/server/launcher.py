@@ -41,9 +41,10 @@ def bind(server: ServerConfig) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: a host that is no name
         raise ConfigError(
-            f"cannot listen on {server.host}:{server.port}: {error.strerror}; choose another --port or --host"
+            f"cannot listen on {server.host}:{server.port}: {getattr(error, 'strerror', None) or error}; "
+            "choose another --port or --host"
         ) from None
     return listener
 
@@ -62,7 +63,8 @@ def _bind_unix(path: Path) -> socket.socket:
         listener.bind(str(path))
         listener.listen(_BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {path}: {error.strerror}") from None
+        listener.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
     return listener
 
 

@@ -81,6 +81,7 @@ def test_command_line_beats_file_beats_default(parser, tmp_path):
         ("cache: {port: 2}", "setting 'port' does not belong to 'cache'"),
         ("- a", "must hold settings by name, got list"),
         ("a: [", "is not valid YAML"),
+        ("plugin: &own {self: *own}", "refers to itself"),
         ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
         ("port: 99999", "port must be less than or equal to 65535, got 99999"),
     ],

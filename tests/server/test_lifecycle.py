@@ -14,6 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from frame.core.config.errors import ConfigError
+from frame.core.config.tree import ServerConfig
+from frame.core.server.launcher import bind
 from tests.server.running import FAKE, REAL, Running, alive, server, until
 
 BODY = {"prompt": "once upon a time", "max_tokens": 300, "ignore_eos": True}
@@ -151,6 +154,12 @@ def test_bad_settings_end_at_once_with_one_sentence(arguments: tuple[str, ...], 
     assert done.returncode == status or (status is None and done.returncode in (1, 2))
     assert words in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("place", [{"host": "a" * 70 + ".x"}, {"uds": "/tmp/" + "a" * 120}], ids=["host", "uds"])
+def test_a_place_that_is_none_is_named_with_the_reason(place: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on .*: .*too long"):
+        bind(ServerConfig(**place))
 
 
 def test_a_taken_port_ends_at_once() -> None:
