@@ -15,7 +15,7 @@ from torch import Tensor
 
 from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
 from frame.core.ops import Ops
-from frame.kernels import activation, experts, norm, rotary, routing, sampling, step
+from frame.kernels import activation, experts, filters, logits, logprobs, norm, rotary, routing, sampling, step
 from frame.kernels import linear as few_rows
 
 from .cuda_graphs import CudaGraphs
@@ -50,6 +50,13 @@ class CudaOps(Ops):
     build_inputs = staticmethod(step.build_inputs)
     advance = staticmethod(step.advance)
     greedy = staticmethod(sampling.greedy)
+    draw = staticmethod(sampling.draw)
+    keep_threshold = staticmethod(filters.keep_threshold)
+    add_bias = staticmethod(logits.add_bias)
+    apply_bitmask = staticmethod(logits.apply_bitmask)
+    penalize = staticmethod(logits.penalize)
+    count_tokens = staticmethod(logits.count_tokens)
+    top_logprobs = staticmethod(logprobs.top_logprobs)
 
     @staticmethod
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -57,21 +64,6 @@ class CudaOps(Ops):
         if x.dim() == 2 and few_rows.pays(x.shape[0], weight.shape[0]):
             return few_rows.linear(x, weight, bias)
         return torch.nn.functional.linear(x, weight, bias)
-
-    @staticmethod
-    def draw(
-        logits: Tensor,
-        temperature: Tensor,
-        streams: Tensor,
-        positions: Tensor,
-        top_k: Tensor | None = None,
-        top_p: Tensor | None = None,
-        min_p: Tensor | None = None,
-    ) -> Tensor:
-        """One pass over the logits when no row has a filter."""
-        if top_k is None and top_p is None and min_p is None:
-            return sampling.draw(logits, temperature, streams, positions)
-        return Ops.draw(logits, temperature, streams, positions, top_k, top_p, min_p)
 
 
 class CudaPlatform(Platform):
