@@ -1,6 +1,6 @@
 """Offline speed on a CPU: frame against `generate` of transformers, on the same weights, prompts, lengths and threads.
 
-    python benchmarks/offline_cpu.py [--threads 2] [--runs 5] [--models demo random] [--json FILE]
+    python benchmarks/offline_cpu.py [--threads 1] [--runs 3] [--models demo random] [--json FILE]
 
 Greedy, float32, end-of-sequence off, token ids in and out, prefix caching off. `generate` gets one left-padded batch
 and runs until its longest output is done, because it can do nothing else; output tokens are those that were asked for,
@@ -167,8 +167,8 @@ def timed(run: Callable[[Workload], list[list[int]]], workload: Workload) -> flo
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2, help="torch threads of both")
-    parser.add_argument("--runs", type=int, default=5, help="paired runs of each workload")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of both")
+    parser.add_argument("--runs", type=int, default=3, help="paired runs of each workload")
     parser.add_argument("--models", nargs="+", choices=("demo", "random"), default=("demo", "random"))
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
@@ -180,7 +180,7 @@ def main() -> None:
             if name == "demo":
                 figures += compare("demo (2 M)", DEMO, options.runs, 256)
             else:
-                figures += compare("Llama 168 M", random_checkpoint(Path(scratch)), options.runs, 128)
+                figures += compare("Llama 168 M", random_checkpoint(Path(scratch)), options.runs, 64)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {options.threads} threads, float32")
     print("| model | workload | frame, tokens/s | transformers, tokens/s | ratio | target | equal tokens |")
     print("|---|---|---|---|---|---|---|")

@@ -15,9 +15,22 @@ from torch import Tensor
 from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers, StepSizes
 
+#: Where W xᵀ is 1.2 to 2 times as fast as x Wᵀ (MKL, float32, one thread or two): this many rows, and weights of at
+#: least this many elements.
+SWAPPED_ROWS = range(8, 49)
+SWAPPED_WEIGHT = 1 << 20
+
 
 class CpuOps(Ops):
     """The reference ops, with quicker ones for what every step does."""
+
+    @staticmethod
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        small = weight.numel() < SWAPPED_WEIGHT or x.dim() != 2 or x.shape[0] not in SWAPPED_ROWS
+        if small or x.dtype != torch.float32:
+            return Ops.linear(x, weight, bias)
+        product = torch.mm(weight, x.t()).t().contiguous()
+        return product if bias is None else product.add_(bias)
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

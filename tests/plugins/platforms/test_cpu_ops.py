@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frame.core.ops import Ops
+from frame.core.ops.step import StepBuffers, StepSizes
+from frame.plugins.platforms.cpu_ops import SWAPPED_ROWS, SWAPPED_WEIGHT, CpuOps
+
+
+@pytest.mark.parametrize("rows", [1, SWAPPED_ROWS.start, SWAPPED_ROWS.stop - 1, SWAPPED_ROWS.stop])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_of_every_shape_are_rows_in_order(rows, bias):
+    weight = torch.randn(SWAPPED_WEIGHT // 64, 64)
+    x, added = torch.randn(rows, 64), torch.randn(len(weight)) if bias else None
+    product = CpuOps.linear(x, weight, added)
+    torch.testing.assert_close(product, Ops.linear(x, weight, added), atol=1e-4, rtol=1e-4)
+    assert product.is_contiguous()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=6),
+    st.booleans(),
+    st.integers(0, 3),
+    st.integers(0, 2),
+)
+def test_inputs_equal_the_reference(rows, decode, more_tokens, more_rows):
+    computed = [before for before, _ in rows]
+    counts = [1 if decode else max(count, 1) for _, count in rows]
+    packed = torch.tensor([list(range(len(rows)))[::-1], computed, counts], dtype=torch.int32)
+    token_ids = torch.from_numpy(np.arange(8 * 64, dtype=np.int32).reshape(8, 64))
+    tables = [torch.randperm(8 * 20).view(8, 20).int() for _ in range(2)]
+    max_blocks = max(-(-(before + count) // 3) for before, count in zip(computed, counts, strict=True))
+    total = sum(counts)
+    sizes = StepSizes(total, total + more_tokens, len(rows) + more_rows, max_blocks, 3)
+    buffers = [StepBuffers.allocate(64, 8, 20, 2, torch.device("cpu")) for _ in range(2)]
+    for ops, into in zip((Ops, CpuOps), buffers, strict=True):
+        ops.build_inputs(into, token_ids, tables, packed, sizes)
+    for name in ("input_ids", "positions", "query_start", "seq_lens"):
+        assert torch.equal(getattr(buffers[0], name), getattr(buffers[1], name)), name
+    for name in ("tables", "slot_mapping"):
+        for one, other in zip(getattr(buffers[0], name), getattr(buffers[1], name), strict=True):
+            assert torch.equal(one, other), name
+
+
+def test_the_best_token_is_the_first_of_the_largest_and_nan_shows():
+    logits = torch.tensor([[1.0, 3.0, 3.0], [0.0, float("nan"), 9.0], [float("-inf")] * 3])
+    for got, want in zip(CpuOps.greedy(logits), Ops.greedy(logits), strict=True):
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_runs_of_several_lengths_are_written():
+    for lengths in ([1, 1, 1], [2, 0, 3]):
+        slots, starts = torch.tensor([2, 0, 1], dtype=torch.int32), torch.tensor([0, 3, 1], dtype=torch.int32)
+        values = torch.arange(sum(lengths), dtype=torch.int32) + 7
+        tables = torch.zeros(2, 4, 8, dtype=torch.int32)
+        for ops, table in zip((Ops, CpuOps), tables, strict=True):
+            ops.write_rows(table, slots, starts, torch.tensor(lengths, dtype=torch.int32), values)
+        assert torch.equal(tables[0], tables[1])
