@@ -131,8 +131,8 @@ class Engine:
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         """One failed step ends the requests in it, and nothing else; a dead worker ends the engine."""
-        logger.exception("step %d failed", plan.step)
-        self._late += self.scheduler.fail(plan, f"{type(error).__name__}: {error}")
+        logger.exception("step %d failed", plan.step, exc_info=error)
+        self._late += self.scheduler.fail(plan, "an internal error ended the step; the engine's log has the cause")
         self.executor.check()
 
     def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:

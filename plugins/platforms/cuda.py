@@ -5,6 +5,7 @@ Tuned on Hopper; works from compute capability 8.0. Knows no model and no reques
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,6 +77,9 @@ class CudaPlatform(Platform):
     def __init__(self, *, config: Any, options: CudaOptions | None = None, local_rank: int = 0) -> None:
         super().__init__(config=config, options=options or CudaOptions(), local_rank=local_rank)
         torch.cuda.set_device(self.device)
+        # what an earlier engine of this process left must not count against this one
+        gc.collect()
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         self._ops = CudaOps()
         self._memory = CudaMemory(self.device)
