@@ -32,7 +32,7 @@ from frame.core.testing.checkpoints import make_checkpoint
 
 BATCHES = {1: 0.4, 64: 1.2, 256: 3.0}
 PROMPT_LEN = 16
-WARM_STEPS = 30
+WARM_STEPS = 100
 
 
 class Stopwatch:
