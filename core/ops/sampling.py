@@ -22,7 +22,7 @@ _BUCKETS_PER_UNIT = 32
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(token ids int32 [N], their logits float32 [N]) of the best of each row of `logits` [N, V]; ties go to the lowest id.
+    """(token ids int32 [N], their logits float32 [N]) of the best of each row of `logits` [N, V]; ties: the lowest id.
 
     A row with NaN yields the place and value of its first NaN.
     """
