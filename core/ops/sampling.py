@@ -131,7 +131,8 @@ def keep_threshold(
             index = rows.nonzero().squeeze(-1)
             if len(index):
                 threshold[index] = limit(_rows(scores, index), best[index], threshold[index], top_p[index])
-    return threshold
+    # a share so small that it rounds to nothing still keeps the best
+    return torch.minimum(threshold, best.clamp(min=_LOWEST))
 
 
 def _top_p_of_all(scores: Tensor, best: Tensor, threshold: Tensor, top_p: Tensor) -> Tensor:

@@ -179,3 +179,13 @@ def test_forbidden_ids_are_never_drawn(filters):
     logits = torch.full((500, 40), -math.inf)
     logits[:, [3, 17]] = 0.0
     assert set(draw(logits, *params(500, **filters)).tolist()) == {3, 17}
+
+
+def test_a_share_of_nothing_keeps_the_best():
+    logits = torch.randn(3, 50)
+    none, ones = torch.zeros(3), torch.ones(3)
+    streams, positions = torch.arange(3), torch.arange(3)
+    tokens = sampling.draw(logits.clone(), ones, streams, positions, top_p=none)
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+    top_k = torch.tensor([5, 0, 1], dtype=torch.int32)
+    assert sampling.draw(logits.clone(), ones, streams, positions, top_k, none).tolist() == logits.argmax(-1).tolist()
