@@ -7,6 +7,7 @@ import json
 import textwrap
 from dataclasses import asdict, dataclass
 
+from ..config.errors import near
 from ..interfaces.endpoint import Command
 from ..offers import KINDS, Failure, Offer, PluginError
 from ..registry import Registry
@@ -69,8 +70,10 @@ def check(registry: Registry, name: str | None, kind: str | None = None) -> int:
         if kind in (None, other) and any(o.kind == other and bare == o.provider.name for o in registry.offers)
     ]
     if not kinds:
-        registry.choose(kind or "platform", name)  # raises with the names that there are
-        raise PluginError(f"no plugin {name!r}; `frame plugins` lists them")
+        if kind is not None:
+            registry.choose(kind, name)  # raises with the names that there are
+        known = {offer.provider.name for offer in registry.offers}
+        raise PluginError(f"no plugin {name!r}{near(bare, known)}; `frame plugins` lists them")
     return max(_run_suite(other, f"{registry.offer(other, name).package}:{bare}") for other in kinds)
 
 
@@ -78,7 +81,9 @@ def _run_suite(kind: str, plugin: str) -> int:
     try:
         from ..testing.contract_run import run_suite, summary
     except ImportError as error:
-        raise PluginError(f"frame plugins check needs pytest ({error}); install frame-llm[test]") from None
+        raise PluginError(
+            f"frame plugins check needs pytest ({error}); `pip install 'frame-llm[test]'` brings it"
+        ) from None
     print(f"{KINDS[kind].noun} {plugin}", flush=True)
     outcomes = run_suite(kind, plugin=plugin)
     last = ""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from ..config.errors import near
 from .sampling import MIN_REPETITION_PENALTY, MIN_TOP_P, RequestOutputKind, SamplingParams
 
 #: Bounds that no setting changes.
@@ -93,7 +94,7 @@ class BoundedModel(BaseModel):
             known = set(cls.not_served) | set(cls.model_fields)
             unknown = sorted(str(name)[:MAX_NAME] for name in data if name not in known)
             if unknown:
-                raise ValueError(f"unknown field {unknown[0]!r}")
+                raise ValueError(f"unknown field {unknown[0]!r}{near(unknown[0], cls.model_fields)}")
         return data
 
 
@@ -187,7 +188,8 @@ def at_most(value: int | None, limit: str, info: ValidationInfo, what: str = "")
     """Passes `value` on when it keeps within the limit of that name; raises `ValueError` otherwise."""
     limits = limits_of(info)
     if value is not None and limits is not None and value > getattr(limits, limit):
-        raise ValueError(f"must be at most {getattr(limits, limit)}{what and f' {what}'} (--{limit.replace('_', '-')})")
+        most = f"{getattr(limits, limit)}{what and f' {what}'}"
+        raise ValueError(f"must be at most {most} (--{limit.replace('_', '-')}), got {value}")
     return value
 
 
@@ -197,5 +199,5 @@ def bound_logprobs(value: int | None, info: ValidationInfo) -> int | None:
     if value is None or limits is None or limits.max_logprobs == -1:
         return value
     if value == -1 or value > limits.max_logprobs:
-        raise ValueError(f"must be at most {limits.max_logprobs} (--max-logprobs)")
+        raise ValueError(f"must be at most {limits.max_logprobs} (--max-logprobs), got {value}")
     return value

@@ -108,10 +108,15 @@ class ApiProcess:
     def _prepare_text(self) -> Text:
         """Loads the tokenizer, whose library takes as long to import as an engine to start."""
         from ..front.front import tokenizer_source
+        from ..front.tokenizer import TokenizerError
 
         checkpoint = read_checkpoint(self._config)
         tokenizer = tokenizer_source(self._config, checkpoint)
-        tokenizer.get_or_none()
+        if tokenizer.folder is not None:
+            try:
+                tokenizer.get()
+            except TokenizerError as error:
+                logger.warning("requests with text will be refused: %s", error)
         return checkpoint, tokenizer
 
     def _make_front(self, text: Text) -> AsyncLLM:

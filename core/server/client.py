@@ -98,7 +98,7 @@ class RemoteEngine:
 
     async def close(self) -> None:
         """Ends the connection, and the engine process when this client started it. May be called twice."""
-        await self._detach("the client is closed")
+        await self._detach("the engine was shut down")
         self._outputs.put_nowait(None)
         if self._on_close is not None:
             await self._on_close()

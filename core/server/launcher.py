@@ -141,8 +141,8 @@ class Launcher:
             self._say(message.name)
             return
         self._engine = message
-        if isinstance(message, EngineDown):
-            self._say(message.error if message.final else f"{message.error}; starting it again")
+        if isinstance(message, EngineDown) and not message.final:  # the last one is said at the end
+            self._say(f"{message.error}; starting it again")
         await self._tell()
 
     async def _tell(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
 from importlib.metadata import version
@@ -36,6 +37,10 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BoundedModel)
 
 _STATS_SECONDS = 2.0
+#: How pydantic calls a value in its messages; ours name the field instead.
+_PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary) should\b")
+#: Branches of unions, as they stand in an error's place.
+_BRANCHES = ("str", "int", "float", "bool", "list", "dict")
 #: Where an error lies -> HTTP status.
 _STATUS = {"request": 400, "load": 503, "engine": 500}
 #: Texts from here on are tokenised in a thread, so that streams go on meanwhile.
@@ -242,11 +247,14 @@ class ServingHost:
 
 
 def _field_error(error: ValidationError) -> RequestError:
-    """What pydantic found first, as one sentence that starts with the field."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    """What pydantic found first, and in the branch of a union that came closest, as one sentence about the field."""
+    errors = error.errors(include_url=False, include_context=False)
+    field = errors[0]["loc"][:1]
+    first = max((each for each in errors if each["loc"][:1] == field), key=lambda each: len(each["loc"]))
     names = [str(part) for part in first["loc"] if not _is_branch(part)]
     where = ".".join(names)
-    text = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    text = _PYDANTIC_SUBJECT.sub("must", first["msg"].removeprefix("Value error, "))
+    text = text.replace(" after validation, not ", ", got ")
     text = "is missing" if text == "Field required" else text
     shown = ""
     if isinstance(first["input"], (bool, int, float, str)) and "got" not in text and first["type"] != "value_error":
@@ -256,4 +264,4 @@ def _field_error(error: ValidationError) -> RequestError:
 
 def _is_branch(part: int | str) -> bool:
     """Whether a part of an error's place is the name of a union's branch rather than of a field."""
-    return isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "bool", "list", "dict"))
+    return isinstance(part, str) and ("[" in part or part.removeprefix("constrained-") in _BRANCHES)

@@ -147,7 +147,7 @@ def _check_ids(ids: list[Any]) -> list[Any]:
         raise ValueError(f"must have at most {MAX_TOKEN_LIST} token ids")
     for token in ids:
         if type(token) is not int or not 0 <= token <= MAX_INT:
-            raise ValueError(f"must hold token ids of at least 0, got {token!r:.80}")
+            raise ValueError(f"must hold token ids from 0 to {MAX_INT}, got {token!r:.80}")
     return ids
 
 

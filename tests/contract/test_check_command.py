@@ -36,4 +36,6 @@ def test_a_bad_one_gives_the_reason_and_status_1(capsys, monkeypatch):
 
 def test_an_unknown_name_is_one_sentence(capsys):
     assert main(["plugins", "check", "nonsense"]) == 1
-    assert "'nonsense'" in capsys.readouterr().err
+    assert "no plugin 'nonsense'; `frame plugins` lists them" in capsys.readouterr().err
+    assert main(["plugins", "check", "priorty"]) == 1
+    assert "no plugin 'priorty' (did you mean priority?)" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_lists_and_texts(body: type[BoundedModel], name: str, inside: Any, outsi
 
 @pytest.mark.parametrize("prompt", [[-1], [[5], [-1]], [[5], [1.5]], [[None]], [[True]], [2**31]], ids=str)
 def test_wrong_token_ids_are_named(prompt: Any) -> None:
-    with pytest.raises(ValidationError, match="must hold token ids of at least 0, got"):
+    with pytest.raises(ValidationError, match="must hold token ids from 0 to 2147483647, got"):
         check(CompletionBody, prompt=prompt)
 
 
@@ -149,14 +149,14 @@ def test_counts_of_prompts_and_messages() -> None:
     check(ChatBody, messages=[{"role": "user", "content": "x"}] * 6)
     with pytest.raises(ValidationError, match="at most 3 prompts"):
         check(CompletionBody, prompt=["x"] * 4)
-    with pytest.raises(ValidationError, match="at most 6 messages"):
+    with pytest.raises(ValidationError, match=r"at most 6 messages \(--max-messages\), got 7"):
         check(ChatBody, messages=[{"role": "user", "content": "x"}] * 7)
 
 
 @pytest.mark.parametrize("body", [CompletionBody, ChatBody])
 def test_unknown_fields_are_refused_when_strict_only(body: type[BoundedModel]) -> None:
     check(body, tempreture=1)
-    with pytest.raises(ValidationError, match="unknown field 'tempreture'"):
+    with pytest.raises(ValidationError, match=r"unknown field 'tempreture' \(did you mean temperature\?\)"):
         check(body, replace(LIMITS, strict_fields=True), tempreture=1)
     for fields in ({"structured_outputs": None}, {"vllm_xargs": {"a": 1}}):
         check(body, replace(LIMITS, strict_fields=True), **fields)

@@ -67,6 +67,7 @@ def test_too_many_engine_deaths_end_the_server() -> None:
         os.kill(running.children()["engine"], signal.SIGKILL)
         assert running.wait() == 1
         assert "deaths in a row" in running.text.splitlines()[-1]
+        assert running.text.count("deaths in a row") == 1
 
 
 def test_a_signal_drains_and_then_ends() -> None:

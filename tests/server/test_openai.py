@@ -250,6 +250,22 @@ def test_bad_fields_get_one_clear_400(running: Running, fields: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "messages must have at least 1 item, got 0"),
+        ({"stop": [""]}, "stop.0 must have at least 1 character, got ''"),
+        ({"stop": 5}, "stop must be a valid string, got 5"),
+        ({"logit_bias": {"x": 1}}, r"logit_bias.x must match pattern '^\d{1,10}$', got 'x'"),
+        ({"n": 1000}, "n must be at most 8 (--max-n), got 1000"),
+    ],
+)
+def test_messages_name_field_bound_and_value(running: Running, fields: dict[str, Any], message: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    response = httpx.post(f"{running.url}/v1/chat/completions", json=body)
+    assert response.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
     ("prompt", "words"),
     [
         ("", "empty"),
