@@ -44,7 +44,8 @@ def contract() -> dict[str, Any]:
 
 def _names(module: ModuleType) -> dict[str, Any]:
     names = dir(module) if "__dir__" in vars(module) else module.__all__
-    return {name: _describe(getattr(module, name)) for name in sorted(names) if not name.startswith("_")}
+    found = {name: getattr(module, name) for name in sorted(names) if not name.startswith("_")}
+    return {name: _describe(value) for name, value in found.items() if not inspect.ismodule(value)}
 
 
 def _describe(value: Any) -> Any:
