@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..channel import AsyncChannel
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("frame.server")
 
 _DRAIN_POLL_SECONDS = 0.05
+#: What answers get to carry the news that the server ends.
+_FAREWELL_SECONDS = 1.0
 
 
 class ApiProcess:
@@ -133,11 +136,21 @@ class ApiProcess:
         self._draining = asyncio.create_task(self._drain(server, ingress))
 
     async def _drain(self, server: Server, ingress: Ingress) -> None:
-        """Lets running requests finish, new ones being refused, then ends the server."""
-        deadline = time.monotonic() + self._config.server.drain_seconds
-        while ingress.active and time.monotonic() < deadline:
-            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        """Lets running requests finish, new ones being refused, then tells the rest and ends the server."""
+        seconds = self._config.server.drain_seconds
+        await _until(lambda: not ingress.active, seconds)
+        if ingress.active:
+            reason = f"the server is stopping: the request did not end within {seconds:g} seconds (--drain-seconds)"
+            await self._client.drop(reason)
+            await _until(lambda: not ingress.active, _FAREWELL_SECONDS)
         server.should_exit = True
+
+
+async def _until(done: Callable[[], bool], seconds: float) -> None:
+    """Returns once it is `done`, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        await asyncio.sleep(_DRAIN_POLL_SECONDS)
 
 
 def run_api_process(config: FrameConfig, listen_fd: int, control_fd: int) -> int:

@@ -131,6 +131,10 @@ class RemoteEngine:
         self._error = None
         self._reader = asyncio.create_task(self._read(channel))
 
+    async def drop(self, error: str) -> None:
+        """Leaves the engine; every unfinished request ends with `error`."""
+        await self._detach(error)
+
     async def _detach(self, error: str) -> None:
         self._error = error
         if self._reader is not None:

@@ -111,10 +111,20 @@ def test_no_process_outlives_a_killed_parent() -> None:
 
 def test_a_drain_ends_after_its_time() -> None:
     with server(FAKE, *SLOW, "--drain-seconds", "0.3") as running:
-        post_in_thread(running.url, {**BODY, "max_tokens": 400}, [])
-        until(lambda: running.metric("frame:num_requests_running") == 1)
+        answers: list[Any] = []
+        threads = [
+            post_in_thread(running.url, {**BODY, "max_tokens": 400, "stream": stream}, answers)
+            for stream in (True, False)
+        ]
+        until(lambda: running.metric("frame:num_requests_running") == 2)
         running.process.send_signal(signal.SIGTERM)
-        assert running.wait(5) == 0
+        assert running.wait(8) == 0
+        for thread in threads:
+            thread.join(5)
+        assert sorted(answer.status_code for answer in answers) == [200, 503]
+        for answer in answers:
+            assert "did not end within 0.3 seconds (--drain-seconds)" in answer.text
+        assert "Traceback" not in running.text
 
 
 def fails(command: list[str], *arguments: str) -> tuple[int, str]:
