@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,21 @@ class Channel:
         self._kind = kind
         self._limit = limit
 
-    def send(self, message: Any) -> None:
-        """Blocks until all of it is handed over; raises `OSError` when the peer is gone."""
-        self._socket.sendall(pack(message, self._limit))
+    def send(self, message: Any, read: Callable[[], None] | None = None) -> None:
+        """Blocks until all of it is handed over; raises `OSError` when the peer is gone.
+
+        `read` is called whenever something arrives meanwhile: peers that both only send would wait for ever.
+        """
+        rest = memoryview(pack(message, self._limit))
+        if read is None:
+            self._socket.sendall(rest)
+            return
+        while rest:
+            if select.select([self._socket], [self._socket], [])[0]:
+                read()
+                continue
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[self._socket.send(rest, socket.MSG_DONTWAIT) :]
 
     def receive(self) -> Any:
         """The next message, None at the end. Raises `ValueError` for what is none, `OSError` for a broken socket."""

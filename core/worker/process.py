@@ -197,7 +197,7 @@ class RemoteWorker:
 
     def _send(self, message: ToWorker) -> None:
         try:
-            self._channel.send(message)
+            self._channel.send(message, self.read_one)
         except OSError:
             self._lost()
 
@@ -260,14 +260,12 @@ class _WorkerLoop:
     def answer_oldest(self) -> None:
         """Waits for the oldest launched step and sends what it produced, or why it failed."""
         step, outcome = self.unanswered.popleft()
-        answer: FromWorker
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            answer = Sampled(outcome.result())
-        except Exception as error:
-            answer = Failure(type(error).__name__, str(error), step)
-        self._channel.send(answer)
+            self._channel.send(Sampled(outcome.result()))
+        except Exception as error:  # also a result that is too large to be sent
+            self._channel.send(Failure(type(error).__name__, str(error), step))
 
     def _sample(self, masks: bytes) -> StepHandle | Exception:
         try:

@@ -53,7 +53,8 @@ def _is_sparse(config: Any, index: int) -> bool:
 
 def _layer(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn.Module:
     config = build.config
-    hidden_size, eps, window = config.hidden_size, config.rms_norm_eps, config.sliding_window or 0
+    hidden_size, eps = config.hidden_size, config.rms_norm_eps
+    window = (config.sliding_window or 0) if config.use_sliding_window else 0
     if _is_sparse(config, index):
         mlp: nn.Module = SparseMLP(build, f"{prefix}.mlp")
     else:

@@ -1,17 +1,24 @@
 """The engine gives the same tokens whichever executor runs its worker, and leaves no process behind."""
 
 import os
+import select
 import signal
+import socket
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from frame.core.channel import Channel
 from frame.core.config.flat import from_flat
 from frame.core.engine.engine import Engine, make_engine
 from frame.core.interfaces.engine import EngineRequest
 from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.step import StepResult
 from frame.core.registry import Registry
 from frame.core.testing.checkpoints import make_checkpoint
+from frame.core.worker.process import FromWorker, ToWorker, _WorkerLoop
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +114,41 @@ def test_a_failing_start_carries_the_cause(tmp_path):
     for executor in ("inline", "process"):
         with pytest.raises((ValueError, RuntimeError), match=r"model\.safetensors"):
             start(str(tmp_path), executor)
+
+
+def test_a_long_prompt_and_a_large_answer_pass_each_other(folder):
+    """Neither fits in a socket's buffer, so each side must read what the other sends while it sends."""
+    lengths = {"hf_overrides": {"max_position_embeddings": 8192}, "num_gpu_blocks_override": 1200}
+    chunks = {"max_num_batched_tokens": 256, "long_prefill_token_threshold": 128, "max_num_partial_prefills": 2}
+    engine = start(folder, "process", max_logprobs=-1, **lengths, **chunks, max_long_partial_prefills=2)
+    connection = engine.executor._worker._channel._socket
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    ids = np.full(6000, 7, np.int32)
+    scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
+    engine.add(EngineRequest(request_id="scored", prompt_ids=ids[:600], params=scored, max_tokens=1, seed=0))
+    engine.step()
+    select.select([connection], [], [], 30)  # the answer of the second step is on its way
+    plain = SamplingParams(temperature=0, max_tokens=1)
+    engine.add(EngineRequest(request_id="long", prompt_ids=ids, params=plain, max_tokens=1, seed=0))
+    stepping = threading.Thread(target=drain, args=[engine], daemon=True)
+    stepping.start()
+    stepping.join(60)
+    stuck = stepping.is_alive()
+    if stuck:
+        engine.executor._worker._process.kill()
+    engine.close()
+    assert not stuck
+
+
+def test_a_result_that_is_too_large_to_be_sent_fails_its_step_alone():
+    ours, theirs = socket.socketpair()
+    engine_side, worker_side = Channel(ours, FromWorker), Channel(theirs, ToWorker, limit=1000)
+    result = StepResult(step=3, token_ids=np.zeros((1000, 1), np.int32), num_tokens=np.ones(1000, np.int32))
+    loop = _WorkerLoop(None, worker_side)
+    loop.unanswered.append((3, SimpleNamespace(result=lambda: result)))
+    loop.answer_oldest()
+    answer = engine_side.receive()
+    assert answer.step == 3
+    assert "exceeds the channel's limit of 1000" in answer.message
+    engine_side.close()
+    worker_side.close()

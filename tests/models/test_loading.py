@@ -1,5 +1,6 @@
 """Whole checkpoints in the forms in which they are published: sharded, 16-bit, tied, with pictures, over ranks."""
 
+import json
 import random
 
 import pytest
@@ -117,3 +118,10 @@ def test_every_offered_model_is_one():
     offered = {provider.name: registry.resolve(provider) for provider in registry.providers("model")}
     assert all(issubclass(found, Model) for found in offered.values())
     assert {family.architecture for family in FAMILIES.values()} <= set(offered)
+
+
+def test_a_window_that_is_switched_off_is_none(tmp_path):
+    folder = make_checkpoint(tmp_path, "qwen3-moe")
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": 8, "use_sliding_window": False}))
+    assert_near(run(make_model(folder), IDS, [40]), reference_logits(folder))
