@@ -30,7 +30,8 @@ _HOMES = {
     "loader": ("LazyTensor", "WeightLoader"),
     "logits": ("LogitsProcessor",),
     "batch_logits": ("AdapterLogitsProcessor", "BatchLogitsProcessor", "BatchUpdate", "MoveDirectionality"),
-    "endpoint": ("Command", "Endpoint", "RequestError", "Serving"),
+    "errors": ("ErrorShape", "RequestError"),
+    "endpoint": ("Command", "Endpoint", "Serving"),
     "schema": ("BoundedModel", "Limits", "SamplingFields"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

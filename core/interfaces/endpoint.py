@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from .errors import ErrorShape, RequestError
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, Request, Response
@@ -18,16 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class RequestError(Exception):
-    """Ends a request with an HTTP status and one sentence; `param` names the field at fault, `code` is for programs."""
-
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
+__all__ = ["Command", "Endpoint", "ErrorShape", "RequestError", "Serving"]
 
 
 class Serving(Protocol):
@@ -51,6 +44,9 @@ class Serving(Protocol):
 
     def parse(self, request: Request, kind: type[M]) -> M:
         """The JSON body as a bounded model; raises `RequestError` 400 naming the field."""
+
+    def owner(self, request: Request) -> str:
+        """Whom a request's things belong to: a digest of its API key, "" on an open server."""
 
     def model(self, name: str | None) -> str:
         """The name to answer with; None means the first. Raises `RequestError` 404 for a model that is not served."""
@@ -99,8 +95,11 @@ class Endpoint(ABC):
     """HTTP routes. Built as `Class(config=…, options=…, serving=…)` in each API process.
 
     `serving` offers the models, the front and the error shape (`frame.interfaces.Serving`). Every route is behind the
-    API key and the body limits without doing anything for it.
+    API key and the body limits without doing anything for it, and its errors, the host's own too, have the shape
+    `errors`.
     """
+
+    errors: ClassVar[ErrorShape] = ErrorShape()
 
     def __init__(self, *, config: Any, options: Any = None, serving: Any) -> None:
         self.config = config

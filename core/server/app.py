@@ -9,16 +9,18 @@ import http
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..config.tree import FrameConfig
-from ..interfaces.endpoint import Endpoint, RequestError
-from .errors import error_body
+from ..interfaces.endpoint import Endpoint
+from ..interfaces.errors import RequestError
+from .errors import ErrorShapes, error_body
 from .ingress import Ingress
 from .serving import ServingHost
 from .streams import ClientGoneError
@@ -27,41 +29,42 @@ from .streams import ClientGoneError
 _CLIENT_GONE = 499
 
 
-def _reply(status: int, message: str, param: str | None = None, code: str | None = None) -> Response:
-    headers = {"retry-after": "2"} if status == 503 else None
-    return Response(error_body(status, message, param, code), status, headers, media_type="application/json")
+def _reply(request: Request, error: RequestError) -> Response:
+    headers = {"retry-after": "2"} if error.status == 503 else None
+    return Response(error_body(request.scope, error), error.status, headers, media_type="application/json")
 
 
-async def _on_request_error(_: Request, error: Exception) -> Response:
+async def _on_request_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestError):
         raise error
-    return _reply(error.status, error.message, error.param, error.code)
+    return _reply(request, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
+    text = http.HTTPStatus(status).phrase
     if status == 404:
-        return _reply(404, f"no route {request.url.path[:200]!r}")
+        text = f"no route {request.url.path[:200]!r}"
     if status == 405:
-        return _reply(405, f"method {request.method[:20]} is not allowed on {request.url.path[:200]!r}")
-    return _reply(status, http.HTTPStatus(status).phrase)
+        text = f"method {request.method[:20]} is not allowed on {request.url.path[:200]!r}"
+    return _reply(request, RequestError(status, text))
 
 
-async def _on_invalid(_: Request, error: Exception) -> Response:
+async def _on_invalid(request: Request, error: Exception) -> Response:
     where = error.errors()[0]["loc"] if isinstance(error, RequestValidationError) else ()
     name = str(where[-1]) if where else None
-    return _reply(400, f"{name or 'the request'} is missing or wrong", name)
+    return _reply(request, RequestError(400, f"{name or 'the request'} is missing or wrong", param=name))
 
 
 async def _on_client_gone(_: Request, __: Exception) -> Response:
     return Response(status_code=_CLIENT_GONE)
 
 
-async def _on_failure(_: Request, __: Exception) -> Response:
-    return _reply(500, "internal error")  # the exception goes on to the log
+async def _on_failure(request: Request, __: Exception) -> Response:
+    return _reply(request, RequestError(500, "internal error"))  # the exception goes on to the log
 
 
-def build_routes(endpoints: Sequence[Endpoint], root_path: str = "") -> FastAPI:
+def build_routes(routers: Sequence[APIRouter], root_path: str = "") -> FastAPI:
     """The application without its ingress."""
     app = FastAPI(title="frame", version=version("frame-llm"), docs_url=None, redoc_url=None, root_path=root_path)
     for kind, handler in (
@@ -72,15 +75,26 @@ def build_routes(endpoints: Sequence[Endpoint], root_path: str = "") -> FastAPI:
         (Exception, _on_failure),
     ):
         app.add_exception_handler(kind, handler)
-    for endpoint in endpoints:
-        app.include_router(endpoint.router())
+    for router in routers:
+        app.include_router(router)
     return app
+
+
+def _shapes(endpoints: Sequence[Endpoint], routers: Sequence[APIRouter]) -> ErrorShapes:
+    """The shape of each route's errors."""
+    return ErrorShapes(
+        (route.path_regex, endpoint.errors)
+        for endpoint, router in zip(endpoints, routers, strict=True)
+        for route in router.routes
+        if isinstance(route, Route)
+    )
 
 
 def build_app(config: FrameConfig, serving: ServingHost, endpoints: Sequence[Endpoint]) -> tuple[ASGIApp, Ingress]:
     """The whole application, and its ingress (which counts what is being served)."""
     server = config.server
-    routes = build_routes(endpoints, server.root_path)
+    routers = [endpoint.router() for endpoint in endpoints]
+    routes = build_routes(routers, server.root_path)
     ingress = Ingress(
         routes,
         keys=server.api_key,
@@ -88,6 +102,7 @@ def build_app(config: FrameConfig, serving: ServingHost, endpoints: Sequence[End
         problem=lambda: serving.error,
         root_path=server.root_path,
         request_ids=server.enable_request_id_headers,
+        shapes=_shapes(endpoints, routers),
     )
     if not server.allowed_origins:
         return ingress, ingress

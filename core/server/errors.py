@@ -1,36 +1,57 @@
-"""The one error body of all routes: `{"error": {"message", "type", "param", "code"}}`. Never the repr of an object."""
+"""Which shape an error takes: that of the endpoint whose route was asked. Never the repr of an object.
+
+Knows no shape itself.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from typing import Any
+
 import msgspec
+from starlette.types import Scope
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    503: "service_unavailable_error",
-}
+from ..interfaces.errors import ErrorShape, RequestError
+
 _MAX_MESSAGE = 2000
+_DEFAULT = ErrorShape()
+#: The shape of a request's errors lies in its scope under this name, once the ingress has seen it.
+ERROR_SHAPE = "frame.errors"
 
 
-class ErrorDetail(msgspec.Struct):
-    """`type` follows from the status; `param` names the field at fault; `code` is for programs."""
+class ErrorShapes:
+    """The shapes of all routes. `routes` are pairs of a path's expression and the shape of its endpoint."""
 
-    message: str
-    type: str
-    param: str | None = None
-    code: str | int | None = None
+    def __init__(self, routes: Iterable[tuple[re.Pattern[str], ErrorShape]]) -> None:
+        self._routes = [(pattern, shape) for pattern, shape in routes if type(shape) is not ErrorShape]
 
-
-class ErrorBody(msgspec.Struct):
-    """What a client reads under every status from 400 on, and as the last event of a stream that fails."""
-
-    error: ErrorDetail
+    def of(self, path: str) -> ErrorShape:
+        """The shape for a path; the default one where no route is."""
+        return next((shape for pattern, shape in self._routes if pattern.match(path)), _DEFAULT)
 
 
-def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
-    """The body as JSON; the message is cut to one bounded line."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "internal_server_error")
-    text = " ".join(message.split())[:_MAX_MESSAGE]
-    return msgspec.json.encode(ErrorBody(ErrorDetail(text, kind, param, code if code is not None else status)))
+def _plain(error: RequestError) -> RequestError:
+    """The same error with its message on one bounded line."""
+    text = " ".join(error.message.split())[:_MAX_MESSAGE]
+    return RequestError(error.status, text, param=error.param, code=error.code)
+
+
+def _shape(scope: Scope) -> ErrorShape:
+    shape: ErrorShape = scope.get(ERROR_SHAPE, _DEFAULT)
+    return shape
+
+
+def error_body(scope: Scope, error: RequestError) -> bytes:
+    """The body as JSON."""
+    return msgspec.json.encode(_shape(scope).body(_plain(error)))
+
+
+def error_event(scope: Scope, error: RequestError) -> bytes:
+    """The event that ends a stream."""
+    return _shape(scope).event(_plain(error))
+
+
+def error_object(error: RequestError, shape: ErrorShape = _DEFAULT) -> Any:
+    """The body as an object, for errors that are part of another answer."""
+    return shape.body(_plain(error))

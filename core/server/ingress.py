@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..interfaces.endpoint import RequestError
-from .errors import error_body
+from ..interfaces.errors import RequestError
+from .errors import ERROR_SHAPE, ErrorShapes, error_body
 
 #: Answered without a key and without an engine.
 OPEN_PATHS = ("/health", "/ping")
@@ -30,6 +30,8 @@ MAX_DEPTH = 64
 _DROPPED_BYTES = 64 << 20
 #: The parsed JSON body lies in the scope under this name.
 JSON_BODY = "frame.json"
+#: Whose request it is: a digest of the key that was presented, "" on an open server.
+OWNER = "frame.owner"
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -40,11 +42,14 @@ class KeyRing:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
-    def admits(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Whether a header presents a key: `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    def owner(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        """Whose key a header presents (`Authorization: Bearer KEY` or `x-api-key: KEY`), as its digest.
+
+        None when no header presents a known one; "" when there are no keys.
+        """
         if not self._digests:
-            return True
-        found = False
+            return ""
+        owner = None
         for name, value in headers:
             presented = None
             if name == b"x-api-key":
@@ -53,9 +58,11 @@ class KeyRing:
                 presented = value[7:].strip()
             if presented is not None:
                 digest = hashlib.sha256(presented).digest()
+                found = False
                 for known in self._digests:  # no early exit: the time says nothing about which key it was
                     found |= hmac.compare_digest(digest, known)
-        return found
+                owner = digest.hex() if found else owner
+        return owner
 
 
 def parse_json(body: bytes) -> Any:
@@ -90,6 +97,7 @@ class Ingress:
         problem: Callable[[], str | None],
         root_path: str = "",
         request_ids: bool = False,
+        shapes: ErrorShapes | None = None,
     ) -> None:
         self._app = app
         self._keys = KeyRing(keys)
@@ -98,6 +106,8 @@ class Ingress:
         #: admitted requests that have not been answered yet
         self.active = 0
         self._request_ids = request_ids
+        self._shapes = shapes or ErrorShapes(())
+        self._root_path = root_path.rstrip("/")
         prefixes = {"", root_path.rstrip("/")}
         self._open = frozenset(prefix + path for prefix in prefixes for path in OPEN_PATHS)
         self._early = frozenset(prefix + path for prefix in prefixes for path in _EARLY_PATHS) | self._open
@@ -110,12 +120,13 @@ class Ingress:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+        scope[ERROR_SHAPE] = self._shapes.of(scope["path"].removeprefix(self._root_path))
         if self._request_ids:
             send = _with_request_id(scope, send)
         try:
             receive = await self._admit(scope, receive)
         except RequestError as error:
-            await respond(send, error.status, error_body(error.status, error.message, code=error.code))
+            await respond(send, error.status, error_body(scope, error))
             return
         self.active += 1
         try:
@@ -128,7 +139,9 @@ class Ingress:
         if len(scope["headers"]) > MAX_HEADERS:
             raise RequestError(431, f"a request may have {MAX_HEADERS} headers, got {len(scope['headers'])}")
         method = scope["method"]
-        if path not in self._open and method != "OPTIONS" and not self._keys.admits(scope["headers"]):
+        owner = self._keys.owner(scope["headers"])
+        scope[OWNER] = owner or ""
+        if path not in self._open and method != "OPTIONS" and owner is None:
             raise RequestError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         problem = None if path in self._early else self._problem()
         if problem is not None:

@@ -26,7 +26,7 @@ from ..interfaces.engine import EngineStats
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
 from .client import RemoteEngine
-from .ingress import JSON_BODY
+from .ingress import JSON_BODY, OWNER
 from .metrics import RequestTimer, ServerMetrics
 from .streams import event_stream, race_request
 
@@ -131,6 +131,11 @@ class ServingHost:
             return kind.model_validate(body, context={"limits": self.limits})
         except ValidationError as error:
             raise _field_error(error) from None
+
+    def owner(self, request: Request) -> str:
+        """Whom a request's things belong to: a digest of its API key, "" on an open server."""
+        owner: str = request.scope.get(OWNER, "")
+        return owner
 
     def model(self, name: str | None) -> str:
         """The name to answer with; raises `RequestError` 404 for a model that is not served."""

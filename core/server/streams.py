@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..interfaces.endpoint import RequestError
-from .errors import error_body
+from ..interfaces.errors import RequestError
+from .errors import error_event
 
 logger = logging.getLogger("frame.server")
 
@@ -69,24 +69,24 @@ class EventStream(Response):
         """Sends frames until they end or the client hangs up."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         with contextlib.suppress(ClientGoneError):
-            await race(receive, self._pump(send))
+            await race(receive, self._pump(scope, send))
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, scope: Scope, send: Send) -> None:
         try:
             async for frame in self._frames:
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+                await send(_frame(frame))
         except RequestError as error:
-            await send(_event(error_body(error.status, error.message, error.param, error.code)))
+            await send(_frame(error_event(scope, error)))
         except Exception:
             logger.exception("a stream failed")
-            await send(_event(error_body(500, "internal error")))
+            await send(_frame(error_event(scope, RequestError(500, "internal error"))))
         finally:
             await self._frames.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _event(body: bytes) -> dict[str, object]:
-    return {"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True}
+def _frame(event: bytes) -> dict[str, object]:
+    return {"type": "http.response.body", "body": event, "more_body": True}
 
 
 def event_stream(frames: object) -> EventStream:

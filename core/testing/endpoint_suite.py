@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from ..interfaces.endpoint import Endpoint
+from ..interfaces.errors import RequestError
 from ..server.app import build_app
 from ..server.ingress import OPEN_PATHS
 from .fake_serving import FakeServing
@@ -84,14 +85,18 @@ class EndpointSuite(PluginSuite):
         return asyncio.run(send())
 
     def check_error(self, response: Any, what: str) -> None:
-        """Status 4xx or 5xx comes with frame's error body."""
+        """Status 4xx or 5xx comes with an error body in the endpoint's shape."""
+        errors = self.endpoint(self.serving()).errors
         try:
-            error = response.json()["error"]
+            body = response.json()
+            error = body["error"]
             message, kind = error["message"], error["type"]
         except (ValueError, KeyError, TypeError):
             pytest.fail(f"{what} gave {response.status_code} without an error body: {response.text[:200]!r}")
         assert message, f"{what} gave an error without a message"
         assert kind, f"{what} gave an error without a type"
+        expected = errors.body(RequestError(response.status_code, message))
+        assert set(body) == set(expected), f"{what} gave an error of another shape: {response.text[:200]!r}"
         assert "Traceback" not in response.text, f"{what} shows a traceback to the client"
 
     def test_router_gives_routes(self) -> None:

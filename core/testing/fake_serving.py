@@ -16,7 +16,7 @@ from ..interfaces.endpoint import RequestError
 from ..interfaces.engine import EngineStats
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
-from ..server.ingress import JSON_BODY
+from ..server.ingress import JSON_BODY, OWNER
 from ..server.streams import event_stream, race_request
 
 T = TypeVar("T")
@@ -61,6 +61,10 @@ class FakeServing:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or None
             raise RequestError(400, f"{where or 'the body'}: {first['msg']}", param=where) from None
+
+    def owner(self, request: Request) -> str:
+        """A digest of the key."""
+        return str(request.scope.get(OWNER, ""))
 
     def model(self, name: str | None) -> str:
         """The name to answer with; raises `RequestError` 404 for another one."""

@@ -218,5 +218,6 @@ def test_a_deep_body_is_refused_at_once() -> None:
 def test_keys_are_kept_as_digests() -> None:
     ring = KeyRing(["secret-key"])
     assert "secret-key" not in repr(vars(ring))
-    assert ring.admits([(b"authorization", b"Bearer secret-key")])
-    assert KeyRing([]).admits([])
+    assert ring.owner([(b"authorization", b"Bearer secret-key")])
+    assert ring.owner([(b"x-api-key", b"another")]) is None
+    assert KeyRing([]).owner([]) == ""
