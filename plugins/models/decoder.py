@@ -175,6 +175,11 @@ def sliding_window(config: Any, index: int) -> int:
     return int(config.sliding_window) if sliding and config.sliding_window else 0
 
 
+def switched_window(config: Any, index: int) -> int:
+    """As `sliding_window`, for families whose `use_sliding_window` turns all windows on or off."""
+    return sliding_window(config, index) if config.use_sliding_window else 0
+
+
 def gate_activation(build: Build, name: str) -> Gate:
     """The op for the gated activation that a checkpoint calls `name`; raises `ValueError` for an unknown one."""
     gates: dict[str, Gate] = {

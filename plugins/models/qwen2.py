@@ -7,7 +7,7 @@ from torch import nn
 from frame.core.interfaces.model import Build
 from frame.core.layers import RotaryEmbedding
 
-from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape, sliding_window
+from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape, switched_window
 
 
 class Qwen2ForCausalLM(Decoder):
@@ -20,7 +20,7 @@ class Qwen2ForCausalLM(Decoder):
 
 def _layer(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn.Module:
     config = build.config
-    hidden_size, eps, window = config.hidden_size, config.rms_norm_eps, sliding_window(config, index)
+    hidden_size, eps, window = config.hidden_size, config.rms_norm_eps, switched_window(config, index)
     num_heads, num_kv_heads, head_dim = head_shape(config)
     name = f"{prefix}.self_attn"
     attention = RotaryAttention(

@@ -7,7 +7,7 @@ from torch import nn
 from frame.core.interfaces.model import Build
 from frame.core.layers import RotaryEmbedding
 
-from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape, sliding_window
+from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape, switched_window
 
 
 class Qwen3ForCausalLM(Decoder):
@@ -41,7 +41,7 @@ def _layer(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn
     activation = gate_activation(build, config.hidden_act)
     return DecoderLayer(
         build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps),
-        qwen3_attention(build, f"{prefix}.self_attn", sliding_window(config, index), rotary),
+        qwen3_attention(build, f"{prefix}.self_attn", switched_window(config, index), rotary),
         build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps),
         GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation),
     )

@@ -5,6 +5,7 @@ import sys
 import pytest
 from transformers import AutoConfig
 
+from frame.core.layers.rotary import rope_parameters
 from frame.core.testing.checkpoints import FAMILIES, make_checkpoint
 from frame.core.worker.model_config import _REWRITTEN, ModelConfig
 
@@ -27,9 +28,29 @@ def test_what_a_file_leaves_out_comes_from_the_family():
         config.nothing_like_it  # noqa: B018
 
 
-def test_an_older_spelling_is_read_by_transformers():
-    config = ModelConfig({"model_type": "llama", "rope_theta": 500.0, "rope_scaling": None})
+OLD_ROPES = [
+    None,
+    {"type": "linear", "factor": 2.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 64},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma2"])
+@pytest.mark.parametrize("scaling", OLD_ROPES)
+def test_an_older_spelling_is_what_transformers_reads_from_it(model_type, scaling):
+    values = {"model_type": model_type, "rope_theta": 500.0, "rope_scaling": scaling, "num_hidden_layers": 2}
+    config, expected = ModelConfig(values), AutoConfig.for_model(**values)
+    found = rope_parameters(config)
+    assert "complete" not in vars(config)
+    for name, value in found.items():
+        assert expected.rope_parameters[name] == value, name
+
+
+def test_an_older_spelling_of_a_family_with_more_to_it_is_read_by_transformers():
+    config = ModelConfig({"model_type": "phi3", "rope_theta": 500.0, "rope_scaling": None})
     assert config.rope_parameters["rope_theta"] == 500.0
+    assert "complete" in vars(config)
 
 
 def test_an_unknown_model_type_has_what_its_file_says():
