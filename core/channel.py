@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import socket
 import struct
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from .interfaces.wire import decode, encode
@@ -22,7 +21,6 @@ from .interfaces.wire import decode, encode
 #: Largest frame that is sent or accepted.
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct(">I")
-_PATH_LIMIT = 90
 _PEER = struct.Struct("3i")
 
 
@@ -30,22 +28,19 @@ class FrameTooLargeError(ValueError):
     """A message exceeds the size limit of the channel."""
 
 
-def private_folder() -> Path:
-    """Makes a folder that only this user may enter (0700), with a path short enough for Unix sockets."""
-    folder = tempfile.mkdtemp(prefix="frame-")
-    if len(folder) > _PATH_LIMIT:
-        Path(folder).rmdir()
-        folder = tempfile.mkdtemp(prefix="frame-", dir="/tmp")
-    return Path(folder)
+def listen(address: str) -> socket.socket:
+    """A listening Unix socket at `address`: "@name" is in no folder and gone with its listener.
 
-
-def listen(path: Path) -> socket.socket:
-    """A listening Unix socket at `path`, for this user only."""
+    Any local user may find such a name, so both sides ask who the other is (`same_user`).
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
+    listener.bind(_native(address))
     listener.listen(16)
     return listener
+
+
+def _native(address: str) -> str:
+    return f"\0{address[1:]}" if address.startswith("@") else address
 
 
 def same_user(connection: socket.socket) -> bool:
@@ -133,10 +128,18 @@ class AsyncChannel:
         self._limit = limit
 
     @classmethod
-    async def connect(cls, path: str, kind: Any) -> AsyncChannel:
-        """Connects to a listening Unix socket; raises `OSError` when nobody listens."""
-        reader, writer = await asyncio.open_unix_connection(path)
-        return cls(reader, writer, kind)
+    async def connect(cls, address: str, kind: Any) -> AsyncChannel:
+        """Connects to what `listen`s there; raises `OSError` when nobody does, or somebody else."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(connection, _native(address))
+            if not same_user(connection):
+                raise PermissionError(errno.EPERM, "another user listens there")
+        except BaseException:
+            connection.close()
+            raise
+        return await cls.wrap(connection, kind)
 
     @classmethod
     async def wrap(cls, connection: socket.socket, kind: Any) -> AsyncChannel:

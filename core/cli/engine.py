@@ -22,7 +22,7 @@ class EngineCommand(Command):
         """Where the configuration, the plugins and the sockets are."""
         parser.add_argument("--config-file", type=Path, required=True, help="The configuration as JSON.")
         parser.add_argument("--plugins-file", type=Path, required=True, help="The parent's choice of plugins.")
-        parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on.")
+        parser.add_argument("--socket", required=True, help="Unix socket to listen on.")
         parser.add_argument("--control-fd", type=int, required=True, help="Inherited socket to the parent.")
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("frame.server")
 
-_DRAIN_POLL_SECONDS = 0.05
+_DRAIN_POLL_SECONDS = 0.02
 #: What answers get to carry the news that the server ends.
 _FAREWELL_SECONDS = 1.0
+#: The same when the parent has hung up already, and ends this process soon.
+_HASTE_SECONDS = 0.1
 
 
 class ApiProcess:
@@ -66,7 +68,7 @@ class ApiProcess:
         loop.add_signal_handler(signal.SIGINT, lambda: None)
         loop.add_signal_handler(signal.SIGTERM, lambda: self._begin_drain(server, ingress))
         text = asyncio.create_task(asyncio.to_thread(self._prepare_text))
-        follow = asyncio.create_task(self._follow(control, server, text))
+        follow = asyncio.create_task(self._follow(control, server, ingress, text))
         try:
             await server.serve(sockets=[self._listener])
         finally:
@@ -85,7 +87,7 @@ class ApiProcess:
         app, ingress = build_app(self._config, self._host, endpoints)
         return make_server(app, self._config.server), ingress
 
-    async def _follow(self, control: AsyncChannel, server: Server, text: asyncio.Task[Text]) -> None:
+    async def _follow(self, control: AsyncChannel, server: Server, ingress: Ingress, text: asyncio.Task[Text]) -> None:
         """Takes the parent's news until it hangs up, which ends this process, too."""
         front: asyncio.Task[None] | None = None
         try:
@@ -95,6 +97,7 @@ class ApiProcess:
                     front = asyncio.create_task(self._open(control, text))
         except (OSError, ValueError) as error:
             logger.error("the parent process cannot be understood: %s", describe(error))
+        await self._dismiss(ingress, "the server was stopped", _HASTE_SECONDS)
         server.force_exit = server.should_exit = True
 
     async def _open(self, control: AsyncChannel, text: asyncio.Task[Text]) -> None:
@@ -141,9 +144,13 @@ class ApiProcess:
         await _until(lambda: not ingress.active, seconds)
         if ingress.active:
             reason = f"the server is stopping: the request did not end within {seconds:g} seconds (--drain-seconds)"
-            await self._client.drop(reason)
-            await _until(lambda: not ingress.active, _FAREWELL_SECONDS)
+            await self._dismiss(ingress, reason, _FAREWELL_SECONDS)
         server.should_exit = True
+
+    async def _dismiss(self, ingress: Ingress, reason: str, seconds: float) -> None:
+        """Ends running requests with `reason`; their answers get `seconds` to leave."""
+        await self._client.drop(reason)
+        await _until(lambda: not ingress.active, seconds)
 
 
 async def _until(done: Callable[[], bool], seconds: float) -> None:

@@ -122,14 +122,14 @@ class RemoteEngine:
 
     async def _attach(self, message: EngineUp) -> None:
         try:
-            channel = await AsyncChannel.connect(message.path, FromEngine)
+            channel = await AsyncChannel.connect(message.address, FromEngine)
         except OSError as error:
             await self._detach(f"no engine listens ({error.strerror})")
             return
         self._channel = channel
         self._info = message.info
         self._error = None
-        self._reader = asyncio.create_task(self._read(channel))
+        self._reader = asyncio.create_task(self._read(channel, message))
 
     async def drop(self, error: str) -> None:
         """Leaves the engine; every unfinished request ends with `error`."""
@@ -146,12 +146,19 @@ class RemoteEngine:
             self._channel = None
         self._fail(error)
 
-    async def _read(self, channel: AsyncChannel) -> None:
+    async def _read(self, channel: AsyncChannel, engine: EngineUp) -> None:
         try:
             while (message := await channel.receive()) is not None:
                 self._take(message)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             logger.warning("the connection to the engine broke: %s", error)
+        except ValueError as error:
+            # whose answer it was is unknown, so all end; the engine lives and drops them when the connection ends
+            logger.exception("an answer of the engine cannot be read; connecting again")
+            channel.close()
+            self._fail(f"an answer of the engine cannot be read: {error}")
+            await self._attach(engine)
+            return
         self._error = "the engine process is gone"
         self._fail(self._error)
 

@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -247,9 +246,9 @@ def bind_to_parent(parent: Channel, stop: Callable[[], None]) -> None:
 class EngineProcess:
     """The life of an engine process: build, report, serve, close."""
 
-    def __init__(self, config: FrameConfig, socket_path: Path, control_fd: int, make: EngineFactory) -> None:
+    def __init__(self, config: FrameConfig, address: str, control_fd: int, make: EngineFactory) -> None:
         self._config = config
-        self._socket_path = socket_path
+        self._address = address
         self._parent = Channel(socket.socket(fileno=control_fd), Stage | Failed)
         self._make = make
         self._started = time.monotonic()
@@ -267,7 +266,7 @@ class EngineProcess:
             self._report(Failed(describe(error)))
             return 1
         try:
-            self._host = EngineHost(engine, listen(self._socket_path))
+            self._host = EngineHost(engine, listen(self._address))
             self._report(Ready(engine.info))
             self._host.run()
         except Exception as error:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
 import socket
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
-from ..channel import private_folder
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig, ServerConfig
-from ..interfaces.client import EngineDeadError
+from .engine_process import describe
 from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Stage
 from .supervisor import Child, EngineSupervisor, frame_command, spawn, write_config
 
@@ -85,7 +84,6 @@ class Launcher:
         self._config = config
         self._listener = listener
         self._supervisor = EngineSupervisor(config, self._news, engine_command)
-        self._folder = private_folder()
         self._started = time.monotonic()
         self._api: Child | None = None
         self._engine: EngineUp | EngineDown | None = None
@@ -98,7 +96,7 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        tasks = [asyncio.create_task(self._run_engine()), asyncio.create_task(self._run_api())]
+        tasks = [asyncio.create_task(self._guard(part)) for part in (self._run_engine(), self._run_api())]
         try:
             return await self._end
         finally:
@@ -112,7 +110,6 @@ class Launcher:
             self._listener.close()
             if self._config.server.uds is not None:
                 Path(self._config.server.uds).unlink(missing_ok=True)
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _say(self, text: str) -> None:
         print(f"frame: {time.monotonic() - self._started:6.1f} s  {text}", file=sys.stderr, flush=True)
@@ -150,21 +147,24 @@ class Launcher:
             with contextlib.suppress(OSError):  # it is dying; its successor is told when it starts
                 await self._api.channel.send(self._engine)
 
-    async def _run_engine(self) -> None:
+    async def _guard(self, part: Coroutine[Any, Any, None]) -> None:
+        """Ends the server with the cause when a part of it cannot go on."""
         try:
-            await self._supervisor.start()
-            await self._supervisor.wait()
-        except (EngineDeadError, ValueError, OSError) as error:
-            self._fail(str(error))
-            return
+            await part
+        except Exception as error:
+            self._fail(describe(error))
+
+    async def _run_engine(self) -> None:
+        await self._supervisor.start()
+        await self._supervisor.wait()
         self._fail(self._engine.error if isinstance(self._engine, EngineDown) else "the engine is gone")
 
     async def _run_api(self) -> None:
         """Keeps an API process alive."""
-        config_file = write_config(self._folder, self._config)
-        arguments = ["--config-file", str(config_file), "--listen-fd", str(self._listener.fileno())]
+        descriptors = [write_config(self._config), self._listener.fileno()]
+        arguments = ["--config-file", f"/dev/fd/{descriptors[0]}", "--listen-fd", str(descriptors[1])]
         while True:
-            self._api = api = await spawn(frame_command("api"), arguments, ApiReport, [self._listener.fileno()])
+            self._api = api = await spawn(frame_command("api"), arguments, ApiReport, descriptors)
             await self._tell()
             served = await self._follow_api(api)
             death = await api.death()

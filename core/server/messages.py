@@ -68,9 +68,9 @@ class Failed(msgspec.Struct, tag=True):
 
 
 class EngineUp(msgspec.Struct, tag=True):
-    """Supervisor to clients: an engine listens on the Unix socket `path`."""
+    """Supervisor to clients: an engine listens on the Unix socket `address`."""
 
-    path: str
+    address: str
     info: EngineInfo
 
 

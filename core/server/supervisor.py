@@ -9,17 +9,16 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
+import secrets
 import signal
 import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from pydantic_core import PydanticSerializationError
 
-from ..channel import AsyncChannel, private_folder
+from ..channel import AsyncChannel
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
@@ -38,19 +37,24 @@ def frame_command(subcommand: str) -> list[str]:
     return [sys.executable, "-m", "frame", subcommand]
 
 
-def write_config(folder: Path, config: FrameConfig) -> Path:
-    """Writes the configuration for child processes, readable by this user only.
+def write_config(config: FrameConfig) -> int:
+    """The configuration for child processes, as the descriptor of a file in memory: nothing is left of it on a disk.
 
     Raises `ConfigError` for what cannot leave the process, such as classes.
     """
-    path = folder / "config.json"
-    path.touch(0o600)
     try:
-        path.write_text(config.model_dump_json())
+        return memory_file(config.model_dump_json())
     except PydanticSerializationError as error:
         reason = str(error).removeprefix("Error serializing to JSON: ")
         raise ConfigError(f"the configuration cannot be given to another process: {reason}") from None
-    return path
+
+
+def memory_file(text: str) -> int:
+    """A file that is gone with the last process that has it open; children read it as `/dev/fd/N`."""
+    descriptor = os.memfd_create("frame")
+    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+        file.write(text)
+    return descriptor
 
 
 async def spawn(command: Sequence[str], arguments: Sequence[str], kind: object, fds: Sequence[int] = ()) -> Child:
@@ -60,16 +64,21 @@ async def spawn(command: Sequence[str], arguments: Sequence[str], kind: object, 
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            *arguments,
-            "--control-fd",
-            str(theirs.fileno()),
-            pass_fds=(theirs.fileno(), *fds),
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    return Child(process, await AsyncChannel.wrap(ours, kind))
+        channel = await AsyncChannel.wrap(ours, kind)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                *arguments,
+                "--control-fd",
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(), *fds),
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            channel.close()
+            raise
+    return Child(process, channel)
 
 
 class Child:
@@ -117,21 +126,19 @@ class EngineSupervisor:
         self._config = config
         self._news = news
         self._command = command or frame_command("engine")
-        self._folder: Path | None = None
+        self._files: tuple[int, ...] = ()  # configuration and choice of plugins
         self._child: Child | None = None
         self._task: asyncio.Task[None] | None = None
-        self._launches = 0
         self._deaths = 0
         self.pid: int | None = None
 
     async def start(self) -> EngineInfo:
         """Starts the engine and returns once it is ready; raises `EngineDeadError` with the cause otherwise."""
-        self._folder = private_folder()
         try:
             server = self._config.server.model_copy(update={"api_key": []})
-            write_config(self._folder, self._config.model_copy(update={"server": server}))
-            choices = Registry.load().choices(self._config)
-            (self._folder / "plugins.json").write_text(json.dumps(choices))
+            config = write_config(self._config.model_copy(update={"server": server}))
+            self._files = (config,)
+            self._files = (config, memory_file(json.dumps(Registry.load().choices(self._config))))
             info = await self._launch()
         except BaseException:
             await self.stop()
@@ -153,19 +160,18 @@ class EngineSupervisor:
         if self._child is not None:
             await self._child.stop(seconds)
             self._child = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        for descriptor in self._files:
+            os.close(descriptor)
+        self._files = ()
 
     async def _launch(self) -> EngineInfo:
         """Starts a process and waits until it is ready; raises `EngineDeadError`."""
-        if self._folder is None:
+        if not self._files:
             raise EngineDeadError("the engine was stopped")
-        self._launches += 1
-        path = self._folder / f"engine-{self._launches}.sock"
-        arguments = ["--config-file", str(self._folder / "config.json")]
-        arguments += ["--plugins-file", str(self._folder / "plugins.json"), "--socket", str(path)]
-        self._child = await spawn(self._command, arguments, EngineReport)
+        config, plugins = self._files
+        address = f"@frame-{secrets.token_hex(16)}"
+        arguments = ["--config-file", f"/dev/fd/{config}", "--plugins-file", f"/dev/fd/{plugins}", "--socket", address]
+        self._child = await spawn(self._command, arguments, EngineReport, self._files)
         self.pid = self._child.process.pid
         limit = self._config.server.ready_seconds
         try:
@@ -175,7 +181,7 @@ class EngineSupervisor:
             raise EngineDeadError(
                 f"the engine was not ready after {limit:g} seconds (ready_seconds); the last stage is shown above"
             ) from None
-        await self._news(EngineUp(str(path), info))
+        await self._news(EngineUp(address, info))
         return info
 
     async def _follow(self, child: Child) -> EngineInfo:

@@ -126,7 +126,7 @@ def make_fake(config: FrameConfig, stage: Callable[[str], None]) -> FakeEngine:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--config-file", type=Path)
-    parser.add_argument("--socket", type=Path)
+    parser.add_argument("--socket")
     parser.add_argument("--control-fd", type=int)
     arguments, _ = parser.parse_known_args()
     tree = FrameConfig.model_validate_json(arguments.config_file.read_text())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import socket
 import struct
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from frame.core.channel import AsyncChannel, Channel, FrameTooLargeError, listen, pack, private_folder
+from frame.core.channel import AsyncChannel, Channel, FrameTooLargeError, listen, pack, same_user
 from frame.core.interfaces import EngineOutput, EngineRequest, SamplingParams
 from frame.core.server.messages import Abort, Add, FromEngine, Outputs, ToEngine
 
@@ -55,15 +56,26 @@ def test_size_limit_holds_on_both_ends() -> None:
     receiver.close()
 
 
-def test_private_folder_and_socket() -> None:
-    folder = private_folder()
-    path = folder / "s"
-    listener = listen(path)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert path.stat().st_mode & 0o777 == 0o600
+async def test_a_name_in_no_folder_is_found_and_gone_with_its_listener() -> None:
+    address = f"@frame-test-{os.getpid()}"
+    listener = listen(address)
+    channel = await AsyncChannel.connect(address, FromEngine)
+    accepted, _ = listener.accept()
+    assert same_user(accepted)
+    channel.close()
+    accepted.close()
     listener.close()
-    path.unlink()
-    folder.rmdir()
+    with pytest.raises(OSError, match="refused"):
+        await AsyncChannel.connect(address, FromEngine)
+
+
+async def test_nothing_is_said_to_what_another_user_listens_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"@frame-other-{os.getpid()}"
+    listener = listen(address)
+    monkeypatch.setattr("frame.core.channel.same_user", lambda connection: False)
+    with pytest.raises(PermissionError, match="another user"):
+        await AsyncChannel.connect(address, FromEngine)
+    listener.close()
 
 
 async def test_asyncio_side() -> None:

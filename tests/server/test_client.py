@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frame.core.channel import listen, pack
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces import EngineDeadError, EngineOutput, EngineRequest, SamplingParams
 from frame.core.server.client import RemoteEngine, start_engine
-from frame.core.server.messages import Stage
+from frame.core.server.messages import EngineUp, Outputs, Stage
+from tests.server.fake_engine import FakeEngine
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
 
@@ -135,6 +137,30 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(client: RemoteE
     assert engine_pid(client) != pid
     await client.add(request("after"))
     assert (await collector.end("after")).finish_reason == "length"
+
+
+async def test_an_answer_that_cannot_be_read_costs_the_requests_and_not_the_engine() -> None:
+    address = f"@frame-test-client-{os.getpid()}"
+    listener = listen(address)
+    client = RemoteEngine()
+    collector = Collector(client)
+    await client.news(EngineUp(address, FakeEngine(FrameConfig()).info))
+    first, _ = listener.accept()
+    await client.add(request("lost"))
+    first.sendall(pack({"type": "Nonsense"}))
+    end = await collector.end("lost")
+    assert end.finish_reason == "error"
+    assert "cannot be read" in (end.error or "")
+    second, _ = await asyncio.to_thread(listener.accept)
+    async with asyncio.timeout(10):
+        while client.error is not None:
+            await asyncio.sleep(0.01)
+    await client.add(request("good"))
+    second.sendall(pack(Outputs([EngineOutput(request_id="good", token_ids=[1], finish_reason="length")])))
+    assert (await collector.end("good")).finish_reason == "length"
+    await client.close()
+    for connection in (first, second, listener):
+        connection.close()
 
 
 async def test_too_many_deaths_in_a_row_are_final() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,8 +16,8 @@ import httpx
 import pytest
 
 from frame.core.config.errors import ConfigError
-from frame.core.config.tree import ServerConfig
-from frame.core.server.launcher import bind
+from frame.core.config.tree import FrameConfig, ServerConfig
+from frame.core.server.launcher import Launcher, bind
 from tests.server.running import FAKE, REAL, Running, alive, server, until
 
 BODY = {"prompt": "once upon a time", "max_tokens": 300, "ignore_eos": True}
@@ -99,14 +100,29 @@ def test_a_second_signal_ends_at_once() -> None:
         running.process.send_signal(signal.SIGINT)
         assert running.wait(3) == 130
         assert not any(alive(pid) for pid in children.values())
+        assert "Traceback" not in running.text
 
 
-def test_no_process_outlives_a_killed_parent() -> None:
-    with server(FAKE, *SLOW) as running:
+def test_no_process_and_no_file_outlives_a_killed_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with server(FAKE, *SLOW, "--api-key", "secret") as running:
         children = running.children()
         running.process.kill()
         running.wait()
         until(lambda: not any(alive(pid) for pid in children.values()), 10)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_part_that_cannot_be_started_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def spawn(*arguments: Any) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("frame.core.server.launcher.spawn", spawn)
+    launcher = Launcher(FrameConfig(), bind(ServerConfig(port=0)), [*FAKE[:1], "-c", "import time; time.sleep(60)"])
+    assert await asyncio.wait_for(launcher.run(), 20) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "frame: [Errno 11] Resource temporarily unavailable"
 
 
 def test_a_drain_ends_after_its_time() -> None:
