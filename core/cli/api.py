@@ -27,4 +27,5 @@ class ApiCommand(Command):
         configure_logging(config.server.log_level)
         from ..server.api_process import run_api_process
 
-        return run_api_process(config, arguments.listen_fd, arguments.control_fd)
+        metrics_folder = arguments.config_file.parent / "metrics"  # processes of one server share the folder
+        return run_api_process(config, arguments.listen_fd, arguments.control_fd, metrics_folder)

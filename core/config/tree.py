@@ -206,6 +206,7 @@ class ObservabilityConfig(Section):
     """Statistics and profiles."""
 
     disable_log_stats: bool = Field(True, description="Keep no statistics for `get_metrics`.")
+    vllm_metrics: bool = Field(False, description="Expose metrics under vLLM's names (`vllm:…`), too.")
     profile_dir: str | None = Field(None, description="Absolute folder for profiler traces.")
 
     @model_validator(mode="after")

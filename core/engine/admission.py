@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from ..config.tree import SchedulerConfig
 from .draft import StepDraft
 from .kv_cache import PrefixHit
@@ -129,6 +131,7 @@ class Admission:
         if request.num_cached is not None:
             return
         request.num_cached = min(num_computed, request.prompt_len)
+        request.scheduled = time.time()
         self.prompt_tokens += request.prompt_len
         if self._lifecycle.kv.caches_prefixes and request.reads_cache:
             self.prefix_queries += request.prompt_len

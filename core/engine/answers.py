@@ -69,7 +69,7 @@ class Answers:
             output = EngineOutput(request_id=request.request_id, token_ids=[token])
         if not request.announced:
             request.announced = True
-            output.num_cached = request.num_cached
+            output.num_cached, output.scheduled = request.num_cached, request.scheduled
         return output
 
     def _fail(self, request: Request, error: str) -> EngineOutput:

@@ -48,6 +48,7 @@ class Engine:
         self._late: list[EngineOutput] = []
         self._steps = 0
         self._step_seconds = 0.0
+        self._busy_seconds = 0.0
         self._closed = False
 
     def add(self, request: EngineRequest) -> None:
@@ -75,6 +76,7 @@ class Engine:
                 time.sleep(IDLE_SECONDS)
         self._steps += 1
         self._step_seconds = time.perf_counter() - start
+        self._busy_seconds += self._step_seconds
         return outputs
 
     def stats(self) -> EngineStats:
@@ -82,6 +84,7 @@ class Engine:
         stats = self.scheduler.stats()
         stats.steps = self._steps
         stats.step_seconds = self._step_seconds
+        stats.busy_seconds = self._busy_seconds
         return stats
 
     def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:

@@ -68,7 +68,8 @@ class Request:
         self.num_published = 0  # full blocks that are in the prefix cache, or could not be put there
 
         self.num_cached: int | None = None  # prompt tokens found in the cache; None until first admitted
-        self.announced = False  # whether num_cached was reported
+        self.scheduled: float | None = None  # when it was first admitted, in seconds of time.time
+        self.announced = False  # whether num_cached and scheduled were reported
         self.num_prompt_logprobs = 0  # prompt positions whose log-probabilities were reported
         self.unconfirmed_load = False  # the launched step that fills some of its blocks was not answered yet
         self.loading = False  # the connector writes to its blocks

@@ -69,6 +69,7 @@ class RequestRecord:
         if output.token_ids:
             if self.metrics.first_token_time is None:
                 self.metrics.first_token_time = now
+                self.metrics.first_scheduled_time = output.scheduled
             self.metrics.last_token_time = now
         if output.num_cached is not None and self.num_cached is None:
             self.num_cached = output.num_cached

@@ -93,21 +93,21 @@ class RequestStatistics:
     def snapshot(self, stats: EngineStats) -> list[Metric]:
         """Every metric now; `stats` are the engine's own counters."""
         return [
-            Gauge("frame:num_requests_running", stats.running),
-            Gauge("frame:num_requests_waiting", stats.waiting),
-            Gauge("frame:kv_cache_usage_perc", stats.kv_usage),
-            Counter("frame:prefix_cache_queries", stats.prefix_queries),
-            Counter("frame:prefix_cache_hits", stats.prefix_hits),
-            Counter("frame:num_preemptions", stats.preemptions),
-            Counter("frame:prompt_tokens", stats.prompt_tokens),
-            Counter("frame:generation_tokens", stats.generated_tokens),
+            Gauge("frame_num_requests_running", stats.running),
+            Gauge("frame_num_requests_waiting", stats.waiting),
+            Gauge("frame_kv_cache_usage_perc", stats.kv_usage),
+            Counter("frame_prefix_cache_queries", stats.prefix_queries),
+            Counter("frame_prefix_cache_hits", stats.prefix_hits),
+            Counter("frame_num_preemptions", stats.preemptions),
+            Counter("frame_prompt_tokens", stats.prompt_tokens),
+            Counter("frame_generation_tokens", stats.generated_tokens),
             *(
-                Counter("frame:request_success", count, labels={"finished_reason": reason})
+                Counter("frame_request_success", count, labels={"finished_reason": reason})
                 for reason, count in self._finished.items()
             ),
             # in the order of FINISH_REASONS
-            Vector("frame:requests_by_finish_reason", list(self._finished.values())),
-            self._first_token.snapshot("frame:time_to_first_token_seconds"),
-            self._per_token.snapshot("frame:time_per_output_token_seconds"),
-            self._whole.snapshot("frame:e2e_request_latency_seconds"),
+            Vector("frame_requests_by_finish_reason", list(self._finished.values())),
+            self._first_token.snapshot("frame_time_to_first_token_seconds"),
+            self._per_token.snapshot("frame_time_per_output_token_seconds"),
+            self._whole.snapshot("frame_e2e_request_latency_seconds"),
         ]

@@ -19,6 +19,7 @@ class RequestMetrics:
     """When things happened to a request, in seconds of `time.time`; None: not yet."""
 
     arrival_time: float
+    first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None

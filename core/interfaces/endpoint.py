@@ -90,6 +90,10 @@ class Serving(Protocol):
     def exposition(self, stats: EngineStats) -> bytes:
         """All metrics in the Prometheus text format."""
 
+    @property
+    def load(self) -> int:
+        """HTTP requests that are being answered, in all API processes."""
+
 
 class Endpoint(ABC):
     """HTTP routes. Built as `Class(config=…, options=…, serving=…)` in each API process.
@@ -100,6 +104,8 @@ class Endpoint(ABC):
     """
 
     errors: ClassVar[ErrorShape] = ErrorShape()
+    #: exact paths that GET answers without a key: files that are the same for everybody and tell nothing of this server
+    public_paths: tuple[str, ...] = ()
 
     def __init__(self, *, config: Any, options: Any = None, serving: Any) -> None:
         self.config = config

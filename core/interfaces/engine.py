@@ -40,8 +40,9 @@ class EngineRequest(msgspec.Struct, kw_only=True):
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step added to one request. `stop_reason` is the stop token id, None for EOS or length.
 
-    `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector. `fault` says where
-    an `error` lies: the request could never have run, the engine has too much to do, or something broke.
+    `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector, and `scheduled` is
+    when the request left the queue for the first time, in seconds of `time.time`. `fault` says where an `error` lies:
+    the request could never have run, the engine has too much to do, or something broke.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     fault: Fault = "engine"
     num_cached: int | None = None
+    scheduled: float | None = None
     kv_transfer: dict[str, Any] | None = None
 
 
@@ -60,7 +62,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     """Counters and gauges of one engine since its start; times in seconds.
 
     `prefix_queries` and `prefix_hits` count prompt tokens looked up and found. `step_seconds` is the host and device
-    time of the newest step.
+    time of the newest step, `busy_seconds` that of all steps together.
     """
 
     running: int = 0
@@ -74,4 +76,5 @@ class EngineStats(msgspec.Struct, kw_only=True):
     generated_tokens: int = 0
     steps: int = 0
     step_seconds: float = 0.0
+    busy_seconds: float = 0.0
     finished: dict[str, int] = {}

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..channel import AsyncChannel
@@ -46,12 +47,14 @@ _HASTE_SECONDS = 0.1
 class ApiProcess:
     """The life of an API process: serve, follow the parent's news, drain, end."""
 
-    def __init__(self, config: FrameConfig, listener: socket.socket, control: socket.socket) -> None:
+    def __init__(
+        self, config: FrameConfig, listener: socket.socket, control: socket.socket, metrics_folder: Path | None = None
+    ) -> None:
         self._config = config
         self._listener = listener
         self._control_socket = control
         self._client = RemoteEngine()
-        self._host = ServingHost(config, self._client)
+        self._host = ServingHost(config, self._client, metrics_folder)
         self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -84,7 +87,7 @@ class ApiProcess:
             registry.make("endpoint", provider.name, self._config, serving=self._host)
             for provider in registry.providers("endpoint")
         ]
-        app, ingress = build_app(self._config, self._host, endpoints)
+        app, ingress = build_app(self._config, self._host, endpoints, self._host.metrics)
         return make_server(app, self._config.server), ingress
 
     async def _follow(self, control: AsyncChannel, server: Server, ingress: Ingress, text: asyncio.Task[Text]) -> None:
@@ -160,13 +163,17 @@ async def _until(done: Callable[[], bool], seconds: float) -> None:
         await asyncio.sleep(_DRAIN_POLL_SECONDS)
 
 
-def run_api_process(config: FrameConfig, listen_fd: int, control_fd: int) -> int:
-    """Runs an API process on inherited sockets; returns the exit status."""
+def run_api_process(config: FrameConfig, listen_fd: int, control_fd: int, metrics_folder: Path | None = None) -> int:
+    """Runs an API process on inherited sockets; returns the exit status.
+
+    Processes of one server count together in `metrics_folder`.
+    """
     try:
         from uvloop import new_event_loop
     except ImportError:
         new_event_loop = asyncio.new_event_loop
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    process = ApiProcess(config, socket.socket(fileno=listen_fd), socket.socket(fileno=control_fd))
+    listener, control = socket.socket(fileno=listen_fd), socket.socket(fileno=control_fd)
+    process = ApiProcess(config, listener, control, metrics_folder)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(process.run())

@@ -21,7 +21,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Endpoint
 from ..interfaces.errors import RequestError
 from .errors import ErrorShapes, error_body
-from .ingress import Ingress
+from .ingress import Ingress, Traffic
 from .serving import ServingHost
 from .streams import ClientGoneError
 
@@ -90,8 +90,10 @@ def _shapes(endpoints: Sequence[Endpoint], routers: Sequence[APIRouter]) -> Erro
     )
 
 
-def build_app(config: FrameConfig, serving: ServingHost, endpoints: Sequence[Endpoint]) -> tuple[ASGIApp, Ingress]:
-    """The whole application, and its ingress (which counts what is being served)."""
+def build_app(
+    config: FrameConfig, serving: ServingHost, endpoints: Sequence[Endpoint], traffic: Traffic | None = None
+) -> tuple[ASGIApp, Ingress]:
+    """The whole application, and its ingress; `traffic` counts what is being served."""
     server = config.server
     routers = [endpoint.router() for endpoint in endpoints]
     routes = build_routes(routers, server.root_path)
@@ -103,6 +105,8 @@ def build_app(config: FrameConfig, serving: ServingHost, endpoints: Sequence[End
         root_path=server.root_path,
         request_ids=server.enable_request_id_headers,
         shapes=_shapes(endpoints, routers),
+        public_paths=[path for endpoint in endpoints for path in endpoint.public_paths],
+        traffic=traffic,
     )
     if not server.allowed_origins:
         return ingress, ingress

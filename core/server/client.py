@@ -51,6 +51,11 @@ class RemoteEngine:
         return self._info
 
     @property
+    def known_info(self) -> EngineInfo | None:
+        """As `info`; None before the first engine was ready."""
+        return self._info
+
+    @property
     def error(self) -> str | None:
         """None while the engine serves, else why it does not."""
         return self._error

@@ -11,7 +11,8 @@ import hashlib
 import hmac
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ from .errors import ERROR_SHAPE, ErrorShapes, error_body
 #: Answered without a key and without an engine.
 OPEN_PATHS = ("/health", "/ping")
 #: Answered without an engine, but not without a key.
-_EARLY_PATHS = ("/version", "/metrics")
+_EARLY_PATHS = ("/load", "/metrics", "/stats", "/version")
 MAX_HEADERS = 256
 MAX_DEPTH = 64
 #: Bytes beyond the limit that are read and dropped, so that a client with too long a body learns why.
@@ -32,8 +33,23 @@ _DROPPED_BYTES = 64 << 20
 JSON_BODY = "frame.json"
 #: Whose request it is: a digest of the key that was presented, "" on an open server.
 OWNER = "frame.owner"
+#: The HTTP request that the present task serves, for what is told about a generation when it has ended.
+REQUEST: ContextVar[Scope | None] = ContextVar("frame_request", default=None)
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class Traffic(Protocol):
+    """Who counts what passes."""
+
+    def entered(self) -> None:
+        """A request that needs the engine has been admitted."""
+
+    def left(self, status: int) -> None:
+        """It was answered with `status`; 0 when nobody waited for an answer."""
+
+    def responded(self, status: int) -> None:
+        """Any other response."""
 
 
 class KeyRing:
@@ -98,6 +114,8 @@ class Ingress:
         root_path: str = "",
         request_ids: bool = False,
         shapes: ErrorShapes | None = None,
+        public_paths: Sequence[str] = (),
+        traffic: Traffic | None = None,
     ) -> None:
         self._app = app
         self._keys = KeyRing(keys)
@@ -108,9 +126,12 @@ class Ingress:
         self._request_ids = request_ids
         self._shapes = shapes or ErrorShapes(())
         self._root_path = root_path.rstrip("/")
+        self._traffic = traffic
         prefixes = {"", root_path.rstrip("/")}
         self._open = frozenset(prefix + path for prefix in prefixes for path in OPEN_PATHS)
-        self._early = frozenset(prefix + path for prefix in prefixes for path in _EARLY_PATHS) | self._open
+        self._public = frozenset(prefix + path for prefix in prefixes for path in public_paths)
+        early = frozenset(prefix + path for prefix in prefixes for path in _EARLY_PATHS)
+        self._early = early | self._open | self._public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; lifespan events pass through, anything else is closed."""
@@ -126,13 +147,37 @@ class Ingress:
         try:
             receive = await self._admit(scope, receive)
         except RequestError as error:
+            if self._traffic is not None:
+                self._traffic.responded(error.status)
             await respond(send, error.status, error_body(scope, error))
             return
+        REQUEST.set(scope)
         self.active += 1
         try:
-            await self._app(scope, receive, send)
+            if self._traffic is None:
+                await self._app(scope, receive, send)
+            else:
+                await self._count(self._traffic, scope, receive, send)
         finally:
             self.active -= 1
+
+    async def _count(self, traffic: Traffic, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves an admitted request and says how it was answered."""
+        status = 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        needs_engine = _plain_path(scope) not in self._early
+        if needs_engine:
+            traffic.entered()
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            (traffic.left if needs_engine else traffic.responded)(status)
 
     async def _admit(self, scope: Scope, receive: Receive) -> Receive:
         path = _plain_path(scope)
@@ -141,7 +186,7 @@ class Ingress:
         method = scope["method"]
         owner = self._keys.owner(scope["headers"])
         scope[OWNER] = owner or ""
-        if path not in self._open and method != "OPTIONS" and owner is None:
+        if owner is None and not self._is_open(method, path):
             raise RequestError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         problem = None if path in self._early else self._problem()
         if problem is not None:
@@ -155,6 +200,9 @@ class Ingress:
             _check_type(scope)
             scope[JSON_BODY] = parse_json(body)
         return _replay(body, receive)
+
+    def _is_open(self, method: str, path: str | None) -> bool:
+        return path in self._open or method == "OPTIONS" or (method in ("GET", "HEAD") and path in self._public)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body; None when the client hangs up. Nothing of a body that is too long is kept."""

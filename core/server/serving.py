@@ -27,7 +27,8 @@ from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
 from .client import RemoteEngine
 from .ingress import JSON_BODY, OWNER
-from .metrics import RequestTimer, ServerMetrics
+from .metrics import ServerMetrics
+from .request_timer import RequestTimer
 from .streams import event_stream, race_request
 
 if TYPE_CHECKING:
@@ -69,12 +70,14 @@ def _refusals() -> Iterator[None]:
 class ServingHost:
     """One for each API process. `llm` is given when the engine is ready for the first time."""
 
-    def __init__(self, config: FrameConfig, client: RemoteEngine) -> None:
+    def __init__(self, config: FrameConfig, client: RemoteEngine, metrics_folder: Path | None = None) -> None:
         self.config = config
         self.model_names = model_names(config)
         self.created = int(time.time())
         self.draining = False
-        self.metrics = ServerMetrics(self.model_names[0])
+        self.metrics = ServerMetrics(
+            self.model_names[0], vllm_names=config.observability.vllm_metrics, folder=metrics_folder
+        )
         self._client = client
         self._llm: AsyncLLM | None = None
         self._limits: Limits | None = None
@@ -199,14 +202,16 @@ class ServingHost:
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
         """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails."""
-        timer = RequestTimer(self.metrics)
+        timer = RequestTimer(self.metrics, params)
         stream = self.llm.generate(prompt, params, request_id, **options)
         first = True
         try:
             async for output in stream:
                 if first:
                     first = False
-                    self.metrics.prompt_tokens.inc(len(output.prompt_token_ids or ()))
+                    timer.prompt(len(output.prompt_token_ids or ()), output.num_cached_tokens or 0)
+                    if output.metrics is not None and output.metrics.first_scheduled_time is not None:
+                        timer.queued(output.metrics.first_scheduled_time - output.metrics.arrival_time)
                 self._observe(timer, output)
                 yield output
         except EngineDeadError as error:
@@ -220,9 +225,11 @@ class ServingHost:
             await stream.aclose()
 
     def _observe(self, timer: RequestTimer, output: Any) -> None:
-        count = 0
+        count = longest = 0
         for completion in output.outputs:
-            count += len(completion.token_ids)
+            new = len(completion.token_ids)
+            count += new
+            longest = max(longest, new)
             if completion.finish_reason == "error":
                 timer.ends("error")
                 status = _STATUS[completion.fault] if self._client.error is None else 503
@@ -230,7 +237,7 @@ class ServingHost:
             if output.finished and completion.finish_reason is not None:
                 timer.ends(completion.finish_reason)
         if count:
-            timer.tokens(count)
+            timer.tokens(count, longest)
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""
@@ -248,7 +255,12 @@ class ServingHost:
 
     def exposition(self, stats: EngineStats) -> bytes:
         """All metrics in the Prometheus text format."""
-        return self.metrics.exposition(stats)
+        return self.metrics.exposition(stats, self._client.known_info)
+
+    @property
+    def load(self) -> int:
+        """HTTP requests that are being answered, in all API processes."""
+        return self.metrics.in_flight
 
 
 def _field_error(error: ValidationError) -> RequestError:

@@ -48,7 +48,7 @@ class EndpointSuite(PluginSuite):
     #: path → a body that is answered with a status below 400
     bodies: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: paths that answer while no engine does
-    early: ClassVar[tuple[str, ...]] = ("/version", "/metrics")
+    early: ClassVar[tuple[str, ...]] = ("/load", "/metrics", "/stats", "/version")
 
     def serving(self) -> FakeServing:
         """What the endpoint is given."""
@@ -111,7 +111,12 @@ class EndpointSuite(PluginSuite):
             assert path.startswith("/"), f"path {path!r} must start with /"
 
     def test_every_route_needs_the_key(self) -> None:
-        for method, path in self.routes():
+        """But health, and files that the endpoint declares to be the same for everybody."""
+        public = {("GET", path) for path in self.endpoint(self.serving()).public_paths}
+        assert public <= set(self.routes()), (
+            f"public_paths name what is no route: {sorted(public - set(self.routes()))}"
+        )
+        for method, path in set(self.routes()) - public:
             for key in ("", "wrong"):
                 response = self.ask(method, path, b"{}" if method != "GET" else None, key=key)
                 if path not in OPEN_PATHS:
@@ -157,7 +162,7 @@ class EndpointSuite(PluginSuite):
             response = self.ask(
                 method, path, b"{}" if method != "GET" else None, serving=FakeServing(problem="no engine")
             )
-            if path not in self.early:
+            if path not in (*self.early, *self.endpoint(self.serving()).public_paths):
                 assert response.status_code == 503, f"{method} {path} gave {response.status_code} without an engine"
                 self.check_error(response, f"{method} {path} without an engine")
 

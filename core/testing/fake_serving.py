@@ -130,6 +130,11 @@ class FakeServing:
         """Nothing happened yet."""
         return EngineStats()
 
+    @property
+    def load(self) -> int:
+        """One request, the one that asks."""
+        return 1
+
     def exposition(self, stats: EngineStats) -> bytes:
         """One metric."""
         return b"frame_test_running %d\n" % stats.running

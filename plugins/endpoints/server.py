@@ -1,6 +1,9 @@
-"""What operators ask: `/health`, `/ping`, `/version`, `/metrics`."""
+"""What operators ask: `/health`, `/ping`, `/version`, `/metrics`, `/load`, `/stats`."""
 
 from __future__ import annotations
+
+import time
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
@@ -15,13 +18,15 @@ class ServerEndpoint(Endpoint):
     """Health without a key, the rest with it."""
 
     def router(self) -> APIRouter:
-        """All four routes."""
+        """All of them."""
         router = APIRouter()
         for path, handler in (
             ("/health", self._health),
             ("/ping", self._health),
             ("/version", self._version),
             ("/metrics", self._metrics),
+            ("/load", self._load),
+            ("/stats", self._stats),
         ):
             router.add_api_route(path, handler, methods=["GET"])
         return router
@@ -34,8 +39,22 @@ class ServerEndpoint(Endpoint):
         return Response(status_code=200)
 
     async def _version(self) -> Response:
-        return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
+        return _json({"version": __version__})
 
     async def _metrics(self) -> Response:
         text = self.serving.exposition(await self.serving.stats())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    async def _load(self) -> Response:
+        """How many requests are being answered, for load balancers."""
+        return _json({"server_load": self.serving.load})
+
+    async def _stats(self) -> Response:
+        """The engine's counters and gauges now, for the live view; `time` is when, in Unix seconds."""
+        stats = msgspec.structs.asdict(await self.serving.stats())
+        about = {"time": time.time(), "problem": self.serving.error, "version": __version__}
+        return _json({**about, "models": self.serving.model_names, "load": self.serving.load, "engine": stats})
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

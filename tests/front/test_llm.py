@@ -161,9 +161,9 @@ def test_metrics_are_kept_on_request(source):
     metrics = llm.get_metrics()
     by_name = {metric.name: metric for metric in metrics if not metric.labels}
     assert {type(metric) for metric in metrics} == {Gauge, Counter, Vector, Histogram}
-    assert by_name["frame:generation_tokens"].value == 5
-    assert by_name["frame:requests_by_finish_reason"].values == [0, 2, 0, 0]
-    latency = by_name["frame:e2e_request_latency_seconds"]
+    assert by_name["frame_generation_tokens"].value == 5
+    assert by_name["frame_requests_by_finish_reason"].values == [0, 2, 0, 0]
+    latency = by_name["frame_e2e_request_latency_seconds"]
     assert (latency.count, latency.buckets["+Inf"]) == (2, 2)
     assert latency.sum > 0
 

@@ -192,8 +192,8 @@ def test_8_metrics(llm, folder):
     before = counters()
     llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     after = counters()
-    assert after["frame:generation_tokens"] - before["frame:generation_tokens"] == 12 * len(PROMPTS)
-    assert after["frame:prompt_tokens"] > before["frame:prompt_tokens"]
+    assert after["frame_generation_tokens"] - before["frame_generation_tokens"] == 12 * len(PROMPTS)
+    assert after["frame_prompt_tokens"] > before["frame_prompt_tokens"]
     assert {type(metric) for metric in llm.get_metrics()} == {Gauge, Counter, Vector, Histogram}
 
 

@@ -68,7 +68,9 @@ class FakeEngine:
     def _advance(self, request_id: str, request: EngineRequest, count: int) -> EngineOutput:
         prompt = request.prompt_ids
         token = int(prompt[count % len(prompt)])
-        output = EngineOutput(request_id=request_id, token_ids=[token], num_cached=0 if count == 0 else None)
+        output = EngineOutput(request_id=request_id, token_ids=[token])
+        if count == 0:
+            output.num_cached, output.scheduled = 0, time.time()
         if request.params.logprobs is not None:
             columns = np.arange(request.params.logprobs + 1, dtype=np.int32)
             ids = np.where(columns == 0, token, columns).astype(np.int32)[None]

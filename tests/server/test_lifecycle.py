@@ -40,7 +40,7 @@ def test_a_killed_engine_is_reported_and_started_again() -> None:
     with server(FAKE, *SLOW, "--plugin.fake.startup", "1") as running:
         answers: list[Any] = []
         thread = post_in_thread(running.url, BODY, answers)
-        until(lambda: running.metric("frame:num_requests_running") == 1)
+        until(lambda: running.metric("frame_num_requests_running") == 1)
         pid = running.children()["engine"]
         os.kill(pid, signal.SIGKILL)
         until(lambda: running.engine().status_code == 503, 2)
@@ -77,7 +77,7 @@ def test_a_signal_drains_and_then_ends() -> None:
         assert set(children) == {"api", "engine"}
         answers: list[Any] = []
         thread = post_in_thread(running.url, {**BODY, "max_tokens": 100}, answers)
-        until(lambda: running.metric("frame:num_requests_running") == 1)
+        until(lambda: running.metric("frame_num_requests_running") == 1)
         running.process.send_signal(signal.SIGINT)
         until(lambda: "stopping" in running.text)
         until(lambda: httpx.get(f"{running.url}/health").status_code == 503, 2)
@@ -94,7 +94,7 @@ def test_a_second_signal_ends_at_once() -> None:
         children = running.children()
         answers: list[Any] = []
         post_in_thread(running.url, {**BODY, "max_tokens": 400}, answers)
-        until(lambda: running.metric("frame:num_requests_running") == 1)
+        until(lambda: running.metric("frame_num_requests_running") == 1)
         running.process.send_signal(signal.SIGINT)
         until(lambda: "stopping" in running.text)
         running.process.send_signal(signal.SIGINT)
@@ -132,7 +132,7 @@ def test_a_drain_ends_after_its_time() -> None:
             post_in_thread(running.url, {**BODY, "max_tokens": 400, "stream": stream}, answers)
             for stream in (True, False)
         ]
-        until(lambda: running.metric("frame:num_requests_running") == 2)
+        until(lambda: running.metric("frame_num_requests_running") == 2)
         running.process.send_signal(signal.SIGTERM)
         assert running.wait(8) == 0
         for thread in threads:

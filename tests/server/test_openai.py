@@ -356,24 +356,24 @@ async def test_hanging_up_aborts_within_a_second(running: Running) -> None:
         async with http.stream("POST", f"{running.url}/v1/completions", json={**body, "stream": True}) as response:
             async for _ in response.aiter_lines():
                 break
-            until(lambda: running.metric("frame:num_requests_running") == 1)
-        until(lambda: running.metric("frame:num_requests_running") == 0, 1.0)
+            until(lambda: running.metric("frame_num_requests_running") == 1)
+        until(lambda: running.metric("frame_num_requests_running") == 0, 1.0)
         waiting = asyncio.create_task(http.post(f"{running.url}/v1/completions", json=body))
         await asyncio.sleep(0.1)
-        assert await asyncio.to_thread(running.metric, "frame:num_requests_running") == 1
+        assert await asyncio.to_thread(running.metric, "frame_num_requests_running") == 1
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
-    until(lambda: running.metric("frame:num_requests_running") == 0, 1.0)
+    until(lambda: running.metric("frame_num_requests_running") == 0, 1.0)
 
 
 def test_metrics_and_version(running: Running, client: openai.OpenAI) -> None:
-    before = running.metric("frame:generation_tokens_total")
+    before = running.metric("frame_generation_tokens_total")
     client.completions.create(model="demo", prompt=TEXT, max_tokens=7)
-    assert running.metric("frame:generation_tokens_total") == before + 7
+    assert running.metric("frame_generation_tokens_total") == before + 7
     text = httpx.get(f"{running.url}/metrics").text
     for name in ("time_to_first_token_seconds_bucket", "e2e_request_latency_seconds_count", "request_success_total"):
-        assert f"frame:{name}" in text
+        assert f"frame_{name}" in text
     assert set(httpx.get(f"{running.url}/version").json()) == {"version"}
     assert "server" not in httpx.get(f"{running.url}/health").headers
 

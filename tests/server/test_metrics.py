@@ -1,0 +1,149 @@
+"""Metrics: names, both sets of them, and counts that several processes share."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from frame import SamplingParams
+from frame.core.interfaces.client import EngineInfo
+from frame.core.interfaces.engine import EngineStats
+from frame.core.server.metrics import ServerMetrics
+from frame.core.server.request_timer import RequestTimer
+from frame.core.server.tallies import Distribution, Tallies
+
+INFO = EngineInfo(
+    max_model_len=64, vocab_size=8, num_blocks=9, block_size=4, platform="fake", attention=["fake"], dtype="float32"
+)
+#: What dashboards made for vLLM ask for.
+VLLM = (
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc",
+    "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total", "prompt_tokens_total",
+    "generation_tokens_total", "request_success_total", "time_to_first_token_seconds_bucket",
+    "inter_token_latency_seconds_bucket", "time_per_output_token_seconds_bucket",
+    "request_time_per_output_token_seconds_bucket", "e2e_request_latency_seconds_bucket",
+    "e2e_request_latency_seconds_sum", "e2e_request_latency_seconds_count", "request_queue_time_seconds_sum",
+    "request_prefill_time_seconds_sum", "request_decode_time_seconds_sum", "request_inference_time_seconds_sum",
+    "request_prompt_tokens_bucket", "request_generation_tokens_bucket", "request_max_num_generation_tokens_sum",
+    "request_params_n_sum", "request_params_max_tokens_sum", "cache_config_info", "prompt_tokens_cached_total",
+)  # fmt: skip
+COUNT = """
+import sys
+from pathlib import Path
+from frame.core.server.metrics import ServerMetrics
+metrics = ServerMetrics("m", folder=Path(sys.argv[1]))
+metrics.generated(5)
+metrics.entered()
+print(metrics.in_flight, flush=True)
+sys.stdin.read()
+"""
+
+
+def samples(metrics: ServerMetrics) -> dict[str, float]:
+    text = metrics.exposition(EngineStats(running=2, kv_usage=0.5), INFO).decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == "m"
+            rest = ",".join(f"{key}={value}" for key, value in sample.labels.items() if key not in ("model_name",))
+            found[f"{sample.name}{{{rest}}}"] = sample.value
+    return found
+
+
+def test_own_names_alone_unless_asked() -> None:
+    own = samples(ServerMetrics("m"))
+    assert all(name.startswith("frame_") for name in own)
+    both = samples(ServerMetrics("m", vllm_names=True))
+    assert {name for name in both if name.startswith("frame_")} == set(own)
+    theirs = {name.partition("{")[0].removeprefix("vllm:") for name in both if name.startswith("vllm:")}
+    assert set(VLLM) <= theirs
+    assert both["vllm:gpu_cache_usage_perc{engine=0}"] == both["frame_kv_cache_usage_perc{engine=0}"] == 0.5
+
+
+def test_names_are_what_prometheus_recommends() -> None:
+    text = ServerMetrics("m", vllm_names=True).exposition(EngineStats(), INFO).decode()
+    for line in text.splitlines():
+        if line.startswith("# TYPE"):
+            name, kind = line.split()[2:]
+            assert re.fullmatch(r"(frame_|vllm:)[a-z0-9_]+", name)
+            assert name.endswith("_total") == (kind == "counter")
+
+
+def test_a_request_is_counted_once_in_every_distribution() -> None:
+    metrics = ServerMetrics("m")
+    timer = RequestTimer(metrics, SamplingParams(n=2, max_tokens=7))
+    timer.prompt(10, 4)
+    timer.queued(-0.1)  # clocks of two processes
+    for _ in range(3):
+        timer.tokens(2, 1)
+    timer.ends("length")
+    timer.close()
+    found = samples(metrics)
+    for name in (
+        "time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
+        "request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds",
+        "request_time_per_output_token_seconds", "request_prompt_tokens", "request_generation_tokens",
+        "request_params_n", "request_params_max_tokens",
+    ):  # fmt: skip
+        assert found[f"frame_{name}_count{{}}"] == 1, name
+        assert found[f"frame_{name}_bucket{{le=+Inf}}"] == 1, name
+    assert found["frame_inter_token_latency_seconds_count{}"] == 2
+    assert found["frame_request_generation_tokens_sum{}"] == 6
+    assert found["frame_generation_tokens_total{}"] == 6
+    assert found["frame_prompt_tokens_total{}"] == 10
+    assert found["frame_prompt_tokens_cached_total{}"] == 4
+    assert found["frame_request_success_total{finished_reason=length}"] == 1
+    assert found["frame_request_prompt_tokens_bucket{le=10.0}"] == 1
+    assert found["frame_request_prompt_tokens_bucket{le=5.0}"] == 0
+
+
+def test_a_request_that_never_ran_counts_as_aborted() -> None:
+    metrics = ServerMetrics("m")
+    RequestTimer(metrics, SamplingParams(max_tokens=None)).close()
+    found = samples(metrics)
+    assert found["frame_request_success_total{finished_reason=abort}"] == 1
+    assert found["frame_e2e_request_latency_seconds_count{}"] == 1
+    assert found["frame_time_to_first_token_seconds_count{}"] == found["frame_request_prompt_tokens_count{}"] == 0
+
+
+def test_processes_count_together_and_the_dead_keep_their_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    metrics = ServerMetrics("m", folder=folder)
+    metrics.generated(1)
+    metrics.entered()
+    (folder / "0.tallies").write_bytes(b"something else")
+    command = [sys.executable, "-c", COUNT, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "2\n"
+        assert metrics.in_flight == 2
+        assert samples(metrics)["frame_generation_tokens_total{}"] == 6
+        other.kill()
+    assert samples(metrics)["frame_generation_tokens_total{}"] == 6
+    assert metrics.in_flight == 1
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("value", "bucket"), [(0.5, 0), (1.0, 0), (1.5, 1), (9.0, 2)])
+def test_a_bucket_holds_its_upper_bound(value: float, bucket: int) -> None:
+    bounds = (1.0, 2.0)
+    tallies = Tallies(Distribution.size(bounds) + 1, 1)
+    Distribution(tallies.cells, 0, bounds).observe(value, 3)
+    assert tallies.total()[:4] == [3.0 * (index == bucket) for index in range(3)] + [3 * value]
+
+
+def test_statuses_are_counted_by_class() -> None:
+    metrics = ServerMetrics("m")
+    metrics.entered()
+    metrics.left(200)
+    for status in (404, 401, 503, 0):
+        metrics.responded(status)
+    found = samples(metrics)
+    assert [found[f"frame_http_responses_total{{status={name}}}"] for name in ("2xx", "4xx", "5xx")] == [1, 2, 1]
+    assert metrics.in_flight == 0
