@@ -20,6 +20,7 @@ class ApiCommand(Command):
         parser.add_argument("--config-file", type=Path, required=True, help="The configuration as JSON.")
         parser.add_argument("--listen-fd", type=int, required=True, help="Inherited socket to accept from.")
         parser.add_argument("--control-fd", type=int, required=True, help="Inherited socket to the parent.")
+        parser.add_argument("--metrics-fd", type=int, help="Inherited file in which API processes count together.")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Serves until told to stop."""
@@ -27,5 +28,4 @@ class ApiCommand(Command):
         configure_logging(config.server.log_level)
         from ..server.api_process import run_api_process
 
-        metrics_folder = arguments.config_file.parent / "metrics"  # processes of one server share the folder
-        return run_api_process(config, arguments.listen_fd, arguments.control_fd, metrics_folder)
+        return run_api_process(config, arguments.listen_fd, arguments.control_fd, arguments.metrics_fd)

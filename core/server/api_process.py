@@ -14,7 +14,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..channel import AsyncChannel
@@ -48,13 +47,13 @@ class ApiProcess:
     """The life of an API process: serve, follow the parent's news, drain, end."""
 
     def __init__(
-        self, config: FrameConfig, listener: socket.socket, control: socket.socket, metrics_folder: Path | None = None
+        self, config: FrameConfig, listener: socket.socket, control: socket.socket, metrics_file: int | None = None
     ) -> None:
         self._config = config
         self._listener = listener
         self._control_socket = control
         self._client = RemoteEngine()
-        self._host = ServingHost(config, self._client, metrics_folder)
+        self._host = ServingHost(config, self._client, metrics_file)
         self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -163,10 +162,10 @@ async def _until(done: Callable[[], bool], seconds: float) -> None:
         await asyncio.sleep(_DRAIN_POLL_SECONDS)
 
 
-def run_api_process(config: FrameConfig, listen_fd: int, control_fd: int, metrics_folder: Path | None = None) -> int:
+def run_api_process(config: FrameConfig, listen_fd: int, control_fd: int, metrics_file: int | None = None) -> int:
     """Runs an API process on inherited sockets; returns the exit status.
 
-    Processes of one server count together in `metrics_folder`.
+    Processes of one server count together in `metrics_file`.
     """
     try:
         from uvloop import new_event_loop
@@ -174,6 +173,6 @@ def run_api_process(config: FrameConfig, listen_fd: int, control_fd: int, metric
         new_event_loop = asyncio.new_event_loop
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     listener, control = socket.socket(fileno=listen_fd), socket.socket(fileno=control_fd)
-    process = ApiProcess(config, listener, control, metrics_folder)
+    process = ApiProcess(config, listener, control, metrics_file)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(process.run())

@@ -20,7 +20,7 @@ from ..config.errors import ConfigError
 from ..config.tree import FrameConfig, ServerConfig
 from .engine_process import describe
 from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Stage
-from .supervisor import Child, EngineSupervisor, frame_command, spawn, write_config
+from .supervisor import Child, EngineSupervisor, frame_command, memory_file, spawn, write_config
 
 _BACKLOG = 2048
 _STOP_SECONDS = 5.0
@@ -161,8 +161,9 @@ class Launcher:
 
     async def _run_api(self) -> None:
         """Keeps an API process alive."""
-        descriptors = [write_config(self._config), self._listener.fileno()]
+        descriptors = [write_config(self._config), self._listener.fileno(), memory_file("")]
         arguments = ["--config-file", f"/dev/fd/{descriptors[0]}", "--listen-fd", str(descriptors[1])]
+        arguments += ["--metrics-fd", str(descriptors[2])]
         while True:
             self._api = api = await spawn(frame_command("api"), arguments, ApiReport, descriptors)
             await self._tell()

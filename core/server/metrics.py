@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -73,12 +72,12 @@ _OWN = frozenset(("kv_cache_blocks", "step_seconds", "engine_steps", "engine_bus
 
 
 class ServerMetrics:
-    """Counters and histograms of all API processes that share `folder`.
+    """Counters and histograms of all API processes that share `file`, the descriptor of a file in memory.
 
     `model_name` is the label that every metric carries; `vllm_names` adds the second names.
     """
 
-    def __init__(self, model_name: str, *, vllm_names: bool = False, folder: Path | None = None) -> None:
+    def __init__(self, model_name: str, *, vllm_names: bool = False, file: int | None = None) -> None:
         self._model_name = model_name
         self._vllm_names = vllm_names
         self._registry = CollectorRegistry()
@@ -89,7 +88,7 @@ class ServerMetrics:
         sizes = [Distribution.size(bounds) for _, _, bounds in _HISTOGRAMS]
         self._starts = list(accumulate(sizes, initial=num_counts))
         self._in_flight = self._starts.pop()
-        self._tallies = Tallies(self._in_flight + 1, 1, folder)
+        self._tallies = Tallies(self._in_flight + 1, 1, file)
         self.cells = self._tallies.cells
         self._histograms = {
             name: Distribution(self.cells, start, bounds)

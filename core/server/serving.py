@@ -70,13 +70,13 @@ def _refusals() -> Iterator[None]:
 class ServingHost:
     """One for each API process. `llm` is given when the engine is ready for the first time."""
 
-    def __init__(self, config: FrameConfig, client: RemoteEngine, metrics_folder: Path | None = None) -> None:
+    def __init__(self, config: FrameConfig, client: RemoteEngine, metrics_file: int | None = None) -> None:
         self.config = config
         self.model_names = model_names(config)
         self.created = int(time.time())
         self.draining = False
         self.metrics = ServerMetrics(
-            self.model_names[0], vllm_names=config.observability.vllm_metrics, folder=metrics_folder
+            self.model_names[0], vllm_names=config.observability.vllm_metrics, file=metrics_file
         )
         self._client = client
         self._llm: AsyncLLM | None = None

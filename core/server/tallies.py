@@ -1,7 +1,7 @@
-"""Numbers that several API processes count together: each has a file of its own, and whoever is asked adds them up.
+"""Numbers that several API processes count together, in a file in memory that their parent opened.
 
-A file is an array of float64 in shared memory, locked by its process while it lives, so that counting is a plain
-addition and a dead process's counts are kept while its gauges are not. Knows no metric.
+Each process owns a row of float64 cells in it, so that counting is a plain addition. A process that takes the row of a
+dead one goes on from its counts. Knows no metric.
 """
 
 from __future__ import annotations
@@ -10,64 +10,50 @@ import fcntl
 import mmap
 import os
 from bisect import bisect_left
-from pathlib import Path
 
+import numpy as np
+
+#: Most processes that share a file.
+MAX_ROWS = 256
 _BYTES = 8
 
 
 class Tallies:
-    """`size` cells of this process, the last `num_gauges` of which end with it. Without a folder nobody shares them."""
+    """`size` cells of this process, the last `num_gauges` of which start at 0 whoever had the row before.
 
-    def __init__(self, size: int, num_gauges: int, folder: Path | None = None) -> None:
+    `file` is the descriptor of the file, which must stay open; without one nobody shares the cells. Raises `OSError`
+    when every row is taken.
+    """
+
+    def __init__(self, size: int, num_gauges: int, file: int | None = None) -> None:
         self._size = size
-        self._num_gauges = num_gauges
-        self._folder = folder
-        self._file = -1
-        memory = mmap.mmap(self._create(folder), size * _BYTES) if folder is not None else bytearray(size * _BYTES)
-        self.cells: memoryview[float] = _doubles(memory)
-
-    def _create(self, folder: Path) -> int:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        self._path = folder / f"{os.getpid()}.tallies"
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(self._file, self._size * _BYTES)
-        return self._file
+        memory: bytearray | mmap.mmap = bytearray(size * _BYTES)
+        row = 0
+        if file is not None:
+            row = _claim_row(file)
+            if os.fstat(file).st_size < MAX_ROWS * size * _BYTES:
+                os.ftruncate(file, MAX_ROWS * size * _BYTES)
+            memory = mmap.mmap(file, MAX_ROWS * size * _BYTES)
+        self._memory = memory
+        self.cells: memoryview[float] = memoryview(memory).cast("d")[row * size : (row + 1) * size]
+        for index in range(size - num_gauges, size):
+            self.cells[index] = 0.0
 
     def total(self) -> list[float]:
         """Every cell, summed over the processes."""
-        sums: list[float] = list(self.cells)
-        if self._folder is None:
-            return sums
-        counts = self._size - self._num_gauges
-        for path in self._folder.glob("*.tallies"):
-            if path != self._path and (other := self._read(path)) is not None:
-                values, alive = other
-                for index in range(self._size if alive else counts):
-                    sums[index] += values[index]
+        sums: list[float] = np.frombuffer(self._memory).reshape(-1, self._size).sum(axis=0).tolist()
         return sums
 
-    def _read(self, path: Path) -> tuple[memoryview[float], bool] | None:
-        """A sibling's cells, and whether it lives; None for a file that is not one of ours."""
+
+def _claim_row(file: int) -> int:
+    """The first row that no living process has; its lock ends with this process."""
+    for row in range(MAX_ROWS):
         try:
-            with path.open("rb") as file:
-                data = file.read()
-                alive = not _lockable(file.fileno())
-        except OSError:
-            return None
-        return (_doubles(data), alive) if len(data) == self._size * _BYTES else None
-
-
-def _doubles(memory: bytes | bytearray | mmap.mmap) -> memoryview[float]:
-    return memoryview(memory).cast("d")
-
-
-def _lockable(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
+        except BlockingIOError:
+            continue
+        return row
+    raise OSError(f"more than {MAX_ROWS} processes count together")
 
 
 class Distribution:
