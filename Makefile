@@ -15,11 +15,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[fast]'
+	$(PIP) --editable '.[fast,grammars]'
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[fast,test,check,docs]'
+	$(PIP) --editable '.[fast,grammars,test,check,docs]'
 	touch $@ $(VENV)/.run
 
 test: $(VENV)/.dev  ## all tests that need no GPU

@@ -92,6 +92,16 @@ def frame_logits_processors() -> list[Provider]:
 
 
 @hookspec
+def frame_grammars() -> list[Provider]:
+    """Grammar backends: `frame.interfaces.GrammarBackend` classes.
+
+    The engine builds one for the first request that constrains its output, and so does the process that tries grammars
+    first; both live as long as the engine.
+    """
+    return []
+
+
+@hookspec
 def frame_endpoints() -> list[Provider]:
     """HTTP routes: `frame.interfaces.Endpoint` classes.
 

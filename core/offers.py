@@ -50,6 +50,7 @@ KINDS = {
     "scheduler": Kind("frame_schedulers", "scheduling policy", "scheduling:SchedulerPolicy"),
     "loader": Kind("frame_weight_loaders", "weight loader", "loader:WeightLoader"),
     "processor": Kind("frame_logits_processors", "logits processor"),  # vLLM-style classes are adapted
+    "grammar": Kind("frame_grammars", "grammar backend", "grammar:GrammarBackend"),
     "endpoint": Kind("frame_endpoints", "endpoint", "endpoint:Endpoint"),
     "command": Kind("frame_commands", "command", "endpoint:Command"),
 }

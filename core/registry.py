@@ -279,6 +279,7 @@ def named_plugins(config: Any) -> list[tuple[str, str]]:
         ("scheduler", config.scheduler.scheduling_policy),
         ("attention", config.attention.attention_backend),
         ("loader", config.load.load_format),
+        ("grammar", config.structured_outputs.structured_outputs_backend),
     ]
     if config.transfer.kv_connector is not None:
         named.append(("connector", config.transfer.kv_connector))

@@ -73,6 +73,8 @@ _TRANSLATED: Mapping[str, str] = {
     "`kv_connector_extra_config` is `plugin.CONNECTOR`",
     "attention_config": "`attention_backend` (its key `backend`)",
     "profiler_config": "`profile_dir` (its key `torch_profiler_dir`)",
+    "structured_outputs_config": "`structured_outputs_backend` (its key `backend`), and its other keys by name",
+    "guided_decoding_backend": "`structured_outputs_backend`",
     "device": "`platform`",
     "disable_uvicorn_access_log": "`disable_access_log`",
 }

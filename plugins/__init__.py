@@ -10,6 +10,7 @@ from .commands import frame_commands
 from .connectors import frame_kv_connectors
 from .endpoints import frame_endpoints
 from .executors import frame_executors
+from .grammars import frame_grammars
 from .loaders import frame_weight_loaders
 from .models import frame_models
 from .platforms import frame_platforms
@@ -21,6 +22,7 @@ __all__ = [
     "frame_commands",
     "frame_endpoints",
     "frame_executors",
+    "frame_grammars",
     "frame_kv_connectors",
     "frame_logits_processors",
     "frame_models",

@@ -68,6 +68,20 @@ def _attention(value: Any) -> dict[str, Any]:
     return {} if backend is None else {"attention_backend": backend}
 
 
+def _structured_outputs(value: Any) -> dict[str, Any]:
+    given = dict(value)
+    settings = {
+        name: given.pop(name) for name in ("disable_any_whitespace", "disable_additional_properties") if name in given
+    }
+    if (backend := given.pop("backend", None)) is not None:
+        settings["structured_outputs_backend"] = backend
+    given.pop("disable_fallback", None)  # there is nothing to fall back to
+    if given:
+        choices = "backend, disable_any_whitespace, disable_additional_properties, disable_fallback"
+        raise ConfigError(f"structured_outputs_config has no {', '.join(sorted(given))} here; there are: {choices}")
+    return settings
+
+
 def _profiler(value: Any) -> dict[str, Any]:
     given = dict(value)
     folder = given.pop("torch_profiler_dir", None)
@@ -82,6 +96,8 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "kv_transfer_config": _transfer,
     "attention_config": _attention,
     "profiler_config": _profiler,
+    "structured_outputs_config": _structured_outputs,
+    "guided_decoding_backend": lambda value: {"structured_outputs_backend": value},
     "device": lambda value: {"platform": value},
     "disable_uvicorn_access_log": lambda value: {"disable_access_log": value},
 })  # fmt: skip
@@ -127,7 +143,6 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "enable_prompt_embeds": Unused("prompts are text or token ids", _OFF, switch=True),
     "enable_return_routed_experts": Unused("chosen experts are not reported yet", _OFF, switch=True),
     "enable_sleep_mode": Unused("no platform here can sleep yet", _OFF, switch=True),
-    "guided_decoding_backend": Unused("grammars are not supported yet", (None, "auto")),
     "hf_config_path": Unused("the configuration is read from the model's folder", (None,)),
     "hf_token": Unused("nothing is downloaded", (None,)),
     "ignore_patterns": Unused(_NO_EFFECT),
@@ -164,7 +179,6 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "safetensors_load_strategy": Unused(_NO_EFFECT),
     "scheduler_cls": Unused("give --scheduling-policy, the name of a plugin", (None,)),
     "speculative_config": Unused("speculation is not supported yet", (None, {})),
-    "structured_outputs_config": Unused("grammars are not supported yet", (None, {})),
     "swap_space": Unused(_NO_EFFECT),
     "task": Unused(_NO_POOLING, (None, "auto", "generate")),
     "tokenizer_mode": Unused("tokenizers are read by transformers", (None, "auto", "hf", "fast")),

@@ -164,6 +164,26 @@ class TransferConfig(Section):
     )
 
 
+class StructuredOutputsConfig(Section):
+    """Grammars that outputs must obey."""
+
+    structured_outputs_backend: str = Field("auto", description="Grammar backend plugin.")
+    disable_any_whitespace: bool = Field(False, description="No white space between the parts of JSON, unless asked.")
+    disable_additional_properties: bool = Field(
+        False, description="JSON objects have no properties but those that their schema names, unless it says so."
+    )
+    max_grammar_length: int = Field(
+        1 << 18, ge=1, description="Most characters of a schema, grammar, regular expression or list of choices."
+    )
+    grammar_compile_seconds: float = Field(
+        5.0, gt=0, le=3600, description="Seconds that a grammar may take to compile before it is refused."
+    )
+    grammar_compile_bytes: int = Field(
+        1 << 30, ge=1, description="Bytes of memory that a grammar may take to compile before it is refused."
+    )
+    grammar_cache_bytes: int = Field(256 << 20, ge=0, description="Bytes of compiled grammars that are kept.")
+
+
 class ServerConfig(Section):
     """The HTTP server."""
 
@@ -226,6 +246,7 @@ class FrameConfig(Section):
     attention: AttentionConfig = AttentionConfig()
     load: LoadConfig = LoadConfig()
     transfer: TransferConfig = TransferConfig()
+    structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     plugin: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict, description="Settings of plugins by name.")

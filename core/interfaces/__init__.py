@@ -27,6 +27,7 @@ _HOMES = {
     ),
     "executor": ("Executor", "StepHandle", "WorkerFactory", "WorkerProtocol"),
     "scheduling": ("Schedulable", "SchedulerPolicy"),
+    "grammar": ("Grammar", "GrammarBackend", "GrammarMatcher", "Vocabulary"),
     "loader": ("LazyTensor", "WeightLoader"),
     "logits": ("LogitsProcessor",),
     "batch_logits": ("AdapterLogitsProcessor", "BatchLogitsProcessor", "BatchUpdate", "MoveDirectionality"),

@@ -34,8 +34,16 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2
 
 
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """At most one constraint on the output; a grammar plugin compiles it."""
+    """One constraint on the output; a grammar plugin compiles it.
+
+    `json` is a JSON schema, `grammar` Lark or GBNF, `structural_tag` JSON that says where in free text which grammar
+    holds. `disable_…` and `whitespace_pattern` concern JSON. `start_after` (token ids) is for reasoning: the constraint
+    begins after their first appearance in the output; empty means at once.
+    """
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -43,18 +51,41 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
+    disable_fallback: bool = False
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    start_after: list[int] = []
 
     def __post_init__(self) -> None:
-        given = [
-            name
-            for name in ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-            if getattr(self, name) is not None
-        ]
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"structured_outputs takes one constraint, got {len(given)}: {', '.join(given)}")
+
+    @property
+    def constraint(self) -> str | None:
+        """The name of the constraint that is given; None when there is none."""
+        given = (name for name in _CONSTRAINTS if getattr(self, name) not in (None, False))
+        return next(given, None)
+
+    def verify(self) -> None:
+        """Checks that there is one constraint, of the right type; raises `ValueError` naming the field."""
+        name = self.constraint
+        if name is None:
+            raise ValueError(f"structured_outputs needs one of: {', '.join(_CONSTRAINTS)}")
+        self.__post_init__()
+        value = getattr(self, name)
+        if name == "choice":
+            if not isinstance(value, list) or not value or any(not isinstance(each, str) for each in value):
+                raise ValueError(f"structured_outputs.choice must be a non-empty list of strings, got {value!r:.80}")
+        elif name == "json_object":
+            if value is not True:
+                raise ValueError(f"structured_outputs.json_object must be true or false, got {value!r:.80}")
+        elif not isinstance(value, (str, dict) if name == "json" else str):
+            kinds = "a schema (text or dict)" if name == "json" else "a string"
+            raise ValueError(f"structured_outputs.{name} must be {kinds}, got {type(value).__name__}")
+        for token in self.start_after:
+            _check_int("structured_outputs.start_after entry", token, 0)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -177,6 +208,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         if self.seed is not None and not (type(self.seed) is int and -(2**63) <= self.seed < 2**64):
             raise ValueError(f"seed must be a 64-bit integer, got {self.seed!r}")
         self._verify_stops()
+        if self.structured_outputs is not None:
+            given: Any = self.structured_outputs
+            if not isinstance(given, StructuredOutputsParams):
+                raise ValueError(f"structured_outputs must be StructuredOutputsParams, got {type(given).__name__}")
+            self.structured_outputs.verify()
         for token, bias in (self.logit_bias or {}).items():
             _check_int("logit_bias key", token, 0)
             _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .fake_worker import FakeExecutor as FakeExecutor
     from .fake_worker import FakeWorker as FakeWorker
     from .fake_worker import FakeWorkers as FakeWorkers
+    from .grammar_suite import GrammarBackendSuite as GrammarBackendSuite
     from .loader_suite import WeightLoaderSuite as WeightLoaderSuite
     from .model_suite import ModelSuite as ModelSuite
     from .platform_suite import PlatformSuite as PlatformSuite
@@ -37,6 +38,7 @@ _HOMES = {
     "executor_suite": ("ExecutorSuite",),
     "fake_serving": ("FakeServing",),
     "fake_worker": ("FakeExecutor", "FakeWorker", "FakeWorkers"),
+    "grammar_suite": ("GrammarBackendSuite",),
     "loader_suite": ("WeightLoaderSuite",),
     "model_suite": ("ModelSuite",),
     "platform_suite": ("PlatformSuite",),

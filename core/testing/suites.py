@@ -10,6 +10,7 @@ from .command_suite import CommandSuite
 from .connector_suite import ConnectorSuite
 from .endpoint_suite import EndpointSuite
 from .executor_suite import ExecutorSuite
+from .grammar_suite import GrammarBackendSuite
 from .loader_suite import WeightLoaderSuite
 from .model_suite import ModelSuite
 from .platform_suite import PlatformSuite
@@ -27,6 +28,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "scheduler": SchedulerPolicySuite,
     "loader": WeightLoaderSuite,
     "processor": LogitsProcessorSuite,
+    "grammar": GrammarBackendSuite,
     "endpoint": EndpointSuite,
     "command": CommandSuite,
 })  # fmt: skip

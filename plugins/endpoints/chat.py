@@ -90,6 +90,7 @@ class _Chat:
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            structured_outputs=body.constraint(),
             output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
         )
         prompt = {"prompt": chat.text, "prompt_token_ids": chat.token_ids}

@@ -79,6 +79,7 @@ class _Completion:
             max_tokens=body.max_tokens or (1 if self._only_echo else 16),
             logprobs=body.logprobs,
             prompt_logprobs=body.prompt_logprobs if body.prompt_logprobs is not None else echoed_logprobs,
+            structured_outputs=body.constraint(),
             output_kind=kind,
         )
         prompts = [await self._prompt(prompt) for prompt in body.prompts()]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from frame import StructuredOutputsParams
 from frame.core.interfaces.schema import (
     MAX_INT,
     MAX_TOKEN_LIST,
@@ -21,11 +22,13 @@ from frame.core.interfaces.schema import (
     limits_of,
 )
 
+from .structured import ResponseFormat, StructuredOutputs, constraint_of
+
 _MAX_PARTS = 1024
 _MAX_TOOLS = 512
 _MAX_LIST = 1 << 16  # the setting that counts is usually far lower
 _MANY = Field(max_length=_MAX_LIST, fail_fast=True)
-_GRAMMAR = "it needs a grammar plugin, and none is installed"
+_GRAMMAR = "send structured_outputs"
 _PARSER = "it needs a tool parser, and none is installed"
 
 Object = dict[str, Any]  # free form: bounded by the size and depth of the body
@@ -43,7 +46,6 @@ class GenerationBody(SamplingFields):
 
     not_served: ClassVar[Mapping[str, str]] = {
         "use_beam_search": "beam search is there in Python only",
-        "structured_outputs": _GRAMMAR,
         "guided_json": _GRAMMAR,
         "guided_regex": _GRAMMAR,
         "guided_choice": _GRAMMAR,
@@ -62,7 +64,8 @@ class GenerationBody(SamplingFields):
     add_special_tokens: bool | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
-    response_format: Object | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -78,13 +81,14 @@ class GenerationBody(SamplingFields):
             raise ValueError("stream_options needs stream=true")
         return self
 
-    @field_validator("response_format")
-    @classmethod
-    def _text_only(cls, value: Object | None) -> Object | None:
-        kind = (value or {}).get("type", "text")
-        if kind != "text":
-            raise ValueError(f"type {str(kind)[:50]!r} is not served: {_GRAMMAR}")
-        return value
+    @model_validator(mode="after")
+    def _one_constraint(self) -> GenerationBody:
+        self.constraint()
+        return self
+
+    def constraint(self) -> StructuredOutputsParams | None:
+        """What the output must obey: a schema, a grammar, …; None for free text."""
+        return constraint_of(self.structured_outputs, self.response_format)
 
 
 class CompletionBody(GenerationBody):

@@ -24,6 +24,8 @@ EXAMPLES: dict[str, tuple[Any, str, Any]] = {
     "kv_transfer_config": ({"kv_connector": "disk", "kv_role": "kv_producer"}, "kv_role", "producer"),
     "attention_config": ({"backend": "torch"}, "attention_backend", "torch"),
     "profiler_config": ({"profiler": "torch", "torch_profiler_dir": "/traces"}, "profile_dir", "/traces"),
+    "structured_outputs_config": ({"backend": "guidance"}, "structured_outputs_backend", "guidance"),
+    "guided_decoding_backend": ("guidance", "structured_outputs_backend", "guidance"),
     "device": ("cpu", "platform", "cpu"),
     "disable_uvicorn_access_log": (True, "disable_access_log", True),
 }

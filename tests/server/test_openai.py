@@ -223,7 +223,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "x"}] * 2049}, "messages"),
     ({"messages": [{"role": "user", "content": "word " * 5000}]}, "prompt"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),

@@ -1,0 +1,21 @@
+"""Grammar backends that ship with frame."""
+
+from __future__ import annotations
+
+from frame import Provider, hookimpl
+
+
+@hookimpl
+def frame_grammars() -> list[Provider]:
+    """What constrains outputs."""
+    return [
+        Provider(
+            name="guidance",
+            target="frame.plugins.grammars.guidance:GuidanceBackend",
+            api=">=0.1,<0.2",
+            summary="llguidance: JSON schemas, regular expressions, choices, Lark and GBNF grammars, structural tags.",
+            preference=10,
+            options="frame.plugins.grammars.guidance:GuidanceOptions",
+            aliases=("llguidance",),
+        )
+    ]

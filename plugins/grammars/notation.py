@@ -1,0 +1,113 @@
+"""Constraints of requests in llguidance's notation: JSON with Lark text or a schema for each part. Pure text work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from frame import StructuredOutputsParams
+
+#: Runs of white space are bounded, or a model that likes them would never come to an end.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+_OBJECT_KEYS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How JSON is written, and which texts are tokens that are no text."""
+
+    any_whitespace: bool = True
+    whitespace_pattern: str | None = None
+    additional_properties: bool = True
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+def in_notation(params: StructuredOutputsParams, style: Style) -> str:
+    """The constraint as llguidance takes it; raises `ValueError` naming the field."""
+    from .structural_tags import tag_grammars
+
+    if params.json is not None:
+        return _grammars([schema_grammar(parse_json(params.json, "json"), style)])
+    if params.json_object:
+        return _grammars([schema_grammar({"type": "object"}, style)])
+    if params.choice is not None:
+        return _grammars([{"lark_grammar": "start: " + " | ".join(literal(each) for each in params.choice)}])
+    if params.regex is not None:
+        return _grammars([regex_grammar(params.regex)])
+    if params.grammar is not None:
+        return _grammars([text_grammar(params.grammar)])
+    if params.structural_tag is not None:
+        return _grammars(tag_grammars(parse_json(params.structural_tag, "structural_tag"), style))
+    raise ValueError("structured_outputs has no constraint")
+
+
+def _grammars(parts: list[dict[str, Any]]) -> str:
+    return json.dumps({"grammars": parts})
+
+
+def parse_json(value: Any, name: str) -> Any:
+    """JSON that may still be text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"structured_outputs.{name} is not JSON: {error}") from None
+
+
+def literal(text: str) -> str:
+    """A text as a string of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def schema_grammar(schema: Any, style: Style) -> dict[str, Any]:
+    """A JSON schema as a part."""
+    if not isinstance(schema, (dict, bool)):
+        raise ValueError(f"a JSON schema must be an object, got {json.dumps(schema)[:80]}")
+    if schema is True or schema == {}:
+        schema = {}
+    elif schema is False:
+        raise ValueError("the JSON schema false allows nothing")
+    if not style.additional_properties:
+        schema = close_objects(schema)
+    pattern = style.whitespace_pattern
+    own = schema.get("x-guidance") if isinstance(schema.get("x-guidance"), dict) else {}
+    options = {"whitespace_flexible": style.any_whitespace, "whitespace_pattern": _WHITESPACE, **own}
+    if pattern is not None:
+        options.update(whitespace_flexible=True, whitespace_pattern=pattern)
+    elif not options["whitespace_flexible"]:
+        del options["whitespace_pattern"]
+    return {"json_schema": {**schema, "x-guidance": options}}
+
+
+def close_objects(schema: Any) -> Any:
+    """The schema with no further properties in objects that do not say whether they have some."""
+    if isinstance(schema, list):
+        return [close_objects(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {
+        # an example or a constant is a value, whatever it looks like
+        name: value if name in ("const", "enum", "default", "examples") else close_objects(value)
+        for name, value in schema.items()
+    }
+    is_object = schema.get("type") == "object" or isinstance(schema.get("properties"), dict)
+    if is_object and not any(name in schema for name in _OBJECT_KEYS):
+        closed["additionalProperties"] = False
+    return closed
+
+
+def regex_grammar(pattern: str) -> dict[str, Any]:
+    """A regular expression as a part; it must match the whole text."""
+    from llguidance import regex_to_lark
+
+    return {"lark_grammar": f"start: /{regex_to_lark(pattern, use_ascii='')}/"}
+
+
+def text_grammar(text: str) -> dict[str, Any]:
+    """Lark, or GBNF (the EBNF of llama.cpp), as a part."""
+    from llguidance import grammar_from
+
+    return {"lark_grammar": grammar_from("grammar", text)}
