@@ -207,6 +207,21 @@ class Registry:
         for name in config.plugin:
             if name not in names:
                 raise PluginError(f"no plugin {name!r} to configure{near(name, names)}; `frame plugins` lists them")
+        self.check_workers(config.executor)
+
+    def check_workers(self, executor: Any) -> None:
+        """Raises `PluginError` when the executor cannot run as many workers as the settings ask for."""
+        num_workers = executor.tensor_parallel_size * executor.pipeline_parallel_size
+        if num_workers == 1:
+            return
+        kind: Any = self.resolve(self.choose("executor", executor.executor))
+        reason = kind.supports(num_workers)
+        if reason is not None:
+            raise PluginError(
+                f"tensor_parallel_size {executor.tensor_parallel_size} and pipeline_parallel_size "
+                f"{executor.pipeline_parallel_size} need {num_workers} workers, which executor {executor.executor!r} "
+                f"cannot run: {reason}"
+            )
 
     def choices(self, config: Any) -> list[Choice]:
         """What child processes of an engine with `config` may load: what it names, and all of what it leaves open."""

@@ -160,6 +160,7 @@ def make_engine(
     progress("workers")
     config = resolve_batch_sizes(config, registry)
     workers: WorkerFactory = Workers(config, registry, progress)
+    registry.check_workers(config.executor)
     executor: Executor = registry.make("executor", config.executor.executor, config, workers=workers)
     try:
         layout = executor.start()

@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -30,6 +31,8 @@ _DEFAULTS = {
     "max_new_tokens": "max_tokens",
 }
 _MAX_CHILDREN = 16384
+#: A text that is only counted, or cut to fit, may be this many times as long as one that could fit.
+_CUT_LENGTHS = 8
 _SEED_MASK = 2**64 - 1
 
 
@@ -134,8 +137,25 @@ class Admission:
         """The prompt with ids; raises `InvalidRequest` for a text that cannot fit."""
         if prompt.token_ids is not None:
             return prompt
-        ids = self._encode(prompt.text or "", params.truncate_prompt_tokens is not None)
+        text = prompt.text or ""
+        self.check_length(text, cut=params.truncate_prompt_tokens is not None)
+        ids = np.array(self._tokenizer.get().encode(text) if text else [], np.int64)
         return ParsedPrompt(prompt.text, ids, prompt.salt)
+
+    def check_length(self, text: str, *, cut: bool) -> None:
+        """Raises `InvalidRequest` for a text of which no part can ever be used.
+
+        Tokenising takes time in proportion to the text, so that is asked before. A text to be `cut` may be longer.
+        """
+        if len(text) <= self.limits.max_model_len:
+            return
+        longest = self.limits.max_model_len * self._tokenizer.get().max_token_chars * (_CUT_LENGTHS if cut else 1)
+        if len(text) > longest:
+            raise InvalidRequest(
+                f"the prompt has {len(text)} characters; with a model of {self.limits.max_model_len} tokens "
+                f"at most {longest} are read",
+                "prompt",
+            )
 
     @property
     def eos_token_ids(self) -> list[int]:
@@ -175,20 +195,6 @@ class Admission:
             )
         return ids
 
-    def _encode(self, text: str, truncated: bool) -> np.ndarray:
-        if not text:
-            return np.zeros(0, np.int64)
-        tokenizer = self._tokenizer.get()
-        longest = self.limits.max_model_len * tokenizer.max_token_chars
-        # tokenising takes time in proportion to the text, so what can never fit is refused unread
-        if len(text) > longest and not truncated:
-            raise InvalidRequest(
-                f"the prompt has {len(text)} characters; the model's {self.limits.max_model_len} tokens hold at most "
-                f"{longest}",
-                "prompt",
-            )
-        return np.array(tokenizer.encode(text), np.int64)
-
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         left = self.limits.max_model_len - prompt_len
         caps = (left, params.max_tokens, self.limits.max_tokens)
@@ -213,6 +219,7 @@ class Admission:
             self._check_logprobs(name, getattr(params, name))
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self._check_vocabulary(name, getattr(params, name) or ())
+        self._check_vocabulary("bad_words_token_ids", list(chain.from_iterable(params.bad_words_token_ids or ())))
         if params.stop:
             self._tokenizer.get()  # stop strings need text
 
@@ -223,10 +230,10 @@ class Admission:
             raise InvalidRequest(f"{name} must be at most {most} (max_logprobs), got {value}", name)
 
     def _check_vocabulary(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
-        wrong = [token for token in ids if not 0 <= int(token) < self.limits.vocab_size]
-        if wrong:
+        largest = max(ids, default=0)  # that none is negative was checked before
+        if largest >= self.limits.vocab_size:
             raise InvalidRequest(
-                f"{name} holds {wrong[0]}, but token ids go from 0 to {self.limits.vocab_size - 1}", name
+                f"{name} holds {largest}, but token ids go from 0 to {self.limits.vocab_size - 1}", name
             )
 
     def _complete(self, params: SamplingParams) -> SamplingParams:
@@ -237,6 +244,8 @@ class Admission:
             changes["bad_words_token_ids"] = [
                 spelling for word in params.bad_words for spelling in _spellings(tokenizer, word)
             ]
+        if len(params.allowed_token_ids or ()) > self.limits.vocab_size:
+            changes["allowed_token_ids"] = list(dict.fromkeys(params.allowed_token_ids or ()))
         if self.limits.deterministic and not params.deterministic:
             changes["deterministic"] = True
         return msgspec.structs.replace(params, **changes) if changes else params.clone()

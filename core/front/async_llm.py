@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import weakref
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
@@ -22,7 +21,8 @@ from .front import Front, tokenizer_source
 from .llm_engine import refuse_unserved
 from .metrics import Metric
 from .outputs import RequestOutput
-from .prompts import InvalidRequest, parse_prompt
+from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
+from .template import ChatOptions, text_size
 from .tokenizer import Tokenizer, TokenizerSource
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: characters from which a text is tokenised on a thread, so that other streams go on
+T = TypeVar("T")
+
+#: characters from which text is tokenised on a thread, so that other streams go on
 _LONG_TEXT = 8192
 
 
@@ -63,10 +65,10 @@ class AsyncLLM:
             tokenizer=tokenizer,
             validators=[_check_travels, check],
         )
-        self.front.source.get_or_none()  # now, not with the first request
         self._collectors: dict[str, Collector] = {}
         self._reader: asyncio.Task[None] | None = None
         self._stopped = False
+        self._short_texts = asyncio.Lock()
 
     @classmethod
     def from_engine_args(cls, engine_args: AsyncEngineArgs) -> AsyncLLM:
@@ -78,7 +80,7 @@ class AsyncLLM:
         """As `from_engine_args`, from a configuration tree."""
         checkpoint = read_checkpoint(config)
         tokenizer = tokenizer_source(config, checkpoint)
-        threading.Thread(target=tokenizer.get_or_none, name="frame-tokenizer", daemon=True).start()
+        tokenizer.preload()
         engine = BackgroundEngine(config)
         try:
             llm = cls(config=config, client=engine, checkpoint=checkpoint, tokenizer=tokenizer)
@@ -110,8 +112,8 @@ class AsyncLLM:
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         self._start()
         parsed = parse_prompt(prompt)
-        if parsed.token_ids is None and len(parsed.text or "") >= _LONG_TEXT:
-            parsed = await asyncio.to_thread(self.front.tokenize, parsed, params)
+        if parsed.token_ids is None:
+            parsed = await self._beside(len(parsed.text or ""), self.front.tokenize, parsed, params)
         requests = self.front.submit(request_id, parsed, params, priority=priority, kv_transfer=kv_transfer)
         collector = self._collectors[request_id] = Collector(params.output_kind == RequestOutputKind.DELTA)
         finished = False
@@ -135,6 +137,14 @@ class AsyncLLM:
     def tokenizer(self) -> Tokenizer:
         """The front's tokenizer; raises `TokenizerError` when there is none."""
         return self.front.tokenizer()
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; raises `InvalidRequest` without a tokenizer and for a text beyond all use."""
+        return await self._beside(len(text), self.front.encode, text, add_special_tokens)
+
+    async def render_chat(self, messages: list[Any], options: ChatOptions) -> ParsedPrompt:
+        """A conversation as a prompt; raises `InvalidRequest` naming what the template cannot take."""
+        return await self._beside(text_size(messages), self.front.render_chat, messages, options)
 
     async def get_tokenizer(self) -> Any:
         """The transformers tokenizer."""
@@ -224,6 +234,14 @@ class AsyncLLM:
                 self._reader.cancel()
         if self._owned is not None:
             self._owned.stop()
+
+    async def _beside(self, num_chars: int, work: Callable[..., T], *args: Any) -> T:
+        """Does work on text so that streams go on: long texts on a thread, short ones one in each turn of the loop."""
+        if num_chars >= _LONG_TEXT:
+            return await asyncio.to_thread(work, *args)
+        async with self._short_texts:
+            await asyncio.sleep(0)
+            return work(*args)
 
     def _start(self) -> None:
         if self._stopped:

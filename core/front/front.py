@@ -136,6 +136,7 @@ class Front:
         self.config = config
         self.checkpoint = checkpoint
         self.source = tokenizer if tokenizer is not None else tokenizer_source(config, checkpoint)
+        self.source.get_or_none()  # now, not with the first request
         self.default_sampling_params = default_sampling_params(checkpoint.generation)
         self.chat_template = read_template(config.model.chat_template)
         self.statistics = None if config.observability.disable_log_stats else RequestStatistics()
@@ -249,7 +250,14 @@ class Front:
         """A conversation as a prompt, with the configured template unless `options` bring one."""
         if options.chat_template is None and self.chat_template is not None:
             options = replace(options, chat_template=self.chat_template)
-        return render_chat(self.tokenizer(), messages, options)
+        return render_chat(
+            self.tokenizer(), messages, options, lambda text: self._admission.check_length(text, cut=True)
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, of any length that could be of use."""
+        self._admission.check_length(text, cut=True)
+        return self.tokenizer().encode(text, add_special_tokens)
 
     def _take(self, touched: dict[str, RequestRecord], now: float) -> list[RequestOutput]:
         outputs = []

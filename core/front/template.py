@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -78,8 +78,22 @@ def read_template(value: str | None) -> str | None:
         ) from None
 
 
-def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOptions) -> ParsedPrompt:
-    """One conversation as a prompt with text and ids. Changes nothing it is given; raises `InvalidRequest`."""
+def text_size(value: Any) -> int:
+    """Characters of all text inside messages."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(text_size, value.values()))
+    return sum(map(text_size, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def render_chat(
+    tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOptions, check: Callable[[str], None] | None = None
+) -> ParsedPrompt:
+    """One conversation as a prompt with text and ids. Changes nothing it is given; raises `InvalidRequest`.
+
+    `check` may refuse the text before it is tokenised.
+    """
     checked = [_check_message(message, position, options.content_format) for position, message in enumerate(messages)]
     if not checked:
         raise InvalidRequest("a chat needs at least one message", "messages")
@@ -95,6 +109,8 @@ def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOpti
         continue_final_message=options.continue_final_message,
     )
     text = _apply(tokenizer, checked, tokenize=False, **arguments)
+    if check is not None:
+        check(text)
     written = [checked, arguments["tools"], arguments["documents"], options.template_kwargs]
     forged = _holds_special_text(tokenizer, written)
     if forged and "sanitize_control_tokens" in inspect.signature(tokenizer.hf.apply_chat_template).parameters:

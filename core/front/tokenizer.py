@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,16 @@ _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "voc
 
 
 class TokenizerError(InvalidRequest):
+    """There is a tokenizer that cannot be loaded."""
+
+
+class NoTokenizerError(TokenizerError):
     """There is no tokenizer, and text was given or asked for."""
 
 
 def _load(folder: Path) -> Any:
     if not any((folder / name).is_file() for name in _FILES):
-        raise TokenizerError(
+        raise NoTokenizerError(
             f"folder {str(folder)!r} has no tokenizer ({', '.join(_FILES)}): "
             "pass token ids, or name one with 'tokenizer'"
         )
@@ -43,7 +48,8 @@ def _load(folder: Path) -> Any:
     except Exception as error:  # the library raises whatever its parsers raise
         message = str(error).strip().splitlines()
         raise TokenizerError(
-            f"the tokenizer in {str(folder)!r} cannot be loaded: {message[0] if message else type(error).__name__}"
+            f"the tokenizer in {str(folder)!r} cannot be loaded: {message[0] if message else type(error).__name__}; "
+            "mend it, name another with 'tokenizer', or serve token ids alone with 'skip_tokenizer_init'"
         ) from error
 
 
@@ -137,26 +143,35 @@ class TokenizerSource:
         self.folder = folder
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
-        self._error: str | None = None
+        self._error: TokenizerError | None = None
 
     def get(self) -> Tokenizer:
-        """The tokenizer; raises `TokenizerError` when there is none."""
+        """The tokenizer; raises `NoTokenizerError` when there is none, `TokenizerError` when it is broken."""
         with self._lock:
             if self.folder is None:
-                raise TokenizerError("no tokenizer is loaded (skip_tokenizer_init): pass token ids")
+                raise NoTokenizerError("no tokenizer is loaded (skip_tokenizer_init): pass token ids")
             if self._error is not None:
-                raise TokenizerError(self._error)
+                raise type(self._error)(str(self._error))
             if self._tokenizer is None:
                 try:
                     self._tokenizer = Tokenizer(_load(self.folder))
                 except TokenizerError as error:
-                    self._error = str(error)
+                    self._error = error
                     raise
             return self._tokenizer
 
+    def preload(self) -> None:
+        """Begins to load it on a thread; whoever asks for it hears of errors."""
+
+        def load() -> None:
+            with suppress(TokenizerError):
+                self.get()
+
+        threading.Thread(target=load, name="frame-tokenizer", daemon=True).start()
+
     def get_or_none(self) -> Tokenizer | None:
-        """The tokenizer, or None when there is none (then outputs have no text)."""
+        """The tokenizer, or None when there is none (then outputs have no text); raises for one that is broken."""
         try:
             return self.get()
-        except TokenizerError:
+        except NoTokenizerError:
             return None

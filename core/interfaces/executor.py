@@ -59,6 +59,11 @@ class Executor(ABC):
         self.options = options
         self.workers = workers
 
+    @classmethod
+    def supports(cls, num_workers: int) -> str | None:
+        """None, or why it cannot run so many workers; one is what the default can."""
+        return None if num_workers == 1 else "it runs one worker"
+
     @abstractmethod
     def start(self) -> KVLayout:
         """Starts the workers and returns the KV cache they agreed on. Raises one error with the root cause."""

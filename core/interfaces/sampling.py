@@ -101,6 +101,15 @@ def _check_int(name: str, value: Any, low: int, also: tuple[int, ...] = ()) -> N
         raise ValueError(f"{name} must be an integer of {choices}, got {value!r}")
 
 
+def _check_ids(name: str, values: Any) -> None:
+    """Refuses what is no token id; a list of a million ids takes milliseconds."""
+    if not isinstance(values, list):
+        raise ValueError(f"{name} must be a list, got {values!r:.80}")
+    if values and (set(map(type, values)) != {int} or min(values) < 0):
+        for token in values:
+            _check_int(f"{name} entry", token, 0)
+
+
 def _as_list(name: str, value: Any) -> list[Any]:
     """A single string stands for itself; anything else that can be listed is copied."""
     if value is None:
@@ -223,13 +232,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             if not isinstance(words, list) or any(not isinstance(word, str) or not word for word in words):
                 raise ValueError(f"{name} must be a list of non-empty strings, got {words!r}")
         for name in ("stop_token_ids", "allowed_token_ids"):
-            for token in getattr(self, name) or ():
-                _check_int(f"{name} entry", token, 0)
+            _check_ids(name, getattr(self, name) or [])
         for word in self.bad_words_token_ids or ():
             if not word:
                 raise ValueError("bad_words_token_ids must hold no empty word")
-            for token in word:
-                _check_int("bad_words_token_ids entry", token, 0)
+            _check_ids("bad_words_token_ids", word)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids must name at least one token id, got []")
         if self.stop and not self.detokenize:

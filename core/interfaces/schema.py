@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from ..config.errors import near
-from .sampling import MIN_REPETITION_PENALTY, MIN_TOP_P, RequestOutputKind, SamplingParams
+from .sampling import MIN_REPETITION_PENALTY, RequestOutputKind, SamplingParams
 
 #: Bounds that no setting changes.
 MAX_INT = 2**31 - 1
@@ -108,7 +108,7 @@ class SamplingFields(BoundedModel):
 
     n: int | None = Field(None, ge=1, le=MAX_INT)
     temperature: float | None = Field(None, ge=0, le=1e4)
-    top_p: float | None = Field(None, ge=MIN_TOP_P, le=1)
+    top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MAX_INT)
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -156,6 +156,14 @@ class SamplingFields(BoundedModel):
     @classmethod
     def _bound_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
         return bound_logprobs(value, info)
+
+    @field_validator("allowed_token_ids", mode="before")
+    @classmethod
+    def _bound_allowed(cls, value: Any, info: ValidationInfo) -> Any:
+        limits = limits_of(info)
+        if limits is not None and isinstance(value, list) and len(value) > limits.vocab_size:
+            raise ValueError(f"must have at most {limits.vocab_size} entries, the vocabulary, got {len(value)}")
+        return value
 
     @field_validator("stop", "bad_words")
     @classmethod

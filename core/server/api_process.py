@@ -116,14 +116,14 @@ class ApiProcess:
     def _prepare_text(self) -> Text:
         """Loads the tokenizer, whose library takes as long to import as an engine to start."""
         from ..front.front import tokenizer_source
-        from ..front.tokenizer import TokenizerError
+        from ..front.tokenizer import NoTokenizerError
 
         checkpoint = read_checkpoint(self._config)
         tokenizer = tokenizer_source(self._config, checkpoint)
         if tokenizer.folder is not None:
             try:
                 tokenizer.get()
-            except TokenizerError as error:
+            except NoTokenizerError as error:
                 logger.warning("requests with text will be refused: %s", error)
         return checkpoint, tokenizer
 

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Container, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,8 +44,6 @@ _PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary) should\b")
 _BRANCHES = ("str", "int", "float", "bool", "list", "dict")
 #: Where an error lies -> HTTP status.
 _STATUS = {"request": 400, "load": 503, "engine": 500}
-#: Texts from here on are tokenised in a thread, so that streams go on meanwhile.
-_LONG_TEXT = 20_000
 
 
 def model_names(config: FrameConfig) -> list[str]:
@@ -64,7 +62,19 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise RequestError(400, str(error), param=getattr(error, "param", None)) from None
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValueError) -> RequestError:
+    """A 400 that names the field: the one that the error says, else the one that its sentence begins with."""
+    param = getattr(error, "param", None) or _subject(str(error), SamplingParams.__struct_fields__)
+    return RequestError(400, str(error), param=param)
+
+
+def _subject(text: str, fields: Container[str]) -> str | None:
+    """The first word of a sentence about a field, if it is one of `fields`."""
+    first = re.match(r"\w+", text)
+    return first.group() if first is not None and first.group() in fields else None
 
 
 class ServingHost:
@@ -133,7 +143,7 @@ class ServingHost:
         try:
             return kind.model_validate(body, context={"limits": self.limits})
         except ValidationError as error:
-            raise _field_error(error) from None
+            raise _field_error(error, {*kind.model_fields, *kind.not_served}) from None
 
     def owner(self, request: Request) -> str:
         """Whom a request's things belong to: a digest of its API key, "" on an open server."""
@@ -161,10 +171,7 @@ class ServingHost:
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; raises `ValueError` without a tokenizer."""
         with _refusals():
-            tokenizer = self.llm.tokenizer
-            if len(text) < _LONG_TEXT:
-                return tokenizer.encode(text, add_special_tokens)
-            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+            return await self.llm.encode(text, add_special_tokens)
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids, special tokens included."""
@@ -191,12 +198,8 @@ class ServingHost:
         template = options.get("chat_template")
         if template is not None and "{{" not in template and "{%" not in template:
             raise RequestError(400, "chat_template must be a template, not a file", param="chat_template")
-        render = self.llm.front.render_chat
         with _refusals():
-            chosen = ChatOptions(**options)
-            if sum(len(str(message)) for message in messages) < _LONG_TEXT:
-                return render(messages, chosen)
-            return await asyncio.to_thread(render, messages, chosen)
+            return await self.llm.render_chat(messages, ChatOptions(**options))
 
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
@@ -219,7 +222,7 @@ class ServingHost:
             raise RequestError(503, str(error)) from None
         except ValueError as error:
             timer.ends("error")
-            raise RequestError(400, str(error), param=getattr(error, "param", None)) from None
+            raise _refusal(error) from None
         finally:
             timer.close()
             await stream.aclose()
@@ -263,7 +266,7 @@ class ServingHost:
         return self.metrics.in_flight
 
 
-def _field_error(error: ValidationError) -> RequestError:
+def _field_error(error: ValidationError, fields: Container[str]) -> RequestError:
     """What pydantic found first, and in the branch of a union that came closest, as one sentence about the field."""
     errors = error.errors(include_url=False, include_context=False)
     field = errors[0]["loc"][:1]
@@ -276,7 +279,7 @@ def _field_error(error: ValidationError) -> RequestError:
     shown = ""
     if isinstance(first["input"], (bool, int, float, str)) and "got" not in text and first["type"] != "value_error":
         shown = f", got {first['input']!r:.80}"
-    return RequestError(400, f"{where} {text}{shown}".strip(), param=names[0] if names else None)
+    return RequestError(400, f"{where} {text}{shown}".strip(), param=names[0] if names else _subject(text, fields))
 
 
 def _is_branch(part: int | str) -> bool:

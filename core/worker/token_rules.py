@@ -64,16 +64,16 @@ class TokenRules:
         self.remove(slot)
         bans, words = self._bans(request)
         biases = params.logit_bias or {}
-        token_ids = [int(token) for token in biases] + [token for token, _ in bans]
-        allowed = params.allowed_token_ids
-        self._check(request.request_id, [*token_ids, *(allowed or ()), *(token for word in words for token in word)])
-        if not (token_ids or words or allowed):
+        token_ids = np.array([*biases, *(token for token, _ in bans)], np.int64)
+        allowed = np.unique(np.array(params.allowed_token_ids or (), np.int64))
+        self._check(request.request_id, token_ids, allowed, *(np.array(word, np.int64) for word in words))
+        if not (len(token_ids) or words or len(allowed)):
             return Need(0)
         self._rules[slot] = _SlotRules(
-            token_ids=np.array(token_ids, np.int64),
+            token_ids=token_ids,
             values=np.array([*biases.values(), *[-np.inf] * len(bans)], np.float32),
             until=np.array([_FOREVER] * len(biases) + [until for _, until in bans], np.int64),
-            allowed=np.unique(np.array(allowed, np.int64)) if allowed else None,
+            allowed=allowed if len(allowed) else None,
             words=words,
         )
         if not words:
@@ -133,12 +133,13 @@ class TokenRules:
         bans += [(word[0], _FOREVER) for word in words if len(word) == 1]
         return bans, [word for word in words if len(word) > 1]
 
-    def _check(self, request_id: str, token_ids: list[int]) -> None:
-        wrong = sorted({token for token in token_ids if not 0 <= token < self._vocab_size})
-        if wrong:
-            raise ValueError(
-                f"request {request_id}: token ids {wrong} are outside the vocabulary of {self._vocab_size}"
-            )
+    def _check(self, request_id: str, *lists: np.ndarray) -> None:
+        for token_ids in lists:
+            wrong = token_ids[(token_ids < 0) | (token_ids >= self._vocab_size)]
+            if len(wrong):
+                raise ValueError(
+                    f"request {request_id}: token id {wrong[0]} is outside the vocabulary of {self._vocab_size}"
+                )
 
     def _widen(self, width: int) -> None:
         missing = width - self._tails.shape[1]

@@ -103,7 +103,9 @@ class CudaPlatform(Platform):
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             reasons.append(f"dtype {spec.dtype} is not one of float32, bfloat16, float16")
         if spec.world_size != 1:
-            reasons.append(f"{spec.world_size} ranks asked for, one is supported")
+            reasons.append(
+                f"{spec.world_size} ranks (tensor_parallel_size × pipeline_parallel_size) asked for, one is supported"
+            )
         if spec.deterministic:
             reasons.append("deterministic is not supported")
         return "; ".join(reasons) or None

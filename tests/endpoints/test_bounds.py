@@ -74,7 +74,7 @@ def check(body: type[BoundedModel], limits: Limits = LIMITS, **fields: Any) -> B
 
 
 NUMBERS = [
-    ("n", 1, 4, 0, 5), ("temperature", 0, 1e4, -0.01, 1.1e4), ("top_p", 1e-30, 1, 1e-320, 1.001),
+    ("n", 1, 4, 0, 5), ("temperature", 0, 1e4, -0.01, 1.1e4), ("top_p", 1e-30, 1, 0.0, 1.001),
     ("top_k", -1, 1000, -2, 2**31), ("min_p", 0, 1, -0.1, 1.1), ("presence_penalty", -2, 2, -2.1, 2.1),
     ("frequency_penalty", -2, 2, -2.1, 2.1), ("repetition_penalty", 1e-4, 1e4, 1e-40, 1.1e4),
     ("seed", -(2**63), 2**64 - 1, -(2**63) - 1, 2**64), ("max_tokens", 1, 2**31 - 1, -1, 2**31),

@@ -31,7 +31,7 @@ def refuse(params):
         ("", {}, "the prompt is empty; give at least one token", "prompt"),
         ([], {}, "the prompt is empty; give at least one token", "prompt"),
         ([1] * 32, {}, "the prompt has 32 tokens, but the model takes 32 with at least one for the output", "prompt"),
-        ("x" * 10_000_000, {}, "the prompt has 10000000 characters; the model's 32 tokens hold at most", "prompt"),
+        ("x" * 10_000_000, {}, "the prompt has 10000000 characters; with a model of 32 tokens at most", "prompt"),
         ([1, 400], {}, "prompt token 1 is 400, but ids go from 0 to 399", "prompt"),
         ([-1], {}, "prompt token 0 is -1, but ids go from 0 to 399", "prompt"),
         ([1, 2**70], {}, "prompt token ids must be", "prompt"),
@@ -55,6 +55,8 @@ def refuse(params):
         ([1], {"stop_token_ids": [400]}, "stop_token_ids holds 400, but token ids go from 0 to 399", "stop_token_ids"),
         ([1], {"allowed_token_ids": [4000]}, "allowed_token_ids holds 4000", "allowed_token_ids"),
         ([1], {"logit_bias": {500: 1.0}}, "logit_bias holds 500", "logit_bias"),
+        ([1], {"bad_words_token_ids": [[3], [4, 400]]}, "bad_words_token_ids holds 400", "bad_words_token_ids"),
+        ("x" * 10_000_000, {"truncate_prompt_tokens": 4}, "the prompt has 10000000 characters; with a model", "prompt"),
         ([1], {"n": 20000}, "n must be at most 16384, got 20000", "n"),
         ([1], {"truncate_prompt_tokens": 32}, "truncate_prompt_tokens must be below the model's 32", None),
         ([1], {"extra_args": {"target": "x"}}, r"extra_args\['target'\] must be an integer", None),
@@ -101,6 +103,10 @@ def test_truncation_keeps_the_end(admit, keep, expected):
     admitted = admit(ids, truncate_prompt_tokens=keep)
     assert admitted.prompt_ids == expected
     assert admitted.requests[0].prompt_ids.dtype == np.int32
+
+
+def test_allowed_ids_are_kept_once(admit):
+    assert admit(allowed_token_ids=[7, 3] * 500_000).requests[0].params.allowed_token_ids == [7, 3]
 
 
 def test_seeds_repeat_with_the_configured_seed(source):

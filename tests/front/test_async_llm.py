@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from itertools import pairwise
 
 import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.front.async_llm import AsyncLLM
 from frame.core.front.prompts import InvalidRequest
+from frame.core.front.template import ChatOptions
 from frame.core.interfaces import EngineDeadError, EngineOutput, RequestOutputKind, SamplingParams
 from frame.core.registry import Registry
 
@@ -95,6 +98,44 @@ async def test_deltas_join_to_the_text(make, tokenizer):
         llm.generate("fox", SamplingParams(max_tokens=60, output_kind=RequestOutputKind.FINAL_ONLY), "s")
     )
     assert final.outputs[0].text == tokenizer.decode(ids)
+
+
+async def test_texts_are_tokenised_one_in_a_turn_of_the_loop_and_long_ones_on_a_thread(make, monkeypatch):
+    llm, _ = make(lambda request: [5])
+    turns, done = 0, []
+    tokenize = llm.front.tokenize
+
+    def note(prompt, params):
+        done.append((turns, threading.current_thread() is threading.main_thread()))
+        return tokenize(prompt, params)
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(llm.front, "tokenize", note)
+    counting = asyncio.create_task(count())
+    params = SamplingParams(max_tokens=1, truncate_prompt_tokens=5)
+    texts = ["fox", "dog", "hen", "fox " * 3000]
+    await asyncio.gather(*(collect(llm.generate(text, params, str(name))) for name, text in enumerate(texts)))
+    counting.cancel()
+    short = [turn for turn, here in done if here]
+    assert len(short) == 3
+    assert len(done) == 4
+    assert all(later > earlier for earlier, later in pairwise(short))
+
+
+async def test_counting_and_chats_are_refused_unread_when_no_part_could_be_used(make, tokenizer):
+    llm, _ = make(lambda request: [5])
+    assert await llm.encode("fox") == tokenizer.encode("fox")
+    huge = "x" * 10_000_000
+    with pytest.raises(InvalidRequest, match="the prompt has 10000000 characters"):
+        await llm.encode(huge)
+    chat = ChatOptions(chat_template="{{ messages[0].content }}")
+    with pytest.raises(InvalidRequest, match="the prompt has 10000000 characters"):
+        await llm.render_chat([{"role": "user", "content": huge}], chat)
 
 
 async def test_a_slow_consumer_gets_steps_merged(make, tokenizer):

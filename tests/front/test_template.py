@@ -6,7 +6,7 @@ import pytest
 
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.template import ChatOptions, read_template, render_chat
-from frame.core.front.tokenizer import TokenizerError, TokenizerSource
+from frame.core.front.tokenizer import NoTokenizerError, TokenizerError, TokenizerSource
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
@@ -104,12 +104,14 @@ def test_a_template_is_given_inline_or_as_a_file(tokenizer, tmp_path):
 
 
 def test_tokenizer_errors(tmp_path):
-    with pytest.raises(TokenizerError, match="has no tokenizer"):
+    with pytest.raises(NoTokenizerError, match="has no tokenizer"):
         TokenizerSource(tmp_path).get()
+    assert TokenizerSource(tmp_path).get_or_none() is None
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     source = TokenizerSource(tmp_path)
     for _ in range(2):
         with pytest.raises(TokenizerError, match="cannot be loaded"):
             source.get()
-    assert source.get_or_none() is None
+    with pytest.raises(TokenizerError, match="name another with 'tokenizer'"):
+        source.get_or_none()

@@ -166,6 +166,15 @@ def test_an_engine_that_dies_before_it_is_ready_ends_the_server(arguments: tuple
     assert "Traceback" not in text
 
 
+def test_a_broken_tokenizer_ends_the_start_with_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    status, text = fails(FAKE, *SLOW, "--tokenizer", str(tmp_path))
+    assert status == 1
+    assert f"frame: the tokenizer in '{tmp_path}' cannot be loaded: " in text.splitlines()[-1]
+    assert "Traceback" not in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "words", "status"),
     [
@@ -174,6 +183,7 @@ def test_an_engine_that_dies_before_it_is_ready_ends_the_server(arguments: tuple
         (("--max-num-seqs", "many"), "many", None),
         (("--attention-backend", "fa9"), "fa9", 1),
         (("--no-such-flag", "1"), "no-such-flag", 2),
+        (("-tp", "2"), "tensor_parallel_size 2", 1),
     ],
 )
 def test_bad_settings_end_at_once_with_one_sentence(arguments: tuple[str, ...], words: str, status: int | None) -> None:

@@ -52,7 +52,9 @@ class ExampleCpu(Platform):
 
     def supports(self, spec: PlatformSpec) -> str | None:
         if spec.world_size > 1:
-            return f"{spec.world_size} ranks asked for, one is supported"
+            return (
+                f"{spec.world_size} ranks (tensor_parallel_size × pipeline_parallel_size) asked for, one is supported"
+            )
         if spec.deterministic:
             return "deterministic is not supported"
         return None if spec.dtype == torch.float32 else f"dtype {spec.dtype} is not float32"
