@@ -101,7 +101,7 @@ def _draw_kept(scores: Tensor, threshold: Tensor, keys: Tensor) -> Tensor:
     best = scores.max(-1)
     top = torch.full_like(threshold, -torch.inf).scatter_reduce_(0, rows, noisy, "amax")
     losing = noisy < top[rows]
-    tokens = torch.full_like(rows[:1], scores.shape[-1]).repeat(len(scores))
+    tokens = torch.full((len(scores),), scores.shape[-1], dtype=rows.dtype, device=rows.device)
     tokens.scatter_reduce_(0, rows, token_ids.masked_fill_(losing, scores.shape[-1]), "amin")
     return torch.where(best.values.isfinite(), tokens, best.indices).to(torch.int32)
 

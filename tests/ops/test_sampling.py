@@ -166,6 +166,18 @@ def test_rows_that_are_not_finite_show_it_and_leave_others_alone(filters, bad):
     assert not logits[1, tokens[1]].isfinite()
 
 
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 3, "top_p": 0.5}], ids=str
+)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_batch_without_any_finite_row_shows_it(filters, rows, bad):
+    logits = torch.full((rows, 50), bad)
+    tokens = draw(logits, *params(rows, **filters))
+    assert tokens.tolist() == [tokens[0]] * rows
+    assert 0 <= tokens[0] < 50
+
+
 def test_one_nan_among_finite_logits_shows():
     logits = torch.zeros(2, 50)
     logits[1, 31] = math.nan
