@@ -102,6 +102,24 @@ def frame_grammars() -> list[Provider]:
 
 
 @hookspec
+def frame_tool_parsers() -> list[Provider]:
+    """Tool parsers: `frame.interfaces.ToolParser` classes.
+
+    Each API process builds the one that is named when its text side is ready; it opens a reader for every output.
+    """
+    return []
+
+
+@hookspec
+def frame_reasoning_parsers() -> list[Provider]:
+    """Reasoning parsers: `frame.interfaces.ReasoningParser` classes.
+
+    Each API process builds the one that is named when its text side is ready; it opens a reader for every output.
+    """
+    return []
+
+
+@hookspec
 def frame_endpoints() -> list[Provider]:
     """HTTP routes: `frame.interfaces.Endpoint` classes.
 

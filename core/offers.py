@@ -7,10 +7,13 @@ import a target; choosing is the registry's.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -51,6 +54,8 @@ KINDS = {
     "loader": Kind("frame_weight_loaders", "weight loader", "loader:WeightLoader"),
     "processor": Kind("frame_logits_processors", "logits processor"),  # vLLM-style classes are adapted
     "grammar": Kind("frame_grammars", "grammar backend", "grammar:GrammarBackend"),
+    "tool-parser": Kind("frame_tool_parsers", "tool parser", "parser:ToolParser"),
+    "reasoning-parser": Kind("frame_reasoning_parsers", "reasoning parser", "parser:ReasoningParser"),
     "endpoint": Kind("frame_endpoints", "endpoint", "endpoint:Endpoint"),
     "command": Kind("frame_commands", "command", "endpoint:Command"),
 }
@@ -128,6 +133,34 @@ def _offers(plugin: ModuleType, package: str, version: str) -> list[Offer]:
             if not isinstance(providers, list) or any(not isinstance(item, Provider) for item in providers):
                 raise PluginError(f"hook {caller.name} must return a list of Provider, got {providers!r:.80}")
             found += [Offer(kind, provider, package, version, _api_problem(provider)) for provider in providers]
+    return found
+
+
+def offers_of_file(name: str) -> list[Offer]:
+    """What the hooks of a Python file offer. Its module is called as the file is, so that targets can name it.
+
+    Raises `PluginError` when it cannot be read, fails, or is called like another module.
+    """
+    path = Path(name).expanduser().absolute()
+    owner = f"plugin file {name!r}"
+    if not path.is_file() or not path.stem.isidentifier():
+        raise PluginError(f"{owner} must be an existing Python file whose name is an identifier")
+    module = sys.modules.get(path.stem)
+    if module is None:
+        spec = None if find_spec(path.stem) else spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise PluginError(f"{owner} is called like an installed module or is no Python file; rename it")
+        module = sys.modules[path.stem] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:  # a foreign module may raise anything
+            del sys.modules[path.stem]
+            raise PluginError(f"{owner} cannot be imported: {one_line(error)}") from error
+    elif getattr(module, "__file__", None) != str(path):
+        raise PluginError(f"{owner} is called like an installed module; rename it")
+    found = _offers(module, HERE, "")
+    if not found:
+        raise PluginError(f"{owner} offers nothing; it needs a hook such as frame_tool_parsers")
     return found
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from .config.errors import near
 from .interfaces.provider import API_VERSION, Provider
-from .offers import HERE, KINDS, Choice, Failure, Offer, PluginError, collect, import_target, installed
+from .offers import HERE, KINDS, Choice, Failure, Offer, PluginError, collect, import_target, installed, offers_of_file
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class Registry:
         self.offers = list(offers)
         self.failures = list(failures)
         self._resolved: dict[str, type[Any]] = {}
+        self._files: set[str] = set()
 
     @classmethod
     def load(cls, only: Iterable[Sequence[str]] | None = None) -> Registry:
@@ -200,9 +201,13 @@ class Registry:
 
     def check(self, config: Any) -> None:
         """Raises `PluginError` for any plugin named in `config` that is not there; imports nothing heavy."""
-        for kind, name in named_plugins(config):
+        self.add_files(config)
+        for kind, name in (*named_plugins(config), *named_parsers(config)):
             if name != "auto":
                 self.choose(kind, name)
+        if config.server.enable_auto_tool_choice and config.server.tool_call_parser is None:
+            known = ", ".join(sorted(provider.name for provider in self.providers("tool-parser")))
+            raise PluginError(f"--enable-auto-tool-choice needs --tool-call-parser; there are: {known}")
         names = {alias for offer in self.offers for alias in (offer.provider.name, *offer.provider.aliases)}
         for name in config.plugin:
             if name not in names:
@@ -222,6 +227,13 @@ class Registry:
                 f"{executor.pipeline_parallel_size} need {num_workers} workers, which executor {executor.executor!r} "
                 f"cannot run: {reason}"
             )
+
+    def add_files(self, config: Any) -> None:
+        """Adds what the files of parsers that `config` names offer; raises `PluginError`."""
+        for path in (config.server.tool_parser_plugin, config.server.reasoning_parser_plugin):
+            if path is not None and path not in self._files:
+                self._files.add(path)
+                self.offers += offers_of_file(path)
 
     def choices(self, config: Any) -> list[Choice]:
         """What child processes of an engine with `config` may load: what it names, and all of what it leaves open."""
@@ -299,6 +311,13 @@ def named_plugins(config: Any) -> list[tuple[str, str]]:
     if config.transfer.kv_connector is not None:
         named.append(("connector", config.transfer.kv_connector))
     return named
+
+
+def named_parsers(config: Any) -> list[tuple[str, str]]:
+    """(kind, name) of the plugins of the text side that a configuration names; the engine has no use for them."""
+    server = config.server
+    named = [("tool-parser", server.tool_call_parser), ("reasoning-parser", server.reasoning_parser)]
+    return [(kind, name) for kind, name in named if name is not None]
 
 
 def _provider_here(architecture: str, target: str) -> Provider:

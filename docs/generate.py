@@ -64,6 +64,7 @@ _SAMPLING: Mapping[str, str] = {
     "skip_clone": "The caller promises not to change the object while the request runs.",
     "deterministic": "Ask for the same bits whatever the request is batched with; no platform offers it yet.",
     "bad_words_token_ids": "Filled in by the engine.",
+    "kept_special_token_ids": "Filled in for an output parser.",
 }
 
 #: What vLLM's arguments of another name are here.
@@ -213,7 +214,7 @@ def _sampling() -> str:
     rows = [
         (f"`{field.name}`", f"`{_field_default(field)}`", "yes" if field.name in here else "", _SAMPLING[field.name])
         for field in msgspec.structs.fields(SamplingParams)
-        if field.name != "bad_words_token_ids"
+        if field.name not in ("bad_words_token_ids", "kept_special_token_ids")
     ]
     return "\n\n".join(
         (

@@ -13,6 +13,7 @@ from .executors import frame_executors
 from .grammars import frame_grammars
 from .loaders import frame_weight_loaders
 from .models import frame_models
+from .parsers import frame_reasoning_parsers, frame_tool_parsers
 from .platforms import frame_platforms
 from .processors import frame_logits_processors
 from .schedulers import frame_schedulers
@@ -27,6 +28,8 @@ __all__ = [
     "frame_logits_processors",
     "frame_models",
     "frame_platforms",
+    "frame_reasoning_parsers",
     "frame_schedulers",
+    "frame_tool_parsers",
     "frame_weight_loaders",
 ]

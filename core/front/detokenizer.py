@@ -107,10 +107,17 @@ class WindowDetokenizer:
 
 
 def make_detokenizer(
-    tokenizer: Any, prompt_ids: Sequence[int], skip_special_tokens: bool, spaces_between_special_tokens: bool
+    tokenizer: Any,
+    prompt_ids: Sequence[int],
+    skip_special_tokens: bool,
+    spaces_between_special_tokens: bool,
+    kept: Sequence[int] = (),
 ) -> Detokenizer:
-    """The detokeniser of one output. `tokenizer` is a `Tokenizer`; text continues the prompt, so spaces are kept."""
-    skipped: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
+    """The detokeniser of one output. `tokenizer` is a `Tokenizer`; text continues the prompt, so spaces are kept.
+
+    `kept` are special tokens that are not skipped.
+    """
+    skipped: frozenset[int] = tokenizer.special_ids - frozenset(kept) if skip_special_tokens else frozenset()
     context = prompt_ids[-NUM_CONTEXT_TOKENS:]
     if tokenizer.pieces is not None:
         return PieceDetokenizer(tokenizer.pieces, context, skipped)

@@ -36,7 +36,11 @@ class Sequence:
         self._stops: StopStrings | None = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = make_detokenizer(
-                tokenizer, prompt_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+                tokenizer,
+                prompt_ids,
+                params.skip_special_tokens,
+                params.spaces_between_special_tokens,
+                params.kept_special_token_ids or (),
             )
             if params.stop:
                 self._stops = StopStrings(params.stop, params.include_stop_str_in_output)

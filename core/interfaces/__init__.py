@@ -31,6 +31,11 @@ _HOMES = {
     "loader": ("LazyTensor", "WeightLoader"),
     "logits": ("LogitsProcessor",),
     "batch_logits": ("AdapterLogitsProcessor", "BatchLogitsProcessor", "BatchUpdate", "MoveDirectionality"),
+    "parser": (
+        "AssistantMessage", "CallArguments", "CallBegin", "CallEnd", "Content", "OutputEvent", "OutputReader",
+        "ParserRequest", "Reasoning", "ReasoningParser", "Tool", "ToolCall", "ToolParser", "joined",
+    ),
+    "turn": ("Turn",),
     "errors": ("ErrorShape", "RequestError"),
     "endpoint": ("Command", "Endpoint", "Serving"),
     "schema": ("BoundedModel", "Limits", "SamplingFields"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .engine import EngineStats
     from .sampling import SamplingParams
     from .schema import BoundedModel, Limits, SamplingFields
+    from .turn import Turn
 
     M = TypeVar("M", bound=BoundedModel)
 
@@ -64,6 +65,13 @@ class Serving(Protocol):
         """A chat as a prompt for `generate`, with `text` and `token_ids`; `options` are those of the front's templates.
 
         Raises `RequestError` naming what the template cannot take.
+        """
+
+    def turn(self, *, tools: Any = None, tool_choice: Any = None, **options: Any) -> Turn:
+        """What the assistant may do in answer to a chat, and how its output is read: see `Turn`.
+
+        `tools` and `tool_choice` are in OpenAI's chat form. `options`: `parallel` (False: one call at most),
+        `include_reasoning` (False: it is left out), `template_kwargs`. Raises `RequestError` 400 naming the field.
         """
 
     def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:

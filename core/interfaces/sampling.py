@@ -171,6 +171,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     deterministic: bool = False
     #: Filled at admission, where the tokenizer is: every spelling of every bad word, as ids.
     bad_words_token_ids: list[list[int]] | None = None
+    #: Special tokens that stay in the text for an output parser, whatever `skip_special_tokens` says.
+    kept_special_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
         self.stop = _as_list("stop", self.stop)

@@ -27,6 +27,7 @@ from .http import Server, make_server
 from .ingress import Ingress
 from .messages import EngineNews, EngineUp, Failed, Serving
 from .serving import ServingHost
+from .turn import OutputParsers, build_parsers
 
 if TYPE_CHECKING:
     from ..front.async_llm import AsyncLLM
@@ -81,7 +82,8 @@ class ApiProcess:
         return 0
 
     def _build(self) -> tuple[Server, Ingress]:
-        registry = Registry.load()
+        registry = self._registry = Registry.load()
+        registry.add_files(self._config)
         endpoints = [
             registry.make("endpoint", provider.name, self._config, serving=self._host)
             for provider in registry.providers("endpoint")
@@ -104,7 +106,7 @@ class ApiProcess:
 
     async def _open(self, control: AsyncChannel, text: asyncio.Task[Text]) -> None:
         try:
-            self._host.open(await asyncio.to_thread(self._make_front, await text))
+            self._host.open(*await asyncio.to_thread(self._make_front, await text))
         except Exception as error:
             logger.debug("the text side does not start", exc_info=True)
             await control.send(Failed(describe(error)))
@@ -127,11 +129,12 @@ class ApiProcess:
                 logger.warning("requests with text will be refused: %s", error)
         return checkpoint, tokenizer
 
-    def _make_front(self, text: Text) -> AsyncLLM:
+    def _make_front(self, text: Text) -> tuple[AsyncLLM, OutputParsers]:
         from ..front.async_llm import AsyncLLM
 
         checkpoint, tokenizer = text
-        return AsyncLLM(config=self._config, client=self._client, checkpoint=checkpoint, tokenizer=tokenizer)
+        llm = AsyncLLM(config=self._config, client=self._client, checkpoint=checkpoint, tokenizer=tokenizer)
+        return llm, build_parsers(self._config, self._registry, llm.front)
 
     def _begin_drain(self, server: Server, ingress: Ingress) -> None:
         if self._draining is not None:

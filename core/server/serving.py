@@ -30,6 +30,7 @@ from .ingress import JSON_BODY, OWNER
 from .metrics import ServerMetrics
 from .request_timer import RequestTimer
 from .streams import event_stream, race_request
+from .turn import AssistantTurn, OutputParsers
 
 if TYPE_CHECKING:
     from ..front.async_llm import AsyncLLM
@@ -91,12 +92,14 @@ class ServingHost:
         self._client = client
         self._llm: AsyncLLM | None = None
         self._limits: Limits | None = None
+        self._parsers: OutputParsers | None = None
         self._stats = EngineStats()
         seed = f"{version('frame-llm')} {config.model.model_dump_json(exclude={'logits_processors'})}"
         self.fingerprint = f"fp_{hashlib.sha256(seed.encode()).hexdigest()[:12]}"
 
-    def open(self, llm: AsyncLLM) -> None:
+    def open(self, llm: AsyncLLM, parsers: OutputParsers) -> None:
         """Starts to serve."""
+        self._parsers = parsers
         info, server = self._client.info, self.config.server
         self._llm = llm
         self._limits = Limits(
@@ -162,6 +165,12 @@ class ServingHost:
                 code="model_not_found",
             )
         return name
+
+    def turn(self, **options: Any) -> AssistantTurn:
+        """What the assistant may do in answer to a chat, and how its output is read."""
+        if self._parsers is None:
+            raise RequestError(503, self.error or "the engine is starting")
+        return self._parsers.turn(**options)
 
     def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
         """The sampling parameters of a body over the checkpoint's defaults; `fields` are what the route sets itself."""

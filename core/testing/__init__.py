@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .grammar_suite import GrammarBackendSuite as GrammarBackendSuite
     from .loader_suite import WeightLoaderSuite as WeightLoaderSuite
     from .model_suite import ModelSuite as ModelSuite
+    from .parser_suite import ReasoningParserSuite as ReasoningParserSuite
+    from .parser_suite import ToolParserSuite as ToolParserSuite
     from .platform_suite import PlatformSuite as PlatformSuite
     from .plugin_suite import PluginSuite as PluginSuite
     from .processor_suite import LogitsProcessorSuite as LogitsProcessorSuite
@@ -41,6 +43,7 @@ _HOMES = {
     "grammar_suite": ("GrammarBackendSuite",),
     "loader_suite": ("WeightLoaderSuite",),
     "model_suite": ("ModelSuite",),
+    "parser_suite": ("ReasoningParserSuite", "ToolParserSuite"),
     "platform_suite": ("PlatformSuite",),
     "plugin_suite": ("PluginSuite",),
     "processor_suite": ("LogitsProcessorSuite",),

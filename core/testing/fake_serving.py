@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
 from ..server.ingress import JSON_BODY, OWNER
 from ..server.streams import event_stream, race_request
+from ..server.turn import AssistantTurn, OutputParsers
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BoundedModel)
@@ -29,6 +30,7 @@ class FakeServing:
 
     answer: str = "ok, so"
     problem: str | None = None
+    parsers: OutputParsers = field(default_factory=OutputParsers)
     created: int = 1_700_000_000
     fingerprint: str = "fp_test"
 
@@ -92,6 +94,10 @@ class FakeServing:
         del options
         text = "\n".join(str(message.get("content")) for message in messages)
         return SimpleNamespace(text=text, token_ids=list(text.encode()))
+
+    def turn(self, **options: Any) -> AssistantTurn:
+        """The turn of a chat, with `parsers`."""
+        return self.parsers.turn(**options)
 
     def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
         """The parameters of a body; raises `RequestError` 400."""

@@ -13,6 +13,7 @@ from .executor_suite import ExecutorSuite
 from .grammar_suite import GrammarBackendSuite
 from .loader_suite import WeightLoaderSuite
 from .model_suite import ModelSuite
+from .parser_suite import ReasoningParserSuite, ToolParserSuite
 from .platform_suite import PlatformSuite
 from .plugin_suite import PluginSuite
 from .processor_suite import LogitsProcessorSuite
@@ -29,6 +30,8 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "loader": WeightLoaderSuite,
     "processor": LogitsProcessorSuite,
     "grammar": GrammarBackendSuite,
+    "tool-parser": ToolParserSuite,
+    "reasoning-parser": ReasoningParserSuite,
     "endpoint": EndpointSuite,
     "command": CommandSuite,
 })  # fmt: skip

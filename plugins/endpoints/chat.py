@@ -14,16 +14,17 @@ from msgspec import UNSET
 from frame import RequestOutputKind
 from frame.core.interfaces.endpoint import Endpoint
 
+from .chat_messages import delta_of, whole_message
 from .openai_answers import (
     DONE,
     Answer,
     ChatChoice,
     ChatLogprobs,
-    ChatMessage,
     Delta,
     DeltaChoice,
     Frames,
     TokenTexts,
+    Usage,
     UsageCounter,
     json_response,
     prompt_logprobs,
@@ -34,7 +35,7 @@ Stream = AsyncGenerator[Any, None]
 
 
 class ChatEndpoint(Endpoint):
-    """OpenAI's chat completions. Tools reach the template; calls come back as text until a tool parser is there."""
+    """OpenAI's chat completions, with tool calls and reasoning as the chosen parsers find them."""
 
     def router(self) -> APIRouter:
         """`POST /v1/chat/completions`."""
@@ -69,6 +70,13 @@ class _Chat:
         self._messages = [message.model_dump(exclude_unset=True) for message in body.messages]
         last = self._messages[-1]
         self._role = config.server.response_role if body.add_generation_prompt else str(last["role"])
+        self._turn = serving.turn(
+            tools=body.tools,
+            tool_choice=body.tool_choice,
+            parallel=body.parallel_tool_calls is not False,
+            include_reasoning=body.include_reasoning,
+            template_kwargs=body.chat_template_kwargs,
+        )
         self._echo = last["content"] if body.echo and isinstance(last.get("content"), str) else ""
 
     async def start(self) -> Stream:
@@ -82,7 +90,7 @@ class _Chat:
             chat_template=body.chat_template,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            tools=body.tools,
+            tools=self._turn.tools,
             documents=body.documents,
             template_kwargs=kwargs,
         )
@@ -93,6 +101,7 @@ class _Chat:
             structured_outputs=body.constraint(),
             output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
         )
+        params = self._turn.constrain(params, chat.text)
         prompt = {"prompt": chat.text, "prompt_token_ids": chat.token_ids}
         if body.cache_salt is not None:
             prompt["cache_salt"] = body.cache_salt
@@ -110,11 +119,12 @@ class _Chat:
             async for output in outputs:
                 self._usage.see(0, output)
                 for completion in output.outputs:
+                    self._turn.read(completion)
                     choice = ChatChoice(
                         completion.index,
-                        ChatMessage(self._role, self._echo + completion.text),
+                        whole_message(self._role, self._echo, self._turn.message(completion.index)),
                         self._logprobs(completion),
-                        completion.finish_reason,
+                        self._turn.finish_reason(completion),
                         completion.stop_reason,
                     )
                     if body.return_token_ids:
@@ -127,7 +137,7 @@ class _Chat:
         finally:
             await outputs.aclose()
         choices.sort(key=lambda choice: choice.index)
-        answer.usage = self._usage.usage()
+        answer.usage = self._final_usage()
         return json_response(answer)
 
     async def frames(self, first: Any, outputs: Stream) -> AsyncGenerator[bytes, None]:
@@ -150,23 +160,34 @@ class _Chat:
                         begun.add(completion.index)
                         opening = DeltaChoice(completion.index, Delta(self._role, self._echo))
                         yield frames.choice(opening, usage)
-                    yield frames.choice(self._delta(completion), usage)
+                    choice = self._delta(completion)
+                    if choice is not None:
+                        yield frames.choice(choice, usage)
                 output = await anext(outputs, None)
         finally:
             await outputs.aclose()
         if with_usage:
-            yield frames.usage(self._usage.usage())
+            yield frames.usage(self._final_usage())
         yield DONE
 
-    def _delta(self, completion: Any) -> DeltaChoice:
+    def _delta(self, completion: Any) -> DeltaChoice | None:
+        """What a completion adds; None when the parsers hold all of it back."""
+        events = self._turn.read(completion)
+        body = self._body
+        if not (events or completion.finish_reason or body.logprobs or body.return_token_ids):
+            return None
         return DeltaChoice(
             completion.index,
-            Delta(content=completion.text or None),
+            delta_of(events),
             self._logprobs(completion),
-            completion.finish_reason,
+            self._turn.finish_reason(completion),
             completion.stop_reason,
-            list(completion.token_ids) if self._body.return_token_ids else UNSET,
+            list(completion.token_ids) if body.return_token_ids else UNSET,
         )
+
+    def _final_usage(self) -> Usage:
+        reasoning = self._turn.num_reasoning_tokens()
+        return self._usage.usage(reasoning or None)
 
     def _logprobs(self, completion: Any) -> ChatLogprobs | None:
         if not self._body.logprobs:

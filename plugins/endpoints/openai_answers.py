@@ -20,6 +20,12 @@ class PromptDetails(Struct):
     cached_tokens: int
 
 
+class CompletionDetails(Struct):
+    """Completion tokens that the user does not see as content."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     """Tokens of a whole request."""
 
@@ -27,6 +33,7 @@ class Usage(Struct):
     total_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class TopLogprob(Struct):
@@ -61,12 +68,39 @@ class TextLogprobs(Struct):
     top_logprobs: list[dict[str, float] | None]
 
 
+class Function(Struct, omit_defaults=True):
+    """A call's function, or a piece of one. `arguments` is JSON text."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ChatCall(Struct):
+    """One tool call of a message."""
+
+    id: str
+    function: Function
+    type: str = "function"
+
+
+class DeltaCall(Struct, omit_defaults=True):
+    """What a chunk adds to a call: its first piece has id, type and name, others have arguments only."""
+
+    index: int
+    function: Function
+    id: str | None = None
+    type: str | None = None
+
+
 class ChatMessage(Struct):
-    """What the model said."""
+    """What the model said. `reasoning_content` is the older name of `reasoning`."""
 
     role: str
-    content: str
+    content: str | None
     refusal: str | None = None
+    tool_calls: list[ChatCall] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class Delta(Struct, omit_defaults=True):
@@ -74,6 +108,9 @@ class Delta(Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    tool_calls: list[DeltaCall] | UnsetType = UNSET
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatChoice(Struct):
@@ -166,11 +203,15 @@ class UsageCounter:
             self._cached[prompt] = output.num_cached_tokens
         self.completion += sum(len(completion.token_ids) for completion in output.outputs)
 
-    def usage(self) -> Usage:
-        """The sums so far."""
+    def usage(self, reasoning: int | None = None) -> Usage:
+        """The sums so far; `reasoning` of the completion's tokens were reasoning."""
         prompt = sum(self._prompts.values())
-        details = PromptDetails(sum(self._cached.values())) if self._details else None
-        return Usage(prompt, prompt + self.completion, self.completion, details)
+        usage = Usage(prompt, prompt + self.completion, self.completion)
+        if self._details:
+            usage.prompt_tokens_details = PromptDetails(sum(self._cached.values()))
+        if reasoning is not None:
+            usage.completion_tokens_details = CompletionDetails(min(reasoning, self.completion))
+        return usage
 
 
 class TokenTexts:

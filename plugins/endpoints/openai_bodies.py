@@ -29,7 +29,6 @@ _MAX_TOOLS = 512
 _MAX_LIST = 1 << 16  # the setting that counts is usually far lower
 _MANY = Field(max_length=_MAX_LIST, fail_fast=True)
 _GRAMMAR = "send structured_outputs"
-_PARSER = "it needs a tool parser, and none is installed"
 
 Object = dict[str, Any]  # free form: bounded by the size and depth of the body
 
@@ -188,7 +187,7 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=-1, le=MAX_INT)
     tools: Annotated[list[Object], Field(max_length=_MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Object | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -207,13 +206,6 @@ class ChatBody(GenerationBody):
     def _bound_messages(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, list):
             at_most(len(value), "max_messages", info, "messages")
-        return value
-
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _no_forced_tool(cls, value: Any) -> Any:
-        if value == "required" or isinstance(value, dict):
-            raise ValueError(f"'required' and named tools are not served: {_PARSER}")
         return value
 
     @field_validator("top_logprobs")

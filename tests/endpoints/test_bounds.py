@@ -17,7 +17,7 @@ from frame.plugins.endpoints.tokens import DetokenizeBody, TokenizeBody
 BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
 #: Free-form JSON by nature: bounded by the body's bytes and depth, handed to the chat template only; or a constraint,
 #: bounded by max_grammar_length and the time and memory that a grammar may take.
-FREE = {"tools", "documents", "tool_calls", "content", "chat_template_kwargs", "Message"}
+FREE = {"tools", "tool_choice", "documents", "tool_calls", "content", "chat_template_kwargs", "Message"}
 FREE |= {"schema", "json", "structural_tag", "structures", "format"}
 LIMITS = Limits(
     max_model_len=128, vocab_size=1000, max_logprobs=5, max_n=4, max_prompts=3, max_messages=6, max_stop=2,

@@ -1,4 +1,5 @@
-"""An engine process without a model: repeats each prompt, token by token. Faults are asked for in `extra_args`.
+"""An engine process without a model: repeats each prompt, token by token. Faults are asked for in `extra_args`, and
+that an output ends (`once`: with finish reason "stop") where the prompt does.
 
 `config.plugin["fake"]`: `delay` seconds a step, `startup` seconds, `broken` (start-up error), `dies` (exit status
 before ready).
@@ -85,6 +86,8 @@ class FakeEngine:
         self._counters.generated_tokens += 1
         if count + 1 >= request.max_tokens:
             output.finish_reason = "length"
+        if (request.params.extra_args or {}).get("once") and count + 1 == len(prompt):
+            output.finish_reason = "stop"
         if token in (request.params.stop_token_ids or []):
             output.finish_reason, output.stop_reason = "stop", token
         if output.finish_reason is not None:

@@ -1,0 +1,231 @@
+"""Output text to content, reasoning and tool calls, for any route: the chosen parsers, and the turn of one request.
+
+Knows no wire format and no engine.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..config.tree import FrameConfig
+from ..interfaces.endpoint import RequestError
+from ..interfaces.parser import (
+    AssistantMessage,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    OutputEvent,
+    OutputReader,
+    ParserRequest,
+    Reasoning,
+    ReasoningParser,
+    ToolParser,
+    joined,
+)
+from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
+from ..registry import Registry
+from .tools import ToolChoice, read_tools
+
+if TYPE_CHECKING:
+    from ..front.front import Front
+
+
+def _no_token(text: str) -> int | None:
+    del text
+    return None
+
+
+@dataclass(frozen=True)
+class OutputParsers:
+    """The parsers of a server. `forced` writes and reads calls that a request demands, where `tools` has no grammar.
+
+    `auto`: the model may choose to call. `token_id` finds a special token by its text, `count` counts a text's tokens.
+    """
+
+    tools: ToolParser | None = None
+    reasoning: ReasoningParser | None = None
+    forced: ToolParser | None = None
+    auto: bool = False
+    exclude_when_none: bool = False
+    token_id: Callable[[str], int | None] = _no_token
+    count: Callable[[str], int] = len
+
+    def turn(
+        self,
+        *,
+        tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        parallel: bool = True,
+        include_reasoning: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AssistantTurn:
+        """The turn of one request; raises `RequestError` 400 naming what is wrong with its tools."""
+        choice = read_tools(tools, tool_choice)
+        if choice.tools and not choice.none and not choice.must_call and not (self.auto and self.tools is not None):
+            raise RequestError(
+                400,
+                "tool_choice 'auto' needs a server with --enable-auto-tool-choice and --tool-call-parser",
+                param="tool_choice",
+            )
+        request = ParserRequest(
+            tools=() if choice.none else choice.tools,
+            must_call=choice.must_call,
+            parallel=parallel,
+            template_kwargs=template_kwargs or {},
+        )
+        return AssistantTurn(self, request, choice, include_reasoning)
+
+
+def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> OutputParsers:
+    """The parsers that the configuration names, over the tokenizer of `front`; raises `PluginError`."""
+    from ..front.template import ChatOptions
+
+    server, tokenizer = config.server, front.source.get_or_none()
+
+    def render(messages: Sequence[Any], **options: Any) -> str:
+        return front.render_chat(messages, ChatOptions(**options)).text or ""
+
+    def make(kind: str, name: str | None) -> Any:
+        return None if name is None else registry.make(kind, name, config, render=render if tokenizer else None)
+
+    return OutputParsers(
+        tools=make("tool-parser", server.tool_call_parser),
+        reasoning=make("reasoning-parser", server.reasoning_parser),
+        forced=make("tool-parser", server.forced_call_parser),
+        auto=server.enable_auto_tool_choice,
+        exclude_when_none=server.exclude_tools_when_tool_choice_none,
+        token_id=tokenizer.token_id if tokenizer else _no_token,
+        count=tokenizer.count if tokenizer else len,
+    )
+
+
+class AssistantTurn:
+    """Implements `frame.interfaces.Turn`."""
+
+    def __init__(
+        self, parsers: OutputParsers, request: ParserRequest, choice: ToolChoice, include_reasoning: bool
+    ) -> None:
+        hidden = choice.none and parsers.exclude_when_none
+        self.tools = choice.definitions if choice.definitions and not hidden else None
+        self._parsers = parsers
+        self._request = request
+        self._include_reasoning = include_reasoning
+        self._tool_parser = parsers.tools if request.tools else None
+        if parsers.tools is not None and parsers.tools.reads_reasoning and parsers.reasoning is None:
+            self._tool_parser = parsers.tools
+        self._readers: dict[int, _TurnReader] = {}
+
+    def constrain(self, params: SamplingParams, prompt: str | None) -> SamplingParams:
+        """The parameters with what the parsers need and the tool choice demands."""
+        self._request = replace(self._request, prompt=prompt or "")
+        changes: dict[str, Any] = {}
+        if self._request.must_call:
+            changes["structured_outputs"] = self._constraint(params)
+        kept = self._kept_tokens()
+        if kept and params.skip_special_tokens:
+            changes["kept_special_token_ids"] = kept
+        return msgspec.structs.replace(params, **changes) if changes else params
+
+    def read(self, completion: Any) -> list[OutputEvent]:
+        """What a completion adds."""
+        reader = self._readers.get(completion.index)
+        if reader is None:
+            reader = self._readers[completion.index] = self._reader()
+        return reader.read(completion.text, completion.token_ids, completion.finish_reason is not None)
+
+    def message(self, index: int = 0) -> AssistantMessage:
+        """Everything read so far of the output with this index."""
+        reader = self._readers.get(index)
+        return reader.message if reader is not None else AssistantMessage()
+
+    def finish_reason(self, completion: Any) -> str | None:
+        """Why the output ended."""
+        reason: str | None = completion.finish_reason
+        reader = self._readers.get(completion.index)
+        return "tool_calls" if reason == "stop" and reader is not None and reader.num_calls else reason
+
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of the reasoning of all outputs."""
+        texts = ["".join(reader.reasoning) for reader in self._readers.values()]
+        return sum(self._parsers.count(text) for text in texts if text)
+
+    def _constraint(self, params: SamplingParams) -> StructuredOutputsParams:
+        """The grammar of a demanded call, and the parser that reads it."""
+        if params.structured_outputs is not None:
+            raise RequestError(400, "a demanded tool call excludes another format of the answer", param="tool_choice")
+        for parser in (self._parsers.tools, self._parsers.forced):
+            constraint = parser.constraint(self._request) if parser is not None else None
+            if constraint is not None:
+                self._tool_parser = parser
+                return constraint
+        raise RequestError(400, "no tool parser here has a grammar to demand a call with", param="tool_choice")
+
+    def _kept_tokens(self) -> list[int]:
+        """Ids of the special tokens that the readers must see."""
+        texts = [text for parser in self._used() for text in parser.tokens()]
+        found = (self._parsers.token_id(text) for text in texts)
+        return sorted({token for token in found if token is not None})
+
+    def _used(self) -> list[ToolParser | ReasoningParser]:
+        tools = self._tool_parser
+        if self._request.must_call:  # the constraint leaves no room for reasoning
+            return [tools] if tools is not None else []
+        reads_all = tools is not None and tools.reads_reasoning
+        reasoning = None if reads_all else self._parsers.reasoning
+        return [parser for parser in (reasoning, tools) if parser is not None]
+
+    def _reader(self) -> _TurnReader:
+        readers = [parser.start(self._request) for parser in self._used()]
+        return _TurnReader(readers, self._request.parallel, self._include_reasoning)
+
+
+class _TurnReader:
+    """One output through its readers, each of which reads the content of the one before."""
+
+    def __init__(self, readers: Sequence[OutputReader], parallel: bool, include_reasoning: bool) -> None:
+        self.message = AssistantMessage()
+        self.reasoning: list[str] = []
+        self.num_calls = 0
+        self._readers = list(readers)
+        self._parallel = parallel
+        self._include_reasoning = include_reasoning
+
+    def read(self, text: str, token_ids: Sequence[int], finished: bool) -> list[OutputEvent]:
+        """Events of new text; with everything that was held back when the output has ended."""
+        events: list[OutputEvent] = [Content(text)]
+        for reader in self._readers:
+            events = self._through(reader, events, token_ids, finished)
+        shown = joined([event for event in map(self._shown, events) if event is not None])
+        self.message.add(shown)
+        return shown
+
+    @staticmethod
+    def _through(
+        reader: OutputReader, events: list[OutputEvent], token_ids: Sequence[int], finished: bool
+    ) -> list[OutputEvent]:
+        found: list[OutputEvent] = []
+        for event in events:
+            if isinstance(event, Content):
+                found += reader.feed(event.text, token_ids)
+            else:
+                found.append(event)
+        if finished:
+            found += reader.finish()
+        return found
+
+    def _shown(self, event: OutputEvent) -> OutputEvent | None:
+        if isinstance(event, Reasoning):
+            self.reasoning.append(event.text)
+            return event if self._include_reasoning else None
+        if isinstance(event, (CallBegin, CallArguments, CallEnd)) and event.index and not self._parallel:
+            return None
+        if isinstance(event, CallBegin):
+            self.num_calls += 1
+            return event if event.id else CallBegin(event.index, event.name, f"call_{secrets.token_hex(12)}")
+        return event

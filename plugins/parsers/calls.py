@@ -1,0 +1,109 @@
+"""What readers of tool calls share: text beside the calls, numbering, and what becomes of text that is no call.
+
+A reader is a chain of states; each reads what it can and gives way to the next. White space next to a call is dropped,
+other text stays content. Knows no format.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+from frame.interfaces import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    OutputEvent,
+    OutputReader,
+    ParserRequest,
+)
+
+from .scan import Scan
+
+#: What may be a function's name; formats cannot be told from text otherwise.
+NAME = re.compile(r"[A-Za-z0-9_.\-:/]{1,256}")
+MAX_NAME = 256
+
+State = Callable[[], bool]
+
+
+class CallReader(OutputReader):
+    """A reader of calls. `state` reads on and returns whether there may be more to do without further text."""
+
+    def __init__(self, request: ParserRequest) -> None:
+        self.request = request
+        self.scan = Scan()
+        self.num_calls = 0
+        self.state: State = self.outside
+        self._events: list[OutputEvent] = []
+        self._space: list[str] = []
+        self._said = self._after_call = False
+
+    @abstractmethod
+    def outside(self) -> bool:
+        """The state in which text is content, until a call may begin."""
+
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[OutputEvent]:
+        """Takes new text."""
+        del token_ids
+        if text:
+            self.scan.feed(text)
+            self._run()
+        return self._taken()
+
+    def finish(self) -> list[OutputEvent]:
+        """What was held back."""
+        self.scan.ended = True
+        self._run()
+        self.degrade()
+        self.content(self.scan.take(len(self.scan.text)))
+        if not self.num_calls:
+            self._events.append(Content("".join(self._space)))
+        return self._taken()
+
+    def _run(self) -> None:
+        while (not self.scan.empty or self.scan.ended) and self.state():
+            pass
+
+    def _taken(self) -> list[OutputEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def content(self, text: str) -> None:
+        """Text beside calls; white space at its end waits for what follows."""
+        if self._after_call:
+            text = text.lstrip()
+        body = text.rstrip()
+        if body:
+            before = "".join(self._space)
+            self._events.append(Content(before + body if self._said or not self._after_call else body))
+            self._said, self._after_call = True, False
+            self._space = [text[len(body) :]]
+        elif text:
+            self._space.append(text)
+
+    def begin(self, name: str, call_id: str = "") -> None:
+        """A call begins: what was marked was its head."""
+        self.scan.unmark()
+        self._after_call = True
+        self._events.append(CallBegin(self.num_calls, name, call_id))
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """More of the arguments of the call that began last."""
+        if text:
+            self._events.append(CallArguments(self.num_calls - 1, text))
+
+    def end(self) -> None:
+        """The call that began last is complete."""
+        self._events.append(CallEnd(self.num_calls - 1))
+
+    def degrade(self) -> None:
+        """What was marked is no call: it is content, and so is what follows."""
+        self.content(self.scan.unmark())
+
+    def is_name(self, name: str) -> bool:
+        """Whether a call may have this name."""
+        return NAME.fullmatch(name) is not None

@@ -1,0 +1,166 @@
+"""Text that arrives in pieces: a cursor over what is not read yet, and markers that a piece may end within.
+
+Whoever reads consumes all that can be no part of a marker, so that what waits is shorter than the longest marker and
+the time is linear in the text, however it is cut. Knows no format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_IN_STRING = re.compile(r'["\\]')
+_STRUCTURE = re.compile(r'["{}\[\]]')
+_AFTER_SCALAR = re.compile(r"[\s,:;{}\[\]\"<]")
+_NO_SPACE = re.compile(r"\S")
+
+
+class Markers:
+    """Literal texts to look for. Of two that start at one place, the longer counts."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = sorted({text for text in texts if text}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self.texts)) or "(?!)")
+        self._first = re.compile("|".join(sorted({re.escape(text[0]) for text in self.texts})) or "(?!)")
+        self._longest = max(map(len, self.texts), default=0)
+
+    def find(self, text: str, at: int, ended: bool) -> tuple[int, str | None]:
+        """Where the first marker from `at` on starts, and which; (n, None): none before n, and one may start there."""
+        match = self._pattern.search(text, at)
+        end = len(text) if match is None else match.start()
+        if not ended:
+            partial = self._partial(text, at, end + 1)
+            if partial is not None and (match is None or partial < end or self._may_grow(text, match)):
+                return min(partial, end), None
+        return end, None if match is None else match.group()
+
+    def at(self, text: str, at: int, ended: bool) -> str | None:
+        """The marker that starts at `at`; "" when none does; None when that cannot be told yet."""
+        rest = len(text) - at
+        if not ended and rest < self._longest:
+            tail = text[at:]
+            if any(len(one) > rest and one.startswith(tail) for one in self.texts):
+                return None
+        return next((one for one in self.texts if text.startswith(one, at)), "")
+
+    def _may_grow(self, text: str, match: re.Match[str]) -> bool:
+        """Whether a longer marker may start where `match` does, for which the text does not suffice yet."""
+        tail = text[match.start() :]
+        return any(len(one) > len(tail) and one.startswith(tail) for one in self.texts)
+
+    def _partial(self, text: str, at: int, stop: int) -> int | None:
+        """The first place before `stop` from which to the text's end a marker has begun."""
+        place = max(at, len(text) - self._longest + 1)
+        while place < min(stop, len(text)):
+            first = self._first.search(text, place)
+            if first is None or first.start() >= stop:
+                return None
+            place = first.start()
+            tail = text[place:]
+            if any(one.startswith(tail) and len(one) > len(tail) for one in self.texts):
+                return place
+            place += 1
+        return None
+
+
+class Scan:
+    """The text of one output from where it is read on. `ended`: no more will come."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.ended = False
+        self._mark: int | None = None
+        self._marked: list[str] = []
+
+    def feed(self, text: str) -> None:
+        """Adds text."""
+        if self._mark is not None:
+            self._marked.append(self.text[self._mark : self.at])
+            self._mark = 0
+        self.text = self.text[self.at :] + text
+        self.at = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything was read."""
+        return self.at >= len(self.text)
+
+    def mark(self) -> None:
+        """Remembers what is read from here on."""
+        self._marked.clear()
+        self._mark = self.at
+
+    def unmark(self) -> str:
+        """What was read since `mark`; remembers no longer. Empty without a mark."""
+        if self._mark is None:
+            return ""
+        text = "".join(self._marked) + self.text[self._mark : self.at]
+        self._mark = None
+        self._marked.clear()
+        return text
+
+    def take(self, end: int) -> str:
+        """Reads up to a place in `text`."""
+        taken = self.text[self.at : end]
+        self.at = max(end, self.at)
+        return taken
+
+    def skip_space(self) -> bool:
+        """Reads white space; returns whether something else follows."""
+        match = _NO_SPACE.search(self.text, self.at)
+        self.at = len(self.text) if match is None else match.start()
+        return match is not None
+
+    def until(self, markers: Markers) -> tuple[str, str | None]:
+        """Reads up to a marker and over it; the text before it, and the marker if it is there already."""
+        end, marker = markers.find(self.text, self.at, self.ended)
+        text = self.take(end)
+        if marker is not None:
+            self.at += len(marker)
+        return text, marker
+
+    def over(self, markers: Markers) -> str | None:
+        """Reads over a marker that comes next; "" when none does, None when that cannot be told yet."""
+        marker = markers.at(self.text, self.at, self.ended)
+        if marker:
+            self.at += len(marker)
+        return marker
+
+
+class JsonSpan:
+    """Finds the end of one JSON value by its brackets and quotes; whether it is right inside is not checked."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._scalar: bool | None = None
+
+    def take(self, scan: Scan) -> tuple[str, bool]:
+        """Reads what is there of the value, which starts at its first character; and whether it is complete."""
+        if self._scalar is None:
+            self._scalar = scan.text[scan.at] not in '"{['
+        if self._scalar:
+            match = _AFTER_SCALAR.search(scan.text, scan.at)
+            return scan.take(len(scan.text) if match is None else match.start()), match is not None or scan.ended
+        text, at = scan.text, scan.at
+        while at < len(text):
+            match = (_IN_STRING if self._in_string else _STRUCTURE).search(text, at)
+            if match is None:
+                at = len(text)
+                break
+            at = match.end()
+            character = match.group()
+            if character == "\\":
+                if at == len(text) and not scan.ended:
+                    at -= 1  # until what it escapes is there
+                    break
+                at += 1
+                continue
+            if character == '"':
+                self._in_string = not self._in_string
+            else:
+                self._depth += 1 if character in "{[" else -1
+            if self._depth <= 0 and not self._in_string:
+                return scan.take(at), True
+        return scan.take(min(at, len(text))), False

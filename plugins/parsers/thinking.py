@@ -1,0 +1,140 @@
+"""Reasoning between two tags, as most models write it. Knows the tags only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from frame.interfaces import Content, OutputEvent, OutputReader, ParserRequest, Reasoning, ReasoningParser
+
+from .scan import Markers, Scan
+
+
+class TagReader(OutputReader):
+    """Reasoning from `begin` to `end`, at most once and first in the output; content after it.
+
+    `inside`: the output starts in the reasoning, so that `begin` may be missing. White space around the tags is
+    dropped.
+    """
+
+    def __init__(self, begin: str, end: str, inside: bool) -> None:
+        self._begin = Markers((begin,))
+        self._end = Markers((end,))
+        self._scan = Scan()
+        self._inside = inside
+        self._state = "start"
+        self._space: list[str] = []
+        self._events: list[OutputEvent] = []
+
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[OutputEvent]:
+        """Takes new text."""
+        del token_ids
+        if self._state == "content":
+            return [Content(text)] if text else []
+        if text:
+            self._scan.feed(text)
+            self._read()
+        return self._taken()
+
+    def finish(self) -> list[OutputEvent]:
+        """What was held back."""
+        self._scan.ended = True
+        self._read()
+        if self._state == "start":
+            self._events.append(Content("".join(self._space)))
+        return self._taken()
+
+    def _taken(self) -> list[OutputEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def _read(self) -> None:
+        if self._state == "start":
+            self._read_start()
+        if self._state == "reasoning":
+            self._read_reasoning()
+        if self._state == "after" and self._scan.skip_space():
+            self._state = "content"
+        if self._state == "content" and not self._scan.empty:
+            self._events.append(Content(self._scan.take(len(self._scan.text))))
+
+    def _read_start(self) -> None:
+        """Whether the output begins with the tag, which it need not when it starts inside."""
+        before = self._scan.at
+        some = self._scan.skip_space()
+        self._space.append(self._scan.text[before : self._scan.at])
+        if not some:
+            return
+        marker = self._scan.over(self._begin)
+        if marker is None:
+            return
+        if marker or self._inside:
+            self._state = "reasoning"
+            self._space.clear()
+        else:
+            self._state = "content"
+            self._events.append(Content("".join(self._space)))
+
+    def _read_reasoning(self) -> None:
+        text, marker = self._scan.until(self._end)
+        body = text.rstrip()
+        if body:
+            first = self._space if self._spoken else ()
+            self._events.append(Reasoning("".join(first) + (body if self._spoken else body.lstrip())))
+            self._space = [text[len(body) :]]
+            self._spoken = True
+        else:
+            self._space.append(text)
+        if marker is not None:
+            self._state = "after"
+
+    _spoken = False
+
+
+class TagParser(ReasoningParser):
+    """Reasoning in tags. A subclass says which; `implicit`: the model reasons without writing the first."""
+
+    begin: ClassVar[str] = "<think>"
+    close: ClassVar[str] = "</think>"
+    implicit: ClassVar[bool] = False
+
+    def tokens(self) -> Sequence[str]:
+        """Both tags."""
+        return (self.begin, self.close)
+
+    def start(self, request: ParserRequest) -> OutputReader:
+        """A reader that starts inside when the prompt has opened the reasoning, and outside when it has closed it."""
+        return TagReader(self.begin, self.close, self.inside(request))
+
+    def inside(self, request: ParserRequest) -> bool:
+        """Whether the output starts in the reasoning."""
+        prompt = request.prompt.rstrip()
+        return prompt.endswith(self.begin) or (self.implicit and not prompt.endswith(self.close))
+
+    def end(self, request: ParserRequest) -> str | None:
+        """The closing tag, unless the prompt has written it."""
+        return None if request.prompt.rstrip().endswith(self.close) else self.close
+
+
+class ThinkParser(TagParser):
+    """`<think>…</think>`: Qwen3, GLM-4.5 and others, whose template or output opens it."""
+
+
+class ImplicitThinkParser(TagParser):
+    """`…</think>`: DeepSeek-R1 and others that always reason."""
+
+    implicit = True
+
+
+class MistralThinkParser(TagParser):
+    """`[THINK]…[/THINK]`: Magistral and later."""
+
+    begin = "[THINK]"
+    close = "[/THINK]"
+
+
+class SeedThinkParser(TagParser):
+    """`<seed:think>…</seed:think>`: Seed-OSS."""
+
+    begin = "<seed:think>"
+    close = "</seed:think>"
