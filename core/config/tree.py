@@ -193,6 +193,7 @@ class ServerConfig(Section):
     api_key: list[str] = Field(default_factory=list, description="Keys that clients must present; none: open.")
     allowed_origins: list[str] = Field(default_factory=list, description="Origins that browsers may call from.")
     root_path: str = Field("", description="Path prefix behind a proxy.")
+    page: bool = Field(True, description="Serve the web page at /.")
     max_body_bytes: int = Field(8 << 20, ge=1024, description="Largest request body in bytes.")
     max_messages: int = Field(2048, ge=1, description="Most messages of a chat.")
     max_prompts: int = Field(256, ge=1, description="Most prompts of one completion request.")

@@ -20,6 +20,8 @@ _KEEP_ALIVE_SECONDS = 30
 #: Until the first request's head is complete.
 _HEAD_SECONDS = 60
 _LAST_SECONDS = 2
+#: Asked again and again by probes, collectors and the page; not worth a line each time.
+_POLLED = frozenset(("/health", "/ping", "/metrics", "/load", "/stats"))
 
 
 class Server(uvicorn.Server):
@@ -51,9 +53,18 @@ def make_server(app: ASGIApp, config: ServerConfig) -> Server:
     own = logging.getLogger("uvicorn")
     own.propagate = False
     own.handlers = logging.getLogger("frame").handlers  # one format for all lines
+    logging.getLogger("uvicorn.access").addFilter(_worth_a_line)
     if config.log_level == "info":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its account of start and end says nothing new
     return Server(settings)
+
+
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a record of uvicorn's access log is of a request that is not polled, or that failed."""
+    match record.args:
+        case (_, _, str(path), _, int(status)):
+            return status >= 400 or path.partition("?")[0] not in _POLLED
+    return True
 
 
 def _protocol() -> Any:

@@ -11,6 +11,7 @@ def frame_endpoints() -> list[Provider]:
     here = "frame.plugins.endpoints"
     return [
         Provider("server", f"{here}.server:ServerEndpoint", api=">=0.1,<0.2", summary="health, version, metrics"),
+        Provider("page", f"{here}.page:PageEndpoint", api=">=0.1,<0.2", summary="chat and live view in the browser"),
         Provider("models", f"{here}.models:ModelsEndpoint", api=">=0.1,<0.2", summary="OpenAI: list of models"),
         Provider("completions", f"{here}.completions:CompletionsEndpoint", api=">=0.1,<0.2", summary="OpenAI: text"),
         Provider("chat-completions", f"{here}.chat:ChatEndpoint", api=">=0.1,<0.2", summary="OpenAI: chat"),

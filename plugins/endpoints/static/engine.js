@@ -1,0 +1,118 @@
+// The live view of the engine: asks for /stats once a second while it is seen, and draws the last two minutes.
+
+import { call } from "./api.js";
+
+const SECONDS = 120;
+const CARDS = [
+  { id: "running", title: "Running", unit: "requests", of: (now) => now.running, digits: 0 },
+  { id: "waiting", title: "Waiting", unit: "requests", of: (now) => now.waiting, digits: 0 },
+  { id: "output", title: "Output", unit: "tokens/s", of: rate("generated_tokens"), digits: 0 },
+  { id: "prompt", title: "Prompts", unit: "tokens/s", of: rate("prompt_tokens"), digits: 0 },
+  { id: "kv", title: "KV cache", unit: "% in use", of: (now) => 100 * now.kv_usage, digits: 1, most: 100 },
+  { id: "hits", title: "Prefix hits", unit: "% of prompt tokens", of: hits, digits: 0, most: 100 },
+  { id: "step", title: "Step", unit: "ms", of: stepTime, digits: 2 },
+  { id: "preempted", title: "Preemptions", unit: "since the start", of: (now) => now.preemptions, digits: 0 },
+];
+
+function rate(name) {
+  return (now, before, seconds) => (before ? Math.max(0, now[name] - before[name]) / seconds : 0);
+}
+
+/** Mean over what was looked up since the last look; null when nothing was. */
+function hits(now, before) {
+  const queries = now.prefix_queries - (before?.prefix_queries ?? 0);
+  return queries > 0 ? (100 * (now.prefix_hits - (before?.prefix_hits ?? 0))) / queries : null;
+}
+
+function stepTime(now, before) {
+  const steps = now.steps - (before?.steps ?? 0);
+  return steps > 0 ? (1000 * (now.busy_seconds - (before?.busy_seconds ?? 0))) / steps : null;
+}
+
+export class EngineView {
+  constructor(onState) {
+    this.onState = onState;
+    this.before = null;
+    this.series = new Map(CARDS.map((card) => [card.id, []]));
+    this.shown = false;
+    this.places = new Map(CARDS.map((card) => [card.id, this.makeCard(card)]));
+    this.timer = null;
+    document.addEventListener("visibilitychange", () => this.wake());
+  }
+
+  show(shown) {
+    this.shown = shown;
+    this.wake();
+  }
+
+  /** Looks now, then every second while the view is seen, else every ten, for the state in the bar. */
+  wake() {
+    clearTimeout(this.timer);
+    if (!document.hidden) this.look();
+  }
+
+  async look() {
+    clearTimeout(this.timer);
+    try {
+      const response = await call("stats");
+      this.take(await response.json());
+    } catch (error) {
+      this.problem(error.message);
+    }
+    clearTimeout(this.timer);
+    if (!document.hidden) this.timer = setTimeout(() => this.look(), this.shown ? 1000 : 10000);
+  }
+
+  take(stats) {
+    const seconds = this.before ? stats.time - this.before.time : 1;
+    const restarted = this.before && stats.engine.steps < this.before.engine.steps;
+    const before = restarted ? null : this.before?.engine;
+    for (const card of CARDS) this.draw(card, card.of(stats.engine, before, seconds));
+    this.before = stats;
+    this.problem(stats.problem);
+    const version = `frame ${stats.version}, ${stats.engine.num_blocks} KV blocks, ${stats.engine.steps} steps since the engine started. `;
+    document.getElementById("engine-note").textContent = `${version}Lines show the last two minutes.`;
+    this.onState(stats.problem ? "away" : "serving", stats.problem ?? `serving ${stats.models[0]}`);
+  }
+
+  problem(text) {
+    const place = document.getElementById("engine-problem");
+    place.hidden = !text;
+    place.textContent = text ?? "";
+    if (text) this.onState("away", text);
+  }
+
+  makeCard(card) {
+    const box = document.createElement("section");
+    box.className = "card";
+    const [title, value, unit] = ["h2", "p", "p"].map((kind) => document.createElement(kind));
+    title.textContent = card.title;
+    value.className = "number";
+    value.id = `live-${card.id}`;
+    value.textContent = "–";
+    unit.className = "unit";
+    unit.textContent = card.unit;
+    const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    picture.setAttribute("viewBox", `0 0 ${SECONDS} 32`);
+    picture.setAttribute("preserveAspectRatio", "none");
+    picture.setAttribute("aria-hidden", "true");
+    const [area, line] = ["polygon", "polyline"].map((kind) => document.createElementNS("http://www.w3.org/2000/svg", kind));
+    picture.append(area, line);
+    box.append(title, value, unit, picture);
+    document.getElementById("cards").append(box);
+    return { value, area, line };
+  }
+
+  draw(card, value) {
+    const series = this.series.get(card.id);
+    const { value: place, area, line } = this.places.get(card.id);
+    series.push(value ?? series.at(-1) ?? 0);
+    if (series.length > SECONDS) series.shift();
+    if (value !== null) place.textContent = value.toLocaleString("en", { maximumFractionDigits: value < 10 ? card.digits : Math.min(card.digits, 1) });
+    const most = card.most ?? Math.max(1e-9, ...series);
+    const start = SECONDS - series.length;
+    const points = series.map((one, index) => `${start + index},${31 - (29 * one) / most}`).join(" ");
+    line.setAttribute("points", points);
+    area.setAttribute("points", `${start},32 ${points} ${SECONDS - 1},32`);
+  }
+}

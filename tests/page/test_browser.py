@@ -1,0 +1,222 @@
+"""The page in a real Chromium: talking, stopping, tokens, tools, the key, the live view; keyboard and phone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.page.chromium import Page, program
+from tests.server.running import FAKE, Running, server
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(program() is None, reason="there is no Chromium (apt-get install chromium)"),
+]
+READY = "document.getElementById('model').options.length > 0"
+DONE = "document.querySelectorAll('.figures').length === {}"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with server(
+        FAKE, "--plugin.fake.delay", "0.02", "--plugin.fake.vocab_size", "2048", "--max-model-len", "1024"
+    ) as s:
+        yield s
+
+
+@pytest.fixture
+def page(running: Running, tmp_path: Path) -> Iterator[Page]:
+    page = Page(tmp_path / "profile")
+    try:
+        page.look()
+        page.open(f"{running.url}/")
+        page.wait(READY)
+        yield page
+        assert page.problems == []
+        assert [url for url in page.requests if not url.startswith((running.url, "data:"))] == []
+    finally:
+        page.close()
+
+
+def ask(page: Page, text: str, **settings: str) -> None:
+    for name, value in settings.items():
+        page.run(f"document.getElementById('{name}').value = {value!r}")
+    page.run("document.getElementById('question').focus()")
+    page.type(text)
+    page.press("Enter")
+
+
+def fake_stream(page: Page, *events: str) -> None:
+    """Makes the next request be answered by these events instead of by the server."""
+    frames = "".join(f"data: {event}\n\n" for event in (*events, "[DONE]"))
+    page.run(
+        "window.realFetch ??= window.fetch; window.sent = [];"
+        "window.fetch = (url, options) => options.method === 'GET' ? realFetch(url, options)"
+        f" : (sent.push(JSON.parse(options.body)), Promise.resolve(new Response({json.dumps(frames)})));"
+    )
+
+
+def test_an_answer_streams_and_the_conversation_goes_on(page: Page) -> None:
+    ask(page, "one two three", max_tokens="30")
+    page.wait(DONE.format(1))
+    assert "30 tokens" in page.text(".figures")
+    assert "cut at the limit" in page.text(".figures")
+    ask(page, "four five six")
+    page.wait(DONE.format(2))
+    assert page.run("[...document.querySelectorAll('.message h2')].map(e => e.textContent)") == ["You", "demo"] * 2
+    page.click("#again")
+    page.wait(DONE.format(2))
+    page.click("#clear")
+    assert page.run("document.querySelectorAll('.message').length") == 0
+    assert page.run("document.activeElement.id") == "question"
+
+
+def test_stop_ends_the_answer_in_the_engine(page: Page, running: Running) -> None:
+    for stop in (lambda: page.press("Escape"), lambda: page.click("#stop")):
+        page.click("#clear")
+        ask(page, "a long text", max_tokens="900")
+        page.wait("document.querySelector('.message.assistant .text')")
+        stop()
+        page.wait(DONE.format(1))
+        assert "stopped" in page.text(".figures")
+        page.wait("!document.getElementById('send').hidden")
+        page.wait("fetch('stats').then(r => r.json()).then(s => s.engine.running === 0)")
+    assert running.process.poll() is None
+
+
+def test_tokens_show_their_probability_to_mouse_and_keyboard(page: Page) -> None:
+    page.click("#logprobs")
+    assert page.run("!document.getElementById('scale').hidden")
+    ask(page, "one two three four five", max_tokens="12")
+    page.wait(DONE.format(1))
+    assert page.run("document.querySelectorAll('.token').length") >= 10
+    page.run("document.querySelector('.token').focus()")
+    assert page.run("!document.getElementById('tip').hidden")
+    assert page.run("document.querySelectorAll('#tip .row').length") >= 5
+    assert page.run("document.querySelectorAll('#tip .chosen').length") == 1
+    page.press("ArrowRight")
+    assert page.run("document.activeElement === document.querySelectorAll('.token')[1]")
+    page.press("End")
+    assert page.run("document.activeElement === [...document.querySelectorAll('.token')].at(-1)")
+    page.press("Escape")
+    assert page.run("document.getElementById('tip').hidden")
+
+
+def test_tokens_that_share_a_character_are_shown_as_one(page: Page) -> None:
+    page.click("#logprobs")
+    part = '{{"token": "?", "bytes": [{}], "logprob": -0.7, "top_logprobs": []}}'
+    entries = ",".join(part.format(byte) for byte in (226, 130, 172))
+    fake_stream(page, f'{{"choices": [{{"delta": {{"content": "€"}}, "logprobs": {{"content": [{entries}]}}}}]}}')
+    ask(page, "price?")
+    page.wait(DONE.format(1))
+    assert page.run("[...document.querySelectorAll('.token')].map(e => e.textContent)") == ["€"]
+
+
+def test_reasoning_and_tool_calls_are_shown_and_results_go_back(page: Page) -> None:
+    call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": ""}}
+    more = [{"index": 0, "function": {"arguments": part}} for part in ('{"city": ', '"Rome"}')]
+    deltas = [{"role": "assistant", "reasoning": "Let me look."}, *({"tool_calls": [part]} for part in (call, *more))]
+    events = [{"choices": [{"delta": delta}]} for delta in deltas]
+    fake_stream(page, *map(json.dumps, events), '{"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}')
+    page.click("#tools-example")
+    ask(page, "weather?")
+    page.wait(DONE.format(1))
+    assert page.run("sent[0].tools[0].function.name") == "get_weather"
+    assert page.text(".reasoning .text") == "Let me look."
+    assert page.text(".call h3") == "calls get_weather"
+    assert '"city": "Rome"' in page.text(".call pre")
+    fake_stream(page, '{"choices": [{"delta": {"content": "Sunny."}, "finish_reason": "stop"}]}')
+    page.run("document.querySelector('.result textarea').focus()")
+    page.type("sunny")
+    page.click(".result button")
+    page.wait(DONE.format(2))
+    sent = page.run("sent[0].messages")
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
+    assert sent[1]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    assert (sent[2]["tool_call_id"], sent[2]["content"]) == ("call_1", "sunny")
+
+
+def test_constraints_are_sent_in_the_apis_form(page: Page) -> None:
+    fake_stream(page, '{"choices": [{"delta": {"content": "{}"}, "finish_reason": "stop"}]}')
+    page.run("document.getElementById('format').value = 'json_schema'")
+    page.run("document.getElementById('format').dispatchEvent(new Event('change', {bubbles: true}))")
+    ask(page, "a city")
+    page.wait(DONE.format(1))
+    assert page.run("sent[0].response_format.json_schema.schema.required") == ["city", "people"]
+    page.run("document.getElementById('format').value = 'choice'")
+    ask(page, "yes?", constraint="yes\nno")
+    page.wait(DONE.format(2))
+    assert page.run("sent[1].structured_outputs") == {"choice": ["yes", "no"]}
+    page.run("document.getElementById('constraint').value = ''")
+    ask(page, "yes?")
+    assert page.text("#constraint-error") == "Write what answers must fit."
+    assert page.run("document.activeElement.id") == "constraint"
+
+
+def test_errors_are_sentences_where_they_belong(page: Page) -> None:
+    ask(page, "x", tools="[{")
+    assert page.text("#tools-error").startswith("This is not JSON:")
+    assert page.run("document.activeElement.id") == "tools"
+    page.run("document.getElementById('tools').value = ''")
+    ask(page, "", extra='{"temperature": -1}')
+    page.wait("document.querySelector('.message .error')")
+    assert "temperature" in page.text(".message .error")
+    page.problems.clear()  # Chromium logs every status from 400 on
+    page.run("document.getElementById('extra').value = ''")
+    ask(page, "y", max_tokens="3")
+    page.wait(DONE.format(1))
+
+
+def test_the_live_view_counts_what_runs(page: Page) -> None:
+    ask(page, "a long text", max_tokens="900")
+    page.wait("document.querySelector('.message.assistant .text')")
+    page.run("document.getElementById('tab-chat').focus()")
+    page.press("ArrowRight")
+    assert page.run("document.activeElement.id") == "tab-engine"
+    page.wait("document.getElementById('live-running').textContent === '1'")
+    page.wait("document.querySelector('.card polyline').points.length > 2")
+    assert page.run("location.hash") == "#engine"
+    page.click("#tab-chat")
+    page.press("Escape")
+    page.wait(DONE.format(1))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_is_wider_than_a_phone(page: Page, dark: bool) -> None:
+    page.look(width=360, height=740, phone=True, dark=dark)
+    ask(page, "w" * 200, max_tokens="20")
+    page.wait(DONE.format(1))
+    for step in ("#tab-engine", "#tab-chat", "#settings-open"):
+        page.click(step)
+        assert page.run("document.documentElement.scrollWidth") <= 360, step
+    assert page.run("document.activeElement.id") == "model"
+    page.press("Escape")
+    assert page.run("document.activeElement.id") == "settings-open"
+
+
+def test_the_key_is_asked_for_kept_for_the_tab_and_never_in_an_address(tmp_path: Path) -> None:
+    with server(FAKE, "--api-key", "secret") as running:
+        page = Page(tmp_path / "profile")
+        try:
+            page.look()
+            page.open(f"{running.url}/")
+            page.wait("document.getElementById('key-dialog')?.open")
+            for key in ("wrong", "secret"):
+                page.run("document.getElementById('key').focus()")
+                page.type(key)
+                page.press("Enter")
+                if key == "wrong":
+                    page.wait("document.getElementById('key-error').textContent !== ''")
+            page.wait(READY)
+            ask(page, "one", max_tokens="3")
+            page.wait(DONE.format(1))
+            assert page.run("Object.values(sessionStorage).includes('secret') && localStorage.length === 0")
+            assert not [url for url in page.requests if "secret" in url]
+            assert page.run("document.cookie") == ""
+            page.click("#forget-key")
+            page.wait("document.getElementById('key-dialog')?.open")
+        finally:
+            page.close()
