@@ -2,8 +2,8 @@
 
 out = softmax(scale · q kᵀ) v with the running maximum and sum of Milakov & Gimelshein 2018, tile by tile as in
 FlashAttention (Dao et al. 2022). The query heads of one KV head share a tile, so that a key is loaded once for all of
-them. Softmax runs in base 2. One kernel serves mixed batches; with splits, each part of a row's keys gives a partial
-result and a second kernel joins them. Knows no request and no layer.
+them. Softmax runs in base 2. Serves any mix of rows; `decode` and `prefill` are quicker where they apply. Knows no
+request and no layer.
 """
 
 from __future__ import annotations
@@ -21,43 +21,37 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @dataclass(frozen=True)
 class Launch:
-    """Sizes of one launch: query rows and keys of a tile, parts that a row's keys are split into, and its pipeline.
+    """Sizes of one launch: query rows and keys of a tile, and its pipeline.
 
-    `decode` promises that no row has more than one query token. With `invariant` (and one shape and one split for all
-    batches) a token's bits depend on its own row alone.
+    With `invariant` (and one shape for all batches) a token's bits depend on its own row alone.
     """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-    splits: int = 1
-    decode: bool = False
     invariant: bool = False
 
 
-def launch_for(
-    head_dim: int, groups: int, dtype: torch.dtype, *, decode: bool = False, splits: int = 1, invariant: bool = False
-) -> Launch:
+def launch_for(head_dim: int, groups: int, dtype: torch.dtype, *, invariant: bool = False) -> Launch:
     """The tile sizes that suit a layer; `invariant` gives one shape for every batch."""
     wide = dtype.itemsize > 2 or head_dim > 128
     if invariant:
-        return Launch(max(32, triton.next_power_of_2(groups)), 32, 4, 2, 1, decode, True)
-    if decode:
-        return Launch(max(16, triton.next_power_of_2(groups)), 32 if wide else 64, 2, 2 if wide else 3, splits, True)
+        return Launch(max(32, triton.next_power_of_2(groups)), 32, 4, 2, True)
     if dtype.itemsize > 2:
-        return Launch(max(32, triton.next_power_of_2(groups)), 32, 4, 2, splits)
-    return Launch(max(128, triton.next_power_of_2(groups)), 32, 8 if wide else 4, 2 if wide else 3, splits)
+        return Launch(max(32, triton.next_power_of_2(groups)), 32, 4, 2)
+    return Launch(max(128, triton.next_power_of_2(groups)), 32, 8 if wide else 4, 2 if wide else 3)
 
 
 @triton.jit
 def _find_row(query_start, block, num_rows, BLOCK_Q: tl.constexpr):
-    """The row that owns query block `block`: row i starts at block query_start[i] // BLOCK_Q + i."""
+    """The row that owns query block `block`: row i begins at block (query_start[i] - query_start[0]) // BLOCK_Q + i."""
+    origin = tl.load(query_start)
     left = 0
     right = num_rows
     while left < right:
         middle = (left + right) // 2
-        if tl.load(query_start + middle) // BLOCK_Q + middle <= block:
+        if (tl.load(query_start + middle) - origin) // BLOCK_Q + middle <= block:
             left = middle + 1
         else:
             right = middle
@@ -72,7 +66,7 @@ def _tanh(x):
 
 
 @triton.jit
-def _attend_keys(
+def attend_keys(
     acc, peak, total, query, query_pos, start, first_key, last_key,
     keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr,
@@ -115,26 +109,23 @@ def _attend_keys(
     return acc, new_peak, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _paged_attention_kernel(
-    out, partial, lse, query, keys, values, query_start, seq_lens, block_table, sinks, alibi_slopes,
+    out, query, keys, values, query_start, seq_lens, block_table, sinks, alibi_slopes,
     num_rows, scale, soft_cap, stride_query, stride_query_head, stride_table,
     stride_block, stride_token, stride_head, num_heads,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, DECODE: tl.constexpr, INVARIANT: tl.constexpr,
+    DIM: tl.constexpr, INVARIANT: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M // GROUPS query tokens of a row, the heads of one KV head, one split of the keys."""
+    """One program: BLOCK_M // GROUPS query tokens of a row, the heads of one KV head."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUPS
-    kv_head, split = tl.program_id(1), tl.program_id(2)
+    kv_head = tl.program_id(1)
     # The last query blocks of a prompt see the most keys: they go first, so that none is left over at the end.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
-    row = block
-    first_token = 0
-    if not DECODE:
-        row = _find_row(query_start, block, num_rows, BLOCK_Q)
-        first_token = (block - tl.load(query_start + row) // BLOCK_Q - row) * BLOCK_Q
+    row = _find_row(query_start, block, num_rows, BLOCK_Q)
     start = tl.load(query_start + row)
+    first_token = (block - (start - tl.load(query_start)) // BLOCK_Q - row) * BLOCK_Q
     query_len = tl.load(query_start + row + 1) - start
     if first_token >= query_len:
         return
@@ -154,70 +145,37 @@ def _paged_attention_kernel(
     if WINDOW > 0:
         first_key = tl.maximum(cached + first_token - WINDOW + 1, 0)
     low = first_key // BLOCK_N * BLOCK_N
-    high = last_key
-    if SPLITS > 1:
-        span = tl.cdiv(tl.cdiv(last_key - low, SPLITS), BLOCK_N) * BLOCK_N
-        low += split * span
-        high = tl.minimum(low + span, last_key)
     # Tiles without a mask are compiled apart and may round differently, and where they end depends on the chunk.
     full = low
     if WINDOW == 0 and not INVARIANT:
-        full = tl.maximum(tl.minimum(high, cached + first_token + 1) // BLOCK_N * BLOCK_N, low)
+        full = tl.maximum(tl.minimum(last_key, cached + first_token + 1) // BLOCK_N * BLOCK_N, low)
     slopes = tl.zeros([BLOCK_M], tl.float32)
     if ALIBI:
         slopes = tl.load(alibi_slopes + head, real, other=0.0).to(tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if SINKS:
-        sink = tl.load(sinks + head, real, other=0.0).to(tl.float32) * LOG2E
-        peak = tl.where(split == 0, sink, peak)
-        total = tl.where(split == 0, total + 1.0, total)
+        peak = tl.load(sinks + head, real, other=0.0).to(tl.float32) * LOG2E
+        total += 1.0
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     table = block_table + row.to(tl.int64) * stride_table
     keys += kv_head * stride_head
     values += kv_head * stride_head
     for at in range(low, full, BLOCK_N):
-        acc, peak, total = _attend_keys(
+        acc, peak, total = attend_keys(
             acc, peak, total, queries, query_pos, at, first_key, last_key,
             keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
             WINDOW, SOFT_CAP, ALIBI, False, BLOCK_SIZE, BLOCK_N, HEAD_DIM, DIM,
         )  # fmt: skip
-    for at in range(full, high, BLOCK_N):
-        acc, peak, total = _attend_keys(
-            acc, peak, total, queries, query_pos, at, first_key, high,
+    for at in range(full, last_key, BLOCK_N):
+        acc, peak, total = attend_keys(
+            acc, peak, total, queries, query_pos, at, first_key, last_key,
             keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
             WINDOW, SOFT_CAP, ALIBI, True, BLOCK_SIZE, BLOCK_N, HEAD_DIM, DIM,
         )  # fmt: skip
-    empty = total == 0.0
-    total = tl.where(empty, 1.0, total)
-    acc = acc / total[:, None]
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     where = place * num_heads + head
-    if SPLITS > 1:
-        tl.store(partial + (where * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :], acc, within)
-        tl.store(lse + where * SPLITS + split, tl.where(empty, float("-inf"), peak + tl.log2(total)), real)
-    else:
-        tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
-
-
-@triton.jit
-def _join_splits_kernel(
-    out, partial, lse, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr
-):  # fmt: skip
-    """out = Σ 2^(lse_i - peak) partial_i / Σ 2^(lse_i - peak), for one token and head."""
-    where = tl.program_id(0).to(tl.int64)
-    split, dim = tl.arange(0, SPLITS), tl.arange(0, DIM)
-    part = tl.load(lse + where * SPLITS + split)
-    peak = tl.max(part, 0)
-    weight = tl.exp2(part - tl.where(peak == float("-inf"), 0.0, peak))
-    total = tl.sum(weight, 0)
-    weight = weight / tl.where(total == 0.0, 1.0, total)
-    within = dim < HEAD_DIM
-    value = tl.load(
-        partial + (where * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :],
-        (weight != 0.0)[:, None] & within[None, :],
-        other=0.0,
-    )
-    tl.store(out + where * HEAD_DIM + dim, tl.sum(value * weight[:, None], 0).to(out.dtype.element_ty), within)
+    tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
 
 
 @triton.jit
@@ -245,7 +203,7 @@ def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor)
     num_tokens, num_heads, head_dim = key.shape
     if num_tokens == 0:
         return
-    key, value = _dense_heads(key), _dense_heads(value)
+    key, value = dense_heads(key), dense_heads(value)
     _write_kv_kernel[(num_tokens,)](
         kv_cache[0], kv_cache[1], key, value, slot_mapping, key.stride(0), value.stride(0), *kv_cache.stride()[1:4],
         BLOCK_SIZE=kv_cache.shape[2], HEADS=num_heads, HEAD_DIM=head_dim,
@@ -268,7 +226,7 @@ def paged_attention(
     launch: Launch | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See the reference. `launch` defaults to the mixed kernel without splits; `out` [T, H, D] is filled if given.
+    """See the reference. `out` [T, H, D] is filled if given; the first row need not begin at token 0.
 
     Tokens that no row owns are left as they are in `out`, zero when it is not given.
     """
@@ -282,29 +240,21 @@ def paged_attention(
         out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
     if num_tokens == 0 or num_rows == 0:
         return out
-    partial = lse = out
-    if launch.splits > 1:
-        shape = (num_tokens, num_heads, launch.splits)
-        partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
-        lse = torch.full(shape, float("-inf"), dtype=torch.float32, device=query.device)
-    blocks = num_rows if launch.decode else num_tokens // (launch.block_m // groups) + num_rows
-    dim = max(16, triton.next_power_of_2(head_dim))
-    _paged_attention_kernel[(blocks, kv_heads, launch.splits)](
-        out, partial, lse, query, kv_cache[0], kv_cache[1], query_start, seq_lens, block_table,
+    blocks = num_tokens // (launch.block_m // groups) + num_rows
+    _paged_attention_kernel[(blocks, kv_heads)](
+        out, query, kv_cache[0], kv_cache[1], query_start, seq_lens, block_table,
         out if sinks is None else sinks, out if alibi_slopes is None else alibi_slopes,
         num_rows, scale, soft_cap, query.stride(0), query.stride(1), block_table.stride(0),
         *kv_cache.stride()[1:4], num_heads,
         GROUPS=groups, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None, ALIBI=alibi_slopes is not None,
-        BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, HEAD_DIM=head_dim, DIM=dim,
-        SPLITS=launch.splits, DECODE=launch.decode, INVARIANT=launch.invariant,
+        BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, HEAD_DIM=head_dim,
+        DIM=max(16, triton.next_power_of_2(head_dim)), INVARIANT=launch.invariant,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
-    if launch.splits > 1:
-        _join_splits_kernel[(num_tokens * num_heads,)](out, partial, lse, head_dim, dim, launch.splits, num_warps=2)
     return out
 
 
-def _dense_heads(x: Tensor) -> Tensor:
+def dense_heads(x: Tensor) -> Tensor:
     """`x` [T, H, D] with each token's heads in one piece."""
     dense: Any = x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
     return x if dense else x.contiguous()

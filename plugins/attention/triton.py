@@ -7,14 +7,18 @@ copies to it. Knows no model.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
 from frame.kernels import attention as kernels
+from frame.kernels import decode as decode_kernel
+from frame.kernels.decode import DecodeLaunch
 
 from .reasons import Capabilities, reasons
 
@@ -22,14 +26,21 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 #: A split shorter than this costs more to join than it saves.
 MIN_SPLIT_LENGTH = 256
 MAX_SPLITS = 64
+#: Prompts shorter than this leave most of the Hopper kernel's tiles of queries empty.
+MIN_HOPPER_QUERIES = 64
 
 
 @dataclass(frozen=True)
 class TritonPlan:
-    """The batch, the sizes that all layers launch with, and whether rows own every token."""
+    """The batch, and how its rows are served: the first `num_decodes` own one token each and go by `decode`.
+
+    The rest goes by `mixed`, or by the Hopper kernel where `mixed` is None. `covers_all`: rows own every token.
+    """
 
     batch: AttentionBatch
-    launch: kernels.Launch
+    num_decodes: int
+    decode: DecodeLaunch | None
+    mixed: kernels.Launch | None
     covers_all: bool
 
 
@@ -40,6 +51,10 @@ class TritonAttention(AttentionBackend):
         super().__init__(spec, config=config, options=options, ops=ops)
         # Two programs per multiprocessor hide the latency of a decode step's loads.
         self._programs = 2 * _num_multiprocessors(spec.device_type)
+        plain = not (spec.window or spec.soft_cap or spec.sinks or spec.alibi) and spec.kv_dtype == spec.dtype
+        self._prefill = _hopper_kernel(spec) if plain and spec.device_type == "cuda" else None
+        # Recorded steps keep the one that they were recorded with.
+        self._arrivals: list[Tensor] = []
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
@@ -56,36 +71,58 @@ class TritonAttention(AttentionBackend):
         return None if spec.device_type == "cuda" else -1
 
     def plan(self, batch: AttentionBatch) -> TritonPlan:
-        spec = self.spec
+        spec, lens = self.spec, batch.host_query_lens
         groups = spec.num_heads // spec.num_kv_heads
-        decode = batch.max_query_len <= 1
-        invariant = spec.deterministic or batch.deterministic
-        splits = self._splits(len(batch.host_seq_lens), batch.max_seq_len) if decode and not invariant else 1
-        launch = kernels.launch_for(
-            spec.head_dim, groups, spec.dtype, decode=decode, splits=splits, invariant=invariant
-        )
-        return TritonPlan(batch, launch, int(batch.host_query_lens.sum()) == batch.num_tokens)
+        covers_all = int(lens.sum()) == batch.num_tokens
+        if spec.deterministic or batch.deterministic:
+            launch = kernels.launch_for(spec.head_dim, groups, spec.dtype, invariant=True)
+            return TritonPlan(batch, 0, None, launch, covers_all)
+        longer = np.flatnonzero(lens != 1)
+        num_decodes = int(longer[0]) if len(longer) else len(lens)
+        if not lens[num_decodes:].any() and len(lens) == batch.num_tokens:
+            num_decodes = len(lens)  # what is left is padding, a token each
+        decode = mixed = None
+        if num_decodes:
+            splits = self._splits(num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
+            decode = decode_kernel.launch_for(spec.head_dim, groups, spec.dtype, splits)
+        if self._prefill is None or batch.max_query_len < MIN_HOPPER_QUERIES:
+            mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype)
+        return TritonPlan(batch, num_decodes, decode, mixed, covers_all or num_decodes == batch.num_tokens)
 
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TritonPlan
     ) -> Tensor:
-        spec, batch = layer.spec, plan.batch
-        kernels.write_kv(key, value, kv_cache, batch.slot_mapping)
+        batch, n = plan.batch, plan.num_decodes
         make = torch.empty if plan.covers_all else torch.zeros
-        return kernels.paged_attention(
-            query,
-            kv_cache,
-            batch.query_start,
-            batch.seq_lens,
-            batch.block_table,
-            scale=spec.scale,
-            window=spec.window,
-            soft_cap=spec.soft_cap,
-            sinks=layer.sinks,
-            alibi_slopes=layer.alibi_slopes,
-            launch=plan.launch,
-            out=make(query.shape, dtype=query.dtype, device=query.device),
-        )
+        out = make(query.shape, dtype=query.dtype, device=query.device)
+        if plan.decode is not None:
+            decode_kernel.decode_attention(
+                query[:n],
+                key[:n],
+                value[:n],
+                kv_cache,
+                batch.slot_mapping[:n],
+                batch.seq_lens[:n],
+                batch.block_table[:n],
+                out=out[:n],
+                launch=plan.decode,
+                arrivals=self._arrivals_for(n * self.spec.num_kv_heads, query.device),
+                **_features(layer),
+            )
+        if n < len(batch.host_query_lens):
+            kernels.write_kv(key[n:], value[n:], kv_cache, batch.slot_mapping[n:])
+            rows = (batch.query_start[n:], batch.seq_lens[n:], batch.block_table[n:])
+            if plan.mixed is None and self._prefill is not None:
+                self._prefill(query, kv_cache, *rows, scale=layer.spec.scale, out=out)
+            else:
+                kernels.paged_attention(query, kv_cache, *rows, launch=plan.mixed, out=out, **_features(layer))
+        return out
+
+    def _arrivals_for(self, count: int, device: torch.device) -> Tensor:
+        """Zeros int32 [count or more] that a decode launch counts its splits in."""
+        if not self._arrivals or len(self._arrivals[-1]) < count:
+            self._arrivals.append(torch.zeros(max(count, 4096), dtype=torch.int32, device=device))
+        return self._arrivals[-1]
 
     def _splits(self, num_rows: int, max_seq_len: int) -> int:
         """Parts of a row's keys, a power of two: enough programs to fill the device, none too short."""
@@ -93,6 +130,28 @@ class TritonAttention(AttentionBackend):
         wanted = -(-self._programs // max(1, num_rows * self.spec.num_kv_heads))
         useful = min(wanted, length // MIN_SPLIT_LENGTH, MAX_SPLITS)
         return 1 << max(0, useful.bit_length() - 1)
+
+
+def _features(layer: LayerParams) -> dict[str, Any]:
+    spec = layer.spec
+    return {
+        "scale": spec.scale,
+        "window": spec.window,
+        "soft_cap": spec.soft_cap,
+        "sinks": layer.sinks,
+        "alibi_slopes": layer.alibi_slopes,
+    }
+
+
+def _hopper_kernel(spec: AttentionSpec) -> Callable[..., Tensor] | None:
+    """The prefill kernel for this layer on this device; None where there is none, or Triton's Gluon has changed."""
+    try:
+        from frame.kernels import prefill
+    except ImportError:
+        return None
+    if not prefill.pays(spec.head_dim, spec.block_size, spec.dtype):
+        return None
+    return prefill.prefill_attention
 
 
 def _num_multiprocessors(device_type: str) -> int:

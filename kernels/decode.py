@@ -1,0 +1,194 @@
+"""Paged attention for rows of one token each, in Triton; the references are in `frame.core.ops.attention`.
+
+One launch does what a decode step needs of a layer: it stores the token's key and value, attends to the row's keys in
+several splits at once, and lets the program that ends last join them (flash decoding, Dao et al. 2023). The query heads
+of one KV head share a program, so that a key is read once for all of them. Knows no request and no layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .attention import LOG2E, attend_keys, dense_heads
+
+
+@dataclass(frozen=True)
+class DecodeLaunch:
+    """Sizes of one launch: padded query heads and keys of a tile, splits of a row's keys (a power of two)."""
+
+    block_m: int
+    block_n: int
+    splits: int
+    num_warps: int = 2
+    num_stages: int = 3
+
+
+def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1) -> DecodeLaunch:
+    """The sizes that suit a layer."""
+    wide = dtype.itemsize > 2 or head_dim > 128
+    block_m = max(16, triton.next_power_of_2(groups))
+    return DecodeLaunch(block_m, 32 if wide else 64, splits, 2, 2 if wide else 3)
+
+
+@triton.jit
+def _store_token(keys, values, key, value, place, dim, HEAD_DIM: tl.constexpr):
+    within = dim < HEAD_DIM
+    tl.store(keys + place + dim, tl.load(key + dim, within).to(keys.dtype.element_ty), within)
+    tl.store(values + place + dim, tl.load(value + dim, within).to(values.dtype.element_ty), within)
+
+
+@triton.jit
+def _join(out, partial, lse, first_head, GROUPS: tl.constexpr, SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):  # fmt: skip  # noqa: E501
+    """out = Σ 2^(lse_i - peak) partial_i / Σ 2^(lse_i - peak) for the heads from `first_head` on."""
+    split, dim = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    within = dim < HEAD_DIM
+    for head in tl.range(first_head, first_head + GROUPS):
+        part = tl.load(lse + head * SPLITS + split, cache_modifier=".cg")
+        peak = tl.max(part, 0)
+        weight = tl.exp2(part - tl.where(peak == float("-inf"), 0.0, peak))
+        total = tl.sum(weight, 0)
+        weight = weight / tl.where(total == 0.0, 1.0, total)
+        value = tl.load(
+            partial + (head * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :],
+            (weight != 0.0)[:, None] & within[None, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        tl.store(out + head * HEAD_DIM + dim, tl.sum(value * weight[:, None], 0).to(out.dtype.element_ty), within)
+
+
+@triton.jit
+def _decode_attention_kernel(
+    out, partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table, sinks, alibi_slopes,
+    scale, soft_cap, stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
+    GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """One program: the token of a row, the heads of one KV head, one split of the keys."""
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    lane, dim = tl.arange(0, BLOCK_M), tl.arange(0, DIM)
+    head = kv_head * GROUPS + lane
+    real = lane < GROUPS
+    within = real[:, None] & (dim < HEAD_DIM)[None, :]
+    where = row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + head
+    seq_len = tl.load(seq_lens + row)
+    if seq_len == 0:  # padding owns no key
+        if split == 0:
+            tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], tl.zeros([BLOCK_M, DIM], out.dtype.element_ty), within)  # fmt: skip  # noqa: E501
+        return
+    queries = tl.load(
+        query + row.to(tl.int64) * stride_query + (head * HEAD_DIM)[:, None] + dim[None, :], within, other=0.0
+    )
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(seq_len - WINDOW, 0)
+    low = first_key // BLOCK_N * BLOCK_N
+    high = seq_len
+    if SPLITS > 1:
+        span = tl.cdiv(tl.cdiv(seq_len - low, SPLITS), BLOCK_N) * BLOCK_N
+        low += split * span
+        high = tl.minimum(low + span, seq_len)
+    keys += kv_head * stride_head
+    values += kv_head * stride_head
+    if (low < seq_len) & (high == seq_len):  # this split reads the new token, so it stores it first
+        slot = tl.load(slots + row)
+        if slot >= 0:
+            place = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token
+            token = row.to(tl.int64)
+            _store_token(
+                keys, values, key + token * stride_key + kv_head * HEAD_DIM,
+                value + token * stride_value + kv_head * HEAD_DIM, place, dim, HEAD_DIM,
+            )  # fmt: skip
+        tl.debug_barrier()
+    full = low
+    if WINDOW == 0:
+        full = tl.maximum(high // BLOCK_N * BLOCK_N, low)
+    slopes = tl.zeros([BLOCK_M], tl.float32)
+    if ALIBI:
+        slopes = tl.load(alibi_slopes + head, real, other=0.0).to(tl.float32)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + head, real, other=0.0).to(tl.float32) * LOG2E
+        peak = tl.where(split == 0, sink, peak)
+        total = tl.where(split == 0, total + 1.0, total)
+    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    table = block_table + row.to(tl.int64) * stride_table
+    query_pos = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
+    for at in range(low, full, BLOCK_N):
+        acc, peak, total = attend_keys(
+            acc, peak, total, queries, query_pos, at, first_key, seq_len,
+            keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
+            WINDOW, SOFT_CAP, ALIBI, False, BLOCK_SIZE, BLOCK_N, HEAD_DIM, DIM,
+        )  # fmt: skip
+    for at in range(full, high, BLOCK_N):
+        acc, peak, total = attend_keys(
+            acc, peak, total, queries, query_pos, at, first_key, high,
+            keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
+            WINDOW, SOFT_CAP, ALIBI, True, BLOCK_SIZE, BLOCK_N, HEAD_DIM, DIM,
+        )  # fmt: skip
+    empty = total == 0.0
+    total = tl.where(empty, 1.0, total)
+    acc = acc / total[:, None]
+    if SPLITS == 1:
+        tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
+        return
+    tl.store(partial + (where * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :], acc, within & ~empty[:, None])
+    tl.store(lse + where * SPLITS + split, tl.where(empty, float("-inf"), peak + tl.log2(total)), real)
+    tl.debug_barrier()
+    arrival = arrivals + row * tl.num_programs(1) + kv_head
+    if tl.atomic_add(arrival, 1, sem="acq_rel") == SPLITS - 1:
+        tl.store(arrival, 0)  # for the next launch
+        _join(out, partial, lse, row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + kv_head * GROUPS, GROUPS, SPLITS, HEAD_DIM, DIM)  # fmt: skip  # noqa: E501
+
+
+def decode_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    *,
+    scale: float,
+    out: Tensor,
+    launch: DecodeLaunch,
+    arrivals: Tensor,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+) -> Tensor:
+    """`write_kv` and `paged_attention` for rows of which each owns one token, row i the token i; fills `out` [B, H, D].
+
+    `arrivals` int32 [at least B · kv_heads] is all zero before and after; launches that share it must not overlap.
+    Rows with seq_lens 0 store nothing and are zero.
+    """
+    num_rows, num_heads, head_dim = query.shape
+    kv_heads = kv_cache.shape[3]
+    if num_rows == 0:
+        return out
+    if query.stride(2) != 1 or query.stride(1) != head_dim:
+        query = query.contiguous()
+    key, value = dense_heads(key), dense_heads(value)
+    partial = lse = out
+    if launch.splits > 1:
+        shape = (num_rows, num_heads, launch.splits)
+        partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
+        lse = torch.empty(shape, dtype=torch.float32, device=query.device)
+    _decode_attention_kernel[(num_rows, kv_heads, launch.splits)](
+        out, partial, lse, arrivals, query, key, value, kv_cache[0], kv_cache[1], slot_mapping, seq_lens, block_table,
+        out if sinks is None else sinks, out if alibi_slopes is None else alibi_slopes,
+        scale, soft_cap, query.stride(0), key.stride(0), value.stride(0), block_table.stride(0),
+        *kv_cache.stride()[1:4],
+        GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
+        ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
+        HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLITS=launch.splits,
+        num_warps=launch.num_warps, num_stages=launch.num_stages,
+    )  # fmt: skip
+    return out
