@@ -43,6 +43,34 @@ def _few_rows(
         tl.store(out + 3 * stride_out + output, tl.sum(sums_3, 1) + added, mask=there)
 
 
+@triton.jit
+def _one_row_gated(
+    x, weight, bias, out, outputs, inputs, stride_weight,
+    BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    lane = tl.arange(0, BLOCK_K)
+    there = output < outputs
+    source = weight + output.to(tl.int64)[:, None] * stride_weight + lane[None, :]
+    second = source + outputs.to(tl.int64) * stride_weight
+    gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    ups = gates
+    for first in range(0, inputs, BLOCK_K):
+        kept = first + lane < inputs
+        mask = there[:, None] & kept[None, :]
+        value = tl.load(x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
+        gates += tl.load(source + first, mask=mask, other=0.0).to(tl.float32) * value
+        ups += tl.load(second + first, mask=mask, other=0.0).to(tl.float32) * value
+    gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
+    if BIAS:
+        gate += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
+        up += tl.load(bias + outputs + output, mask=there, other=0.0).to(tl.float32)
+    # rounded as the product alone would be
+    gate = gate.to(out.dtype.element_ty).to(tl.float32)
+    gate = gate / (1.0 + tl.exp(-gate))
+    tl.store(out + output, gate * up.to(out.dtype.element_ty).to(tl.float32), mask=there)
+
+
 def tile(outputs: int, inputs: int) -> tuple[int, int, int]:
     """(outputs of a program, inputs of a tile, warps), as measured to read the weight fastest on an H200."""
     if inputs < 2048:
@@ -67,5 +95,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, sizes: tuple[i
     _few_rows[(triton.cdiv(outputs, block_n),)](
         x, weight, bias, out, outputs, inputs, x.stride(0), weight.stride(0), out.stride(0),
         ROWS=rows, BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+def linear_silu_mul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """silu(a) · b of the halves a, b of x Wᵀ + b for one row x [1, inputs] and weight [2 · size, inputs]."""
+    inputs, outputs = x.shape[1], weight.shape[0] // 2
+    out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
+    block_n, block_k, warps = tile(outputs, inputs)
+    block_n, block_k = max(1, block_n // 2), min(block_k, triton.next_power_of_2(inputs))
+    _one_row_gated[(triton.cdiv(outputs, block_n),)](
+        x, weight, bias, out, outputs, inputs, weight.stride(0),
+        BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
     )  # fmt: skip
     return out

@@ -45,7 +45,8 @@ class Experts(nn.Module):
     def forward(self, hidden: Tensor, router_logits: Tensor) -> Tensor:
         """hidden [T, hidden_size], router_logits [T, num_experts] → [T, hidden_size], the same on every rank."""
         weights, ids = self.ops.route(router_logits, self.top_k, self.renormalize)
-        out = self.ops.fused_experts(hidden, self.gate_up, self.down, weights, ids - self.first)
+        local = ids - self.first if self.first else ids
+        out = self.ops.fused_experts(hidden, self.gate_up, self.down, weights, local)
         return self.groups.expert.all_reduce(self.groups.tensor.all_reduce(out))
 
     def weight_slots(self) -> list[WeightSlot]:

@@ -86,6 +86,10 @@ class Linear(LinearShard):
         """[..., in_features] → [..., Σ rows.count]."""
         return self.ops.linear(x, self.weight, self.bias)
 
+    def silu_mul(self, x: Tensor) -> Tensor:
+        """[..., in_features] → [..., Σ rows.count / 2]: `forward`'s first half through silu, times its second."""
+        return self.ops.linear_silu_mul(x, self.weight, self.bias)
+
 
 class RowLinear(LinearShard):
     """Shards inputs: every rank multiplies its columns, the sum over the group is the result, then the bias."""

@@ -6,6 +6,8 @@ the oracle of kernel tests, so they are written to be read. Knows no layer, no m
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from . import activation, attention, experts, linear, logits, norm, rotary, sampling, step
 
 
@@ -21,6 +23,11 @@ class Ops:
     norm_rotary = staticmethod(rotary.norm_rotary)  # before `rotary` takes the module's name
     rotary = staticmethod(rotary.rotary)
     linear = staticmethod(linear.linear)
+
+    def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """silu(a) · b of the halves a, b of x Wᵀ + b: x [..., in_features], weight [2 · size, in_features]."""
+        return self.silu_mul(self.linear(x, weight, bias))
+
     # attention
     write_kv = staticmethod(attention.write_kv)
     paged_attention = staticmethod(attention.paged_attention)

@@ -130,6 +130,8 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "norm_rotary": [lambda d: _norm_rotary(d, False), lambda d: _norm_rotary(d, True)],
     "linear": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
                lambda d: ((d.floats(2, 3, 32), d.floats(24, 32), d.floats(24)), {})],
+    "linear_silu_mul": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
+                        lambda d: ((d.floats(1, 32), d.floats(24, 32), d.floats(24)), {})],
     "write_kv": [_write_kv],
     "paged_attention": [_paged_attention],
     "merge_states": [_merge_states],

@@ -195,7 +195,7 @@ class PlatformSuite(PluginSuite):
             for case in CASES[name]:
                 positional, named = case(Draw(dtype))
                 there = [_to(value, platform.device) for value in positional]
-                want = getattr(Ops, name)(*positional, **named)
+                want = getattr(Ops(), name)(*positional, **named)
                 got = getattr(platform.ops(), name)(*there, **{k: _to(v, platform.device) for k, v in named.items()})
                 self.check_op(name, got, want, dtype)
                 self.check_op(f"{name} (arguments afterwards)", there, positional, dtype)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from frame.core.interfaces.model import Build, ForwardStep, Model
-from frame.core.layers import RotaryEmbedding
+from frame.core.layers import Linear, RotaryEmbedding
 
 Gate = Callable[[Tensor], Tensor]
 
@@ -25,13 +25,20 @@ class GatedMLP(nn.Module):
         super().__init__()
         hidden_size = build.config.hidden_size
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        self.gate_up = build.linear(prefix, hidden_size, 2 * intermediate_size, bias=bias, shard="column", parts=parts)
+        gate_up = build.linear(prefix, hidden_size, 2 * intermediate_size, bias=bias, shard="column", parts=parts)
+        self.gate_up = gate_up
         self.down = build.linear(f"{prefix}.down_proj", intermediate_size, hidden_size, bias=bias, shard="row")
         self.activation = activation
+        self.inner: Gate = self._inner
+        if isinstance(gate_up, Linear) and activation == build.ops.silu_mul:
+            self.inner = gate_up.silu_mul
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(self.activation(self.gate_up(x)))
+        out: Tensor = self.down(self.inner(x))
         return out
+
+    def _inner(self, x: Tensor) -> Tensor:
+        return self.activation(self.gate_up(x))
 
 
 class RotaryAttention(nn.Module):

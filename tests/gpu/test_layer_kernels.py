@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from frame.core.ops import activation, norm, rotary
+from frame.core.ops import Ops, activation, norm, rotary
 from frame.kernels import activation as activation_kernels
 from frame.kernels import linear as linear_kernels
 from frame.kernels import norm as norm_kernels
@@ -87,6 +87,17 @@ def test_norm_and_rotary_in_one_pass(dtype: torch.dtype, offset: float, tokens: 
     expected = rotary.norm_rotary(query, key, weights, 1e-6, offset, positions, table)
     for one, other in zip(found, expected, strict=True):
         close(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("size", "inputs"), [(1, 8), (10, 100), (9, 2100)])
+def test_gated_product_of_one_row(dtype: torch.dtype, size: int, inputs: int, biased: bool) -> None:
+    x, weight = random(1, inputs, dtype=dtype), random(2 * size, inputs, dtype=dtype) / inputs**0.5
+    bias = random(2 * size, dtype=dtype) if biased else None
+    found = linear_kernels.linear_silu_mul(x, weight, bias)
+    exact = Ops().linear_silu_mul(x.double(), weight.double(), None if bias is None else bias.double())
+    close(found, exact.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
