@@ -15,5 +15,6 @@ def frame_endpoints() -> list[Provider]:
         Provider("models", f"{here}.models:ModelsEndpoint", api=">=0.1,<0.2", summary="OpenAI: list of models"),
         Provider("completions", f"{here}.completions:CompletionsEndpoint", api=">=0.1,<0.2", summary="OpenAI: text"),
         Provider("chat-completions", f"{here}.chat:ChatEndpoint", api=">=0.1,<0.2", summary="OpenAI: chat"),
+        Provider("messages", f"{here}.messages:MessagesEndpoint", api=">=0.1,<0.2", summary="Anthropic: messages"),
         Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.1,<0.2", summary="tokenize and detokenize"),
     ]

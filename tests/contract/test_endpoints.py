@@ -11,6 +11,12 @@ globals().update(
             "chat-completions": {
                 "bodies": {"/v1/chat/completions": {"model": "test-model", "messages": MESSAGES, "stream": True}}
             },
+            "messages": {
+                "bodies": {
+                    "/v1/messages": {"model": "test-model", "messages": MESSAGES, "max_tokens": 5},
+                    "/v1/messages/count_tokens": {"messages": MESSAGES},
+                }
+            },
             "tokens": {"bodies": {"/tokenize": {"prompt": "hello"}, "/detokenize": {"tokens": [104, 105]}}},
         },
     )

@@ -1,5 +1,6 @@
-"""An engine process without a model: repeats each prompt, token by token. Faults are asked for in `extra_args`, and
-that an output ends (`once`: with finish reason "stop") where the prompt does.
+"""An engine process without a model: repeats each prompt, token by token, or says what `extra_args["answer"]` holds.
+
+Faults are asked for in `extra_args`, and that an output ends (`once`: with finish reason "stop") where the prompt does.
 
 `config.plugin["fake"]`: `delay` seconds a step, `startup` seconds, `broken` (start-up error), `dies` (exit status
 before ready).
@@ -68,7 +69,8 @@ class FakeEngine:
 
     def _advance(self, request_id: str, request: EngineRequest, count: int) -> EngineOutput:
         prompt = request.prompt_ids
-        token = int(prompt[count % len(prompt)])
+        answer = (request.params.extra_args or {}).get("answer")
+        token = int(answer[count]) if answer else int(prompt[count % len(prompt)])
         output = EngineOutput(request_id=request_id, token_ids=[token])
         if count == 0:
             output.num_cached, output.scheduled = 0, time.time()
@@ -86,7 +88,8 @@ class FakeEngine:
         self._counters.generated_tokens += 1
         if count + 1 >= request.max_tokens:
             output.finish_reason = "length"
-        if (request.params.extra_args or {}).get("once") and count + 1 == len(prompt):
+        once = (request.params.extra_args or {}).get("once") and count + 1 == len(prompt)
+        if once or (answer and count + 1 == len(answer)):
             output.finish_reason = "stop"
         if token in (request.params.stop_token_ids or []):
             output.finish_reason, output.stop_reason = "stop", token

@@ -1,0 +1,137 @@
+"""Answers of the Anthropic routes: content blocks, the events that build them, and errors in that API's shape."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from frame.core.interfaces.errors import ErrorShape, RequestError
+from frame.core.interfaces.parser import CallArguments, CallBegin, Content, OutputEvent, Reasoning
+
+_TYPES: Mapping[int, str] = MappingProxyType({
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+})  # fmt: skip
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    """One server-sent event."""
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
+
+
+class AnthropicErrors(ErrorShape):
+    """`{"type": "error", "error": {"type", "message"}}`."""
+
+    def body(self, error: RequestError) -> dict[str, Any]:
+        """The body."""
+        kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+    def event(self, error: RequestError) -> bytes:
+        """The event `error`."""
+        return event("error", error=self.body(error)["error"])
+
+
+class Blocks:
+    """The content blocks of an answer as they grow; `feed` and `finish` return the events that tell of it.
+
+    Whitespace opens no block of its own, so that a line break before a call is not an answer.
+    """
+
+    def __init__(self) -> None:
+        self.content: list[dict[str, Any]] = []
+        self.called = False
+        self._open: str | None = None
+        self._arguments: list[str] = []
+        self._space = ""
+
+    def feed(self, events: Iterable[OutputEvent]) -> list[bytes]:
+        """Takes what the model wrote."""
+        frames: list[bytes] = []
+        for each in events:
+            match each:
+                case Content():
+                    frames += self._text(each.text)
+                case Reasoning():
+                    if self._open != "thinking":
+                        frames += self._begin({"type": "thinking", "thinking": "", "signature": ""})
+                    self.content[-1]["thinking"] += each.text
+                    frames.append(self._delta("thinking_delta", thinking=each.text))
+                case CallBegin():
+                    self.called = True
+                    name = each.id or f"toolu_{uuid.uuid4().hex}"
+                    frames += self._begin({"type": "tool_use", "id": name, "name": each.name, "input": {}})
+                case CallArguments():
+                    self._arguments.append(each.text)
+                    frames.append(self._delta("input_json_delta", partial_json=each.text))
+                case _:
+                    frames += self._close()
+        return frames
+
+    def finish(self) -> list[bytes]:
+        """The answer has ended."""
+        frames: list[bytes] = []
+        if not self.content and self._space:
+            frames += self._begin({"type": "text", "text": ""})
+            frames += self._text(self._space)
+        return frames + self._close()
+
+    def _text(self, text: str) -> list[bytes]:
+        frames: list[bytes] = []
+        if self._open != "text":
+            self._space += text
+            if not self._space.strip():
+                return []
+            text, self._space = self._space, ""
+            frames += self._begin({"type": "text", "text": ""})
+        self.content[-1]["text"] += text
+        frames.append(self._delta("text_delta", text=text))
+        return frames
+
+    def _begin(self, block: dict[str, Any]) -> list[bytes]:
+        frames = self._close()
+        self._open = block["type"]
+        self._space = ""
+        frames.append(event("content_block_start", index=len(self.content), content_block=block))
+        self.content.append(block)
+        return frames
+
+    def _delta(self, kind: str, **fields: Any) -> bytes:
+        return event("content_block_delta", index=len(self.content) - 1, delta={"type": kind, **fields})
+
+    def _close(self) -> list[bytes]:
+        if self._open is None:
+            return []
+        if self._open == "tool_use":
+            self.content[-1]["input"] = _arguments("".join(self._arguments))
+            self._arguments.clear()
+        self._open = None
+        return [event("content_block_stop", index=len(self.content) - 1)]
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Arguments as the object that `input` must be; text that is none stands under `invalid_json`."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"invalid_json": text}
+
+
+def stop_fields(finish_reason: str | None, stop_reason: int | str | None, called: bool) -> dict[str, Any]:
+    """`stop_reason` and `stop_sequence` of an answer."""
+    if isinstance(stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
+    if finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}

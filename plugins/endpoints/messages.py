@@ -1,0 +1,130 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's conversations."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from frame.core.interfaces.endpoint import Endpoint
+
+from .anthropic_answers import AnthropicErrors, Blocks, event, stop_fields
+from .anthropic_bodies import ConversationBody, MessagesBody
+from .anthropic_chats import read_conversation
+from .turns import Piece, Turn
+
+
+class MessagesEndpoint(Endpoint):
+    """Anthropic's messages, at once or as events."""
+
+    errors = AnthropicErrors()
+
+    def router(self) -> APIRouter:
+        """Both routes."""
+        router = APIRouter()
+        for path, handler, kind in (
+            ("/v1/messages", self._create, MessagesBody),
+            ("/v1/messages/count_tokens", self._count, ConversationBody),
+        ):
+            schema = {"requestBody": {"content": {"application/json": {"schema": kind.model_json_schema()}}}}
+            router.add_api_route(path, handler, methods=["POST"], openapi_extra=schema)
+        return router
+
+    async def _create(self, request: Request) -> Response:
+        body: MessagesBody = self.serving.parse(request, MessagesBody)
+        answer = _Answer(self.config, self.serving, body)
+        pieces = answer.start()
+        if not body.stream:
+            response: Response = await self.serving.race(request, answer.whole(pieces))
+            return response
+        first = await self.serving.race(request, anext(pieces, None))
+        events: Response = self.serving.events(answer.frames(first, pieces))
+        return events
+
+    async def _count(self, request: Request) -> Response:
+        body: ConversationBody = self.serving.parse(request, ConversationBody)
+        self.serving.model(body.model)
+        chat = await Turn(self.serving, read_conversation(body), body).prompt()
+        return _json({"input_tokens": len(chat.token_ids)})
+
+
+class _Answer:
+    """One request on its way to an answer."""
+
+    def __init__(self, config: Any, serving: Any, body: MessagesBody) -> None:
+        self._body = body
+        self._model: str = serving.model(body.model)
+        self._name = f"msg_{uuid.uuid4().hex}"
+        self._details: bool = config.server.enable_prompt_tokens_details
+        self._blocks = Blocks()
+        self._last: Piece | None = None
+        stops = [*(body.stop_sequences or ()), *([body.stop] if isinstance(body.stop, str) else body.stop or ())]
+        self._turn = Turn(serving, read_conversation(body), body, max_tokens=body.max_tokens, stop=stops or None, n=1)
+
+    def start(self) -> AsyncGenerator[Piece, None]:
+        """Renders the conversation and admits the request with the first piece."""
+        return self._turn.run(self._name, priority=self._body.priority, cache_salt=self._body.cache_salt)
+
+    async def whole(self, pieces: AsyncGenerator[Piece, None]) -> Response:
+        """Everything in one response."""
+        async for piece in pieces:
+            self._see(piece)
+        self._blocks.finish()
+        return _json({**self._message(self._blocks.content), **self._ending()})
+
+    async def frames(self, first: Piece | None, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
+        """The response as events."""
+        try:
+            yield event("message_start", message=self._message([]))
+            yield event("ping")
+            piece = first
+            while piece is not None:
+                for frame in self._see(piece):
+                    yield frame
+                piece = await anext(pieces, None)
+            for frame in self._blocks.finish():
+                yield frame
+        finally:
+            await pieces.aclose()
+        yield event("message_delta", delta=self._ending(), usage=self._usage())
+        yield event("message_stop")
+
+    def _see(self, piece: Piece) -> list[bytes]:
+        frames = self._blocks.feed(piece.events)
+        if piece.finish_reason is not None:
+            self._last = piece
+        return frames
+
+    def _ending(self) -> dict[str, Any]:
+        if self._last is None:
+            return stop_fields(None, None, False)
+        return stop_fields(self._last.finish_reason, self._last.stop_reason, self._blocks.called)
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._name,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> dict[str, int]:
+        """Cached tokens count apart from the others where the server tells of them."""
+        turn = self._turn
+        usage = {"input_tokens": turn.num_prompt_tokens, "output_tokens": turn.num_output_tokens}
+        if self._details:
+            usage["input_tokens"] -= turn.num_cached_tokens
+            usage.update(cache_read_input_tokens=turn.num_cached_tokens, cache_creation_input_tokens=0)
+        return usage
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
