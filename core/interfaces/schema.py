@@ -68,13 +68,19 @@ Scalar = (
     | Annotated[str, Field(max_length=MAX_VALUE)]
     | None
 )
+#: Free names with plain values.
+Settings = Annotated[
+    dict[Name, Scalar | Annotated[list[Scalar], Field(max_length=MAX_VALUE, fail_fast=True)]],
+    Field(max_length=MAX_EXTRA),
+    few(MAX_EXTRA),
+]
 
 
 class BoundedModel(BaseModel):
     """A request body, or a part of one. Values are taken as they are typed in JSON: no text for a number.
 
-    Unknown fields are ignored, or refused under `strict_fields`. `not_served` names known fields that are refused with
-    a reason whenever they ask for something.
+    Null stands for what was left out. Unknown fields are ignored, or refused under `strict_fields`. `not_served` names
+    known fields that are refused with a reason whenever they ask for something.
     """
 
     not_served: ClassVar[Mapping[str, str]] = {}
@@ -95,7 +101,9 @@ class BoundedModel(BaseModel):
             unknown = sorted(str(name)[:MAX_NAME] for name in data if name not in known)
             if unknown:
                 raise ValueError(f"unknown field {unknown[0]!r}{near(unknown[0], cls.model_fields)}")
-        return data
+        optional = [name for name, field in cls.model_fields.items() if name in data and not field.is_required()]
+        left_out = {name for name in optional if data[name] is None}
+        return {name: value for name, value in data.items() if name not in left_out} if left_out else data
 
 
 def limits_of(info: ValidationInfo) -> Limits | None:
@@ -137,14 +145,7 @@ class SamplingFields(BoundedModel):
         ]
         | None
     ) = None
-    extra_args: (
-        Annotated[
-            dict[Name, Scalar | Annotated[list[Scalar], Field(max_length=MAX_VALUE, fail_fast=True)]],
-            Field(max_length=MAX_EXTRA),
-            few(MAX_EXTRA),
-        ]
-        | None
-    ) = None
+    extra_args: Settings | None = None
     deterministic: bool = False
 
     @field_validator("n")

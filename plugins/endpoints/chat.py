@@ -15,6 +15,7 @@ from frame import RequestOutputKind
 from frame.core.interfaces.endpoint import Endpoint
 
 from .chat_messages import delta_of, whole_message
+from .names import response_name
 from .openai_answers import (
     DONE,
     Answer,
@@ -46,7 +47,7 @@ class ChatEndpoint(Endpoint):
 
     async def _create(self, request: Request) -> Response:
         body: ChatBody = self.serving.parse(request, ChatBody)
-        answer = _Chat(self.config, self.serving, body)
+        answer = _Chat(self.config, self.serving, body, response_name("chatcmpl", request, body.request_id))
         outputs = await answer.start()
         if not body.stream:
             response: Response = await self.serving.race(request, answer.whole(outputs))
@@ -59,12 +60,12 @@ class ChatEndpoint(Endpoint):
 class _Chat:
     """One request on its way to an answer."""
 
-    def __init__(self, config: Any, serving: Any, body: ChatBody) -> None:
+    def __init__(self, config: Any, serving: Any, body: ChatBody, name: str) -> None:
         self._config = config
         self._serving = serving
         self._body = body
         self._model: str = serving.model(body.model)
-        self._name = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
+        self._name = name
         self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
         self._texts = TokenTexts(serving.token_bytes, body.return_tokens_as_token_ids)
         self._messages = [message.model_dump(exclude_unset=True) for message in body.messages]
@@ -106,7 +107,9 @@ class _Chat:
         if body.cache_salt is not None:
             prompt["cache_salt"] = body.cache_salt
         name = f"{self._name}-{uuid.uuid4().hex[:8]}"
-        stream: Stream = self._serving.generate(prompt, params, name, priority=body.priority)
+        stream: Stream = self._serving.generate(
+            prompt, params, name, priority=body.priority, kv_transfer=body.kv_transfer_params
+        )
         return stream
 
     async def whole(self, outputs: Stream) -> Response:
@@ -132,6 +135,8 @@ class _Chat:
                     choices.append(choice)
                 if body.prompt_logprobs is not None:
                     answer.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+                if output.kv_transfer_params is not None:
+                    answer.kv_transfer_params = output.kv_transfer_params
                 if body.return_token_ids:
                     answer.prompt_token_ids = list(output.prompt_token_ids or ())
         finally:

@@ -15,6 +15,7 @@ from frame import RequestOutputKind
 from frame.core.interfaces.endpoint import Endpoint
 
 from .merging import merge
+from .names import response_name
 from .openai_answers import (
     DONE,
     Answer,
@@ -43,7 +44,7 @@ class CompletionsEndpoint(Endpoint):
 
     async def _create(self, request: Request) -> Response:
         body: CompletionBody = self.serving.parse(request, CompletionBody)
-        answer = _Completion(self.config, self.serving, body)
+        answer = _Completion(self.config, self.serving, body, response_name("cmpl", request, body.request_id))
         outputs = await answer.start()
         if not body.stream:
             response: Response = await self.serving.race(request, answer.whole(outputs))
@@ -56,14 +57,15 @@ class CompletionsEndpoint(Endpoint):
 class _Completion:
     """One request on its way to an answer."""
 
-    def __init__(self, config: Any, serving: Any, body: CompletionBody) -> None:
+    def __init__(self, config: Any, serving: Any, body: CompletionBody, name: str) -> None:
         self._config = config
         self._serving = serving
         self._body = body
         self._model: str = serving.model(body.model)
         self._n = body.n or 1
         self._only_echo = body.max_tokens == 0
-        self._name = f"cmpl-{body.request_id or uuid.uuid4().hex}"
+        self._name = name
+        self._best_of = max(self._n, body.best_of or 0)
         self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
         self._texts = TokenTexts(serving.token_bytes, body.return_tokens_as_token_ids)
         self._offsets: dict[int, int] = {}
@@ -77,7 +79,8 @@ class _Completion:
         params = self._serving.params(
             body,
             max_tokens=body.max_tokens or (1 if self._only_echo else 16),
-            logprobs=body.logprobs,
+            logprobs=0 if body.logprobs is None and self._best_of > self._n else body.logprobs,
+            n=self._best_of,
             prompt_logprobs=body.prompt_logprobs if body.prompt_logprobs is not None else echoed_logprobs,
             structured_outputs=body.constraint(),
             output_kind=kind,
@@ -86,7 +89,13 @@ class _Completion:
         unique = uuid.uuid4().hex[:8]
         return merge(
             [
-                self._serving.generate(prompt, params, f"{self._name}-{unique}-{number}", priority=body.priority)
+                self._serving.generate(
+                    prompt,
+                    params,
+                    f"{self._name}-{unique}-{number}",
+                    priority=body.priority,
+                    kv_transfer=body.kv_transfer_params,
+                )
                 for number, prompt in enumerate(prompts)
             ]
         )
@@ -102,17 +111,31 @@ class _Completion:
     async def whole(self, outputs: Stream) -> Response:
         """Everything in one response."""
         choices: list[TextChoice] = []
+        usage, now = self._usage.usage(), int(time.time())
+        answer = Answer(self._name, "text_completion", now, self._model, choices, usage, self._serving.fingerprint)
         try:
             async for number, output in outputs:
                 await self._see(number, output)
+                self._keep_best(output)
                 choices += [self._choice(number, output, completion, 0) for completion in output.outputs]
+                if output.kv_transfer_params is not None:
+                    answer.kv_transfer_params = output.kv_transfer_params
         finally:
             await outputs.aclose()
         choices.sort(key=lambda choice: choice.index)
-        serving, usage = self._serving, self._usage.usage()
-        return json_response(
-            Answer(self._name, "text_completion", int(time.time()), self._model, choices, usage, serving.fingerprint)
+        answer.usage = self._usage.usage()
+        return json_response(answer)
+
+    def _keep_best(self, output: Any) -> None:
+        """Leaves the n completions that are likeliest per token, best first, where more were drawn."""
+        if self._best_of == self._n:
+            return
+        ranked = sorted(
+            output.outputs, key=lambda each: -(each.cumulative_logprob or 0.0) / max(1, len(each.token_ids))
         )
+        output.outputs = ranked[: self._n]
+        for index, completion in enumerate(output.outputs):
+            completion.index = index
 
     async def frames(self, first: tuple[int, Any] | None, outputs: Stream) -> AsyncGenerator[bytes, None]:
         """The response as events."""

@@ -160,6 +160,7 @@ class Answer(Struct):
     system_fingerprint: str
     prompt_logprobs: Any = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: Any = UNSET
 
 
 def json_response(value: Any) -> Response:

@@ -14,6 +14,7 @@ from frame.core.interfaces.schema import (
     BoundedModel,
     Name,
     SamplingFields,
+    Settings,
     Text,
     TokenIds,
     at_most,
@@ -38,6 +39,7 @@ class StreamOptions(BoundedModel):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
 
 
 class GenerationBody(SamplingFields):
@@ -65,6 +67,11 @@ class GenerationBody(SamplingFields):
     return_tokens_as_token_ids: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    kv_transfer_params: Settings | None = None
+    # taken, as OpenAI's clients send them; nothing here depends on them
+    prompt_cache_key: Name | None = None
+    safety_identifier: Name | None = None
+    service_tier: Name | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -122,6 +129,11 @@ class CompletionBody(GenerationBody):
             raise ValueError(f"must hold at most {limits.max_prompts} prompts (--max-prompts), got {len(value)}")
         return [_check_ids(item) for item in value] if kinds == {list} else value
 
+    @field_validator("best_of")
+    @classmethod
+    def _bound_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
+        return at_most(value, "max_n", info)
+
     @field_validator("logprobs")
     @classmethod
     def _bound_logprobs_of_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -129,8 +141,10 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _check_together(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of is not served unless it equals n")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError(f"best_of must be at least n {self.n or 1}, got {self.best_of}")
+        if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:
+            raise ValueError("best_of above n cannot be streamed")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens must be at least 1 unless echo is true, got 0")
         return self
@@ -179,6 +193,9 @@ class ChatBody(GenerationBody):
         "functions": "send tools",
         "function_call": "send tool_choice",
         "audio": "answers are text",
+        "web_search_options": "this server searches nothing",
+        "moderation": "this server moderates nothing",
+        "add_special_tokens": "the chat template writes them",
         "mm_processor_kwargs": "messages are text",
     }
 
@@ -198,7 +215,10 @@ class ChatBody(GenerationBody):
     include_reasoning: bool = True
     store: bool | None = None
     metadata: Annotated[dict[Name, Text], Field(max_length=64), few(64)] | None = None
-    service_tier: Name | None = None
+    verbosity: Name | None = None
+    prompt_cache_options: Settings | None = None
+    prompt_cache_retention: Name | None = None
+    prediction: Object | None = None
     modalities: Annotated[list[Name], Field(max_length=8, fail_fast=True)] | None = None
 
     @field_validator("messages", mode="before")

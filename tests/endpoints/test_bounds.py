@@ -20,7 +20,7 @@ BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ConversationBo
 #: bounded by max_grammar_length and the time and memory that a grammar may take.
 FREE = {"tools", "tool_choice", "documents", "tool_calls", "content", "chat_template_kwargs", "Message"}
 FREE |= {"schema", "json", "structural_tag", "structures", "format"}
-FREE |= {"system", "cache_control", "diagnostics", "input_schema", "input_examples"}
+FREE |= {"system", "cache_control", "diagnostics", "input_schema", "input_examples", "prediction"}
 LIMITS = Limits(
     max_model_len=128, vocab_size=1000, max_logprobs=5, max_n=4, max_prompts=3, max_messages=6, max_stop=2,
     max_stop_length=10,

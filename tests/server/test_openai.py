@@ -175,6 +175,22 @@ def test_stop_string_and_extras(running: Running, client: openai.OpenAI) -> None
     assert fields["prompt_logprobs"][0] is None
 
 
+def test_the_best_of_several(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="demo", prompt=[TEXT, "two"], max_tokens=4, n=2, best_of=5)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert all(choice.logprobs is None for choice in answer.choices)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2 * 5 * 4
+
+
+def test_a_response_has_the_name_that_was_asked_for(client: openai.OpenAI) -> None:
+    ask = {"model": "demo", "prompt": "x", "max_tokens": 1}
+    answer = client.completions.create(**ask, extra_body={"request_id": "mine"})  # type: ignore[call-overload]
+    assert answer.id == "cmpl-mine"
+    answer = client.completions.create(**ask, extra_headers={"X-Request-Id": "theirs"})  # type: ignore[call-overload]
+    assert answer.id == "cmpl-theirs"
+
+
 def test_tokenize_round_trip(running: Running) -> None:
     ids = tokens(running, "naïve 😀 text")
     back = httpx.post(f"{running.url}/detokenize", json={"tokens": ids})
