@@ -23,6 +23,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType({
     "serve": "serve:ServeCommand",
     "chat": "chat:ChatCommand",
     "complete": "complete:CompleteCommand",
+    "run-batch": "run_batch:RunBatchCommand",
     "plugins": "plugins:PluginsCommand",
     "engine": "engine:EngineCommand",
     "api": "api:ApiCommand",

@@ -20,7 +20,7 @@ from ..channel import AsyncChannel
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..registry import Registry
-from .app import build_app
+from .app import build_app, make_endpoints
 from .client import RemoteEngine
 from .engine_process import describe, die_with_parent
 from .http import Server, make_server
@@ -84,10 +84,7 @@ class ApiProcess:
     def _build(self) -> tuple[Server, Ingress]:
         registry = self._registry = Registry.load()
         registry.add_files(self._config)
-        endpoints = [
-            registry.make("endpoint", provider.name, self._config, serving=self._host)
-            for provider in registry.providers("endpoint")
-        ]
+        endpoints = make_endpoints(self._config, registry, self._host)
         app, ingress = build_app(self._config, self._host, endpoints, self._host.metrics)
         return make_server(app, self._config.server), ingress
 

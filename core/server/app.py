@@ -20,6 +20,8 @@ from starlette.types import ASGIApp
 from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Endpoint
 from ..interfaces.errors import RequestError
+from ..registry import Registry
+from .calls import RouteCalls
 from .errors import ErrorShapes, error_body
 from .ingress import Ingress, Traffic
 from .serving import ServingHost
@@ -90,6 +92,13 @@ def _shapes(endpoints: Sequence[Endpoint], routers: Sequence[APIRouter]) -> Erro
     )
 
 
+def make_endpoints(config: FrameConfig, registry: Registry, serving: ServingHost) -> list[Endpoint]:
+    """The endpoints of all installed plugins."""
+    return [
+        registry.make("endpoint", provider.name, config, serving=serving) for provider in registry.providers("endpoint")
+    ]
+
+
 def build_app(
     config: FrameConfig, serving: ServingHost, endpoints: Sequence[Endpoint], traffic: Traffic | None = None
 ) -> tuple[ASGIApp, Ingress]:
@@ -97,6 +106,8 @@ def build_app(
     server = config.server
     routers = [endpoint.router() for endpoint in endpoints]
     routes = build_routes(routers, server.root_path)
+    shapes = _shapes(endpoints, routers)
+    serving.calls = RouteCalls(routes, routers, shapes)
     ingress = Ingress(
         routes,
         keys=server.api_key,
@@ -104,7 +115,7 @@ def build_app(
         problem=lambda: serving.error,
         root_path=server.root_path,
         request_ids=server.enable_request_id_headers,
-        shapes=_shapes(endpoints, routers),
+        shapes=shapes,
         public_paths=[path for endpoint in endpoints for path in endpoint.public_paths],
         traffic=traffic,
     )

@@ -34,6 +34,7 @@ from .turn import AssistantTurn, OutputParsers
 
 if TYPE_CHECKING:
     from ..front.async_llm import AsyncLLM
+    from .calls import RouteCalls
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BoundedModel)
@@ -89,6 +90,8 @@ class ServingHost:
         self.metrics = ServerMetrics(
             self.model_names[0], vllm_names=config.observability.vllm_metrics, file=metrics_file
         )
+        #: the routes, once the application is built
+        self.calls: RouteCalls | None = None
         self._client = client
         self._llm: AsyncLLM | None = None
         self._limits: Limits | None = None

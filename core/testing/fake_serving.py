@@ -36,6 +36,7 @@ class FakeServing:
 
     def __post_init__(self) -> None:
         self.model_names = ["test-model"]
+        self.calls: Any = None
         #: (prompt, parameters) of every request
         self.requests: list[tuple[Any, SamplingParams]] = []
 

@@ -1,0 +1,138 @@
+"""Lines of a batch file: `{"custom_id", "method", "url", "body"}` in, `{"id", "custom_id", "response", "error"}` out.
+
+Any line may ask any POST route that takes JSON. Knows no file and no route by name but those that make batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..interfaces.errors import RequestError
+from .calls import RouteCalls
+from .ingress import parse_json
+
+#: Batches within batches.
+_NOT_BATCHED = frozenset(("/v1/batches", "/v1/files"))
+_MAX_NAME = 512
+#: Waits between attempts of a line that could not be served; an engine that died is back within them.
+_WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+@dataclass(frozen=True)
+class LineResult:
+    """The result line, and whether it can be served later although it could not now."""
+
+    line: bytes
+    succeeded: bool
+    unserved: bool = False
+
+
+def line_id(number: int, line: bytes) -> str:
+    """The id of a line's result: the same for the same line at the same place, so that a run can be resumed."""
+    return f"batch_req_{number:08d}_{hashlib.sha256(line.strip()).hexdigest()[:16]}"
+
+
+class BatchLines:
+    """Runs lines, `width` at a time. `url` None allows every route, else that one only."""
+
+    def __init__(
+        self, calls: RouteCalls, *, max_line_bytes: int, width: int = 64, owner: str = "", url: str | None = None
+    ) -> None:
+        self._calls = calls
+        self._urls = [path for path in calls.paths if path not in _NOT_BATCHED and url in (None, path)]
+        self._max_line_bytes = max_line_bytes
+        self._width = width
+        self._owner = owner
+
+    async def run(
+        self, lines: Iterable[bytes], done: Collection[str] = (), stopped: Callable[[], bool] = lambda: False
+    ) -> AsyncGenerator[LineResult, None]:
+        """The results as lines end. Blank lines and those whose id is in `done` are left out; nothing new starts
+        once `stopped`.
+        """
+        numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        running: set[asyncio.Task[LineResult]] = set()
+        try:
+            for number, line in numbered:
+                if stopped():
+                    break
+                name = line_id(number, line)
+                if name in done:
+                    continue
+                running.add(asyncio.create_task(self._answer(name, line)))
+                while len(running) >= self._width:
+                    ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    for task in ended:
+                        yield task.result()
+            while running:
+                ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    yield task.result()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _answer(self, name: str, line: bytes) -> LineResult:
+        custom_id: str | None = None
+        try:
+            value = self._read(line)
+            custom_id = _name(value)
+            url, body = self._target(value)
+        except RequestError as refusal:
+            return _result(name, custom_id, None, {"code": "invalid_line", "message": refusal.message})
+        answer = await self._calls.post(url, body, self._owner)
+        for seconds in _WAITS_SECONDS:
+            if answer.status != 503:
+                break
+            await asyncio.sleep(seconds)
+            answer = await self._calls.post(url, body, self._owner)
+        response = {"status_code": answer.status, "request_id": uuid.uuid4().hex, "body": answer.body}
+        error = None if answer.status < 400 else _error(answer.status, answer.body)
+        return _result(name, custom_id, response, error)
+
+    def _read(self, line: bytes) -> dict[str, Any]:
+        if len(line) > self._max_line_bytes:
+            raise RequestError(400, f"the line exceeds {self._max_line_bytes} bytes (--max-body-bytes)")
+        value = parse_json(line)
+        if not isinstance(value, dict):
+            raise RequestError(400, "the line must be a JSON object")
+        return value
+
+    def _target(self, value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        method, url, body = value.get("method", "POST"), value.get("url"), value.get("body")
+        if method != "POST":
+            raise RequestError(400, f"method must be POST, got {method!r:.50}")
+        if url not in self._urls:
+            raise RequestError(400, f"no route {url!r:.200} in this batch; there are: {', '.join(self._urls)}")
+        if not isinstance(body, dict):
+            raise RequestError(400, "body must be an object")
+        if body.get("stream") or body.get("background"):
+            raise RequestError(400, "a batch neither streams nor runs in the background")
+        return url, body
+
+
+def _name(value: dict[str, Any]) -> str:
+    name = value.get("custom_id")
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+        raise RequestError(400, f"custom_id must be text of 1 to {_MAX_NAME} characters, got {name!r:.80}")
+    return name
+
+
+def _error(status: int, body: Any) -> dict[str, str]:
+    """Code and message of an error body, whatever its API."""
+    found = body.get("error") if isinstance(body, dict) else None
+    found = found if isinstance(found, dict) else {}
+    return {"code": str(found.get("type", status)), "message": str(found.get("message", "the request failed"))}
+
+
+def _result(name: str, custom_id: str | None, response: Any, error: Any) -> LineResult:
+    line = msgspec.json.encode({"id": name, "custom_id": custom_id, "response": response, "error": error}) + b"\n"
+    return LineResult(line, error is None, response is not None and response["status_code"] == 503)

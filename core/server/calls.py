@@ -1,0 +1,94 @@
+"""Calls of routes from inside the process: a batch line meets the same handlers, bounds and errors as a request.
+
+The key was checked where the batch came in, so calls carry their owner. Knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from fastapi import APIRouter
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Scope
+
+from ..interfaces.errors import RequestError
+from .errors import ERROR_SHAPE, ErrorShapes, error_body
+from .ingress import JSON_BODY, OWNER
+
+
+class Answer(NamedTuple):
+    """Status and body of a call; `body` is None unless it is JSON."""
+
+    status: int
+    body: Any
+
+
+class RouteCalls:
+    """The POST routes of an application, callable with a JSON body. `shapes` are those of its errors."""
+
+    def __init__(self, app: ASGIApp, routers: Sequence[APIRouter], shapes: ErrorShapes) -> None:
+        self._app = app
+        self._shapes = shapes
+        routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
+        #: paths without parameters
+        self.paths = sorted(
+            {route.path for route in routes if "POST" in (route.methods or ()) and "{" not in route.path}
+        )
+
+    async def post(self, path: str, body: dict[str, Any], owner: str) -> Answer:
+        """What the route answers; cancelling it ends the request."""
+        scope = self._scope(path, body, owner)
+        reply = _Reply()
+        try:
+            await self._app(scope, _never, reply.take)
+        except Exception:  # it has been answered with 500 and logged
+            if reply.status is None:
+                return Answer(500, msgspec.json.decode(error_body(scope, RequestError(500, "internal error"))))
+        return reply.answer()
+
+    def _scope(self, path: str, body: dict[str, Any], owner: str) -> Scope:
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "client": None,
+            "server": None,
+            JSON_BODY: body,
+            OWNER: owner,
+            ERROR_SHAPE: self._shapes.of(path),
+        }
+
+
+async def _never() -> Message:
+    """The caller sends nothing more and does not hang up."""
+    await asyncio.Event().wait()
+    raise RuntimeError("unreachable")
+
+
+class _Reply:
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self._chunks: list[bytes] = []
+
+    async def take(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message["type"] == "http.response.body":
+            self._chunks.append(message.get("body", b""))
+
+    def answer(self) -> Answer:
+        body = None
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            body = msgspec.json.decode(b"".join(self._chunks))
+        return Answer(self.status or 500, body)

@@ -1,0 +1,155 @@
+"""Remote files under one set of rules: http and https only, one parser, the address that was checked is the one used.
+
+Redirects are refused, private and otherwise special addresses too unless they were allowed, and bytes and seconds are
+bounded. Knows no caller.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import re
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+from urllib.parse import SplitResult, urlsplit
+
+_CHUNK_BYTES = 1 << 16
+#: What URL parsers disagree about.
+_AMBIGUOUS = re.compile(r"[\x00-\x20\x7f\\]|[^\x00-\x7f]")
+#: Spellings of IPv4 addresses that some resolvers take for numbers: decimal, octal, hexadecimal, shortened.
+_NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
+
+
+class FetchError(Exception):
+    """The URL is refused or does not answer; the message is one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchRules:
+    """What may be fetched. `hosts` None allows every public one; `private` also allows private addresses."""
+
+    hosts: frozenset[str] | None = None
+    private: bool = False
+    max_bytes: int = 1 << 30
+    seconds: float = 600.0
+
+
+def parse_url(url: str, rules: FetchRules) -> SplitResult:
+    """The parts of a URL that may be used; raises `FetchError`."""
+    shown = url[:200]
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise FetchError(f"{shown!r} is no URL") from None
+    if _AMBIGUOUS.search(url):
+        raise FetchError(f"URL {shown!r} holds a character that must be escaped")
+    if parts.scheme not in ("http", "https"):
+        raise FetchError(f"URL {shown!r} must begin with http:// or https://")
+    if not host or port == 0 or parts.username is not None or parts.password is not None:
+        raise FetchError(f"URL {shown!r} must have a host, and neither user nor password")
+    if rules.hosts is not None and host not in rules.hosts:
+        raise FetchError(f"host {host!r} is not allowed; there are: {', '.join(sorted(rules.hosts)) or 'none'}")
+    return parts
+
+
+def checked_address(host: str, port: int, rules: FetchRules) -> str:
+    """An address of a host that may be connected to; raises `FetchError` when any of them may not."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if _NUMBER.fullmatch(host.rsplit(".", 1)[-1]):
+            raise FetchError(f"{host!r} is no host name and no plain IP address") from None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise FetchError(f"host {host!r} is not known") from None
+    addresses = [str(entry[4][0]).partition("%")[0] for entry in found]
+    for address in addresses:
+        if not rules.private and not _is_public(address):
+            raise FetchError(f"host {host!r} is at the private address {address}")
+    return addresses[0]
+
+
+def _is_public(address: str) -> bool:
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+        if inner is not None:
+            ip = inner
+        elif ip in ipaddress.ip_network("64:ff9b::/96"):
+            ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+
+
+class _PinnedConnection(http.client.HTTPConnection):
+    """Connects to the address that was checked, whatever the name means by then."""
+
+    address = ""
+
+    def connect(self) -> None:
+        self.sock = socket.create_connection((self.address, self.port), self.timeout)
+
+
+class _PinnedTlsConnection(http.client.HTTPSConnection):
+    address = ""
+
+    def connect(self) -> None:
+        raw = socket.create_connection((self.address, self.port), self.timeout)
+        self.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=self.host)
+
+
+def _request(
+    url: str, rules: FetchRules, method: str, body: IO[bytes] | None = None, size: int = 0
+) -> http.client.HTTPResponse:
+    parts = parse_url(url, rules)
+    host = parts.hostname or ""
+    kind = _PinnedTlsConnection if parts.scheme == "https" else _PinnedConnection
+    connection = kind(host, parts.port, timeout=min(60.0, rules.seconds))
+    connection.address = checked_address(host, connection.port, rules)
+    headers = {"User-Agent": "frame", "Accept-Encoding": "identity"}
+    if body is not None:
+        headers |= {"Content-Length": str(size), "Content-Type": "application/jsonl"}
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    try:
+        connection.request(method, target, body, headers)
+        response = connection.getresponse()
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
+        raise FetchError(
+            f"{host} does not answer: {getattr(error, 'strerror', None) or type(error).__name__}"
+        ) from None
+    if not 200 <= response.status < 300:
+        response.close()
+        what = "redirects, which is not followed" if 300 <= response.status < 400 else f"answers {response.status}"
+        raise FetchError(f"{method} {host}{parts.path[:100]} {what}")
+    return response
+
+
+def download(url: str, rules: FetchRules) -> Iterator[bytes]:
+    """The bytes of a URL, chunk by chunk; raises `FetchError`."""
+    end = time.monotonic() + rules.seconds
+    size = 0
+    with _request(url, rules, "GET") as response:
+        while True:
+            try:
+                chunk = response.read(_CHUNK_BYTES)
+            except (OSError, http.client.HTTPException):
+                raise FetchError("the connection broke before all was there") from None
+            if not chunk:
+                return
+            size += len(chunk)
+            if size > rules.max_bytes:
+                raise FetchError(f"the file exceeds {rules.max_bytes} bytes")
+            if time.monotonic() > end:
+                raise FetchError(f"the file was not there within {rules.seconds:g} seconds")
+            yield chunk
+
+
+def upload(url: str, rules: FetchRules, body: IO[bytes], size: int) -> None:
+    """PUTs `size` bytes; raises `FetchError`."""
+    _request(url, rules, "PUT", body, size).close()

@@ -1,0 +1,15 @@
+"""`frame run-batch` over the fake engine, whose settings belong to no plugin."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from frame.core.cli import main
+from frame.core.cli.run_batch import RunBatchCommand
+from frame.core.registry import Registry
+
+if __name__ == "__main__":
+    Registry.check = lambda *_: None  # type: ignore[method-assign, assignment]
+    RunBatchCommand.engine_command = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
+    raise SystemExit(main.main(["run-batch", *sys.argv[1:]]))
