@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 from starlette.types import Scope
@@ -50,8 +49,3 @@ def error_body(scope: Scope, error: RequestError) -> bytes:
 def error_event(scope: Scope, error: RequestError) -> bytes:
     """The event that ends a stream."""
     return _shape(scope).event(_plain(error))
-
-
-def error_object(error: RequestError, shape: ErrorShape = _DEFAULT) -> Any:
-    """The body as an object, for errors that are part of another answer."""
-    return shape.body(_plain(error))

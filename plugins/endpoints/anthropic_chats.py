@@ -8,7 +8,7 @@ from typing import Any
 from frame.core.interfaces.errors import RequestError
 
 from .anthropic_bodies import AnthropicMessage, ConversationBody, Object
-from .turns import Conversation
+from .replies import Conversation
 
 _BLOCKS = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking")
 

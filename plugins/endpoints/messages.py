@@ -15,7 +15,7 @@ from frame.core.interfaces.endpoint import Endpoint
 from .anthropic_answers import AnthropicErrors, Blocks, event, stop_fields
 from .anthropic_bodies import ConversationBody, MessagesBody
 from .anthropic_chats import read_conversation
-from .turns import Piece, Turn
+from .replies import Piece, Reply
 
 
 class MessagesEndpoint(Endpoint):
@@ -48,7 +48,7 @@ class MessagesEndpoint(Endpoint):
     async def _count(self, request: Request) -> Response:
         body: ConversationBody = self.serving.parse(request, ConversationBody)
         self.serving.model(body.model)
-        chat = await Turn(self.serving, read_conversation(body), body).prompt()
+        chat = await Reply(self.serving, read_conversation(body), body).prompt()
         return _json({"input_tokens": len(chat.token_ids)})
 
 
@@ -63,11 +63,11 @@ class _Answer:
         self._blocks = Blocks()
         self._last: Piece | None = None
         stops = [*(body.stop_sequences or ()), *([body.stop] if isinstance(body.stop, str) else body.stop or ())]
-        self._turn = Turn(serving, read_conversation(body), body, max_tokens=body.max_tokens, stop=stops or None, n=1)
+        self._reply = Reply(serving, read_conversation(body), body, max_tokens=body.max_tokens, stop=stops or None, n=1)
 
     def start(self) -> AsyncGenerator[Piece, None]:
         """Renders the conversation and admits the request with the first piece."""
-        return self._turn.run(self._name, priority=self._body.priority, cache_salt=self._body.cache_salt)
+        return self._reply.run(self._name, priority=self._body.priority, cache_salt=self._body.cache_salt)
 
     async def whole(self, pieces: AsyncGenerator[Piece, None]) -> Response:
         """Everything in one response."""
@@ -118,11 +118,11 @@ class _Answer:
 
     def _usage(self) -> dict[str, int]:
         """Cached tokens count apart from the others where the server tells of them."""
-        turn = self._turn
-        usage = {"input_tokens": turn.num_prompt_tokens, "output_tokens": turn.num_output_tokens}
+        reply = self._reply
+        usage = {"input_tokens": reply.num_prompt_tokens, "output_tokens": reply.num_output_tokens}
         if self._details:
-            usage["input_tokens"] -= turn.num_cached_tokens
-            usage.update(cache_read_input_tokens=turn.num_cached_tokens, cache_creation_input_tokens=0)
+            usage["input_tokens"] -= reply.num_cached_tokens
+            usage.update(cache_read_input_tokens=reply.num_cached_tokens, cache_creation_input_tokens=0)
         return usage
 
 

@@ -183,8 +183,9 @@ def test_other_errors(client: anthropic.Anthropic, ids: Any) -> None:
         client.messages.create(model="claude", max_tokens=5, messages=HELLO)
     with pytest.raises(anthropic.APIStatusError, match="request_too_large"):
         client.messages.create(model="demo", max_tokens=5, messages=[{"role": "user", "content": "x" * (9 << 20)}])
-    stream = client.messages.create(
-        model="demo", max_tokens=50, messages=HELLO, stream=True, extra_body={"extra_args": {"fault": "step"}}
-    )
-    with pytest.raises(anthropic.APIStatusError, match="the device said no"):
-        list(stream)
+    with pytest.raises(anthropic.APIStatusError, match="the device said no"):  # before or after the stream begins
+        list(
+            client.messages.create(
+                model="demo", max_tokens=50, messages=HELLO, stream=True, extra_body={"extra_args": {"fault": "step"}}
+            )
+        )

@@ -1,4 +1,4 @@
-"""One turn of the model in a conversation, for every API that has conversations: from messages to events of output.
+"""One reply of the model in a conversation, for every API that has conversations: from messages to events of output.
 
 Knows no API's format.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frame import RequestOutputKind
-from frame.core.interfaces.parser import Content, OutputEvent
+from frame.core.interfaces.parser import OutputEvent
 from frame.core.interfaces.schema import SamplingFields
 
 
@@ -41,14 +41,24 @@ class Piece:
     stop_reason: int | str | None
 
 
-class Turn:
-    """Renders a conversation and streams the model's answer to it. `body` says how tokens are drawn."""
+class Reply:
+    """Renders a conversation and streams the model's answer to it.
+
+    `body` says how tokens are drawn; `fields` are what the route sets itself, as in `Serving.params`. Raises
+    `RequestError` when its tools cannot be had.
+    """
 
     def __init__(self, serving: Any, conversation: Conversation, body: SamplingFields, **fields: Any) -> None:
         self._serving = serving
         self._conversation = conversation
         self._body = body
         self._fields = fields
+        self._turn = serving.turn(
+            tools=list(conversation.tools) or None,
+            tool_choice=conversation.tool_choice,
+            parallel=conversation.parallel,
+            template_kwargs=conversation.template_kwargs,
+        )
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
@@ -60,7 +70,7 @@ class Turn:
             [dict(message) for message in chat.messages],
             add_generation_prompt=not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
-            tools=list(chat.tools) or None,
+            tools=self._turn.tools,
             template_kwargs=dict(chat.template_kwargs),
         )
 
@@ -71,20 +81,25 @@ class Turn:
         if cache_salt is not None:
             prompt["cache_salt"] = cache_salt
         params = self._serving.params(self._body, output_kind=RequestOutputKind.DELTA, **self._fields)
+        params = self._turn.constrain(params, chat.text)
         outputs = self._serving.generate(prompt, params, f"{name}-{uuid.uuid4().hex[:8]}", priority=priority)
         try:
             async for output in outputs:
                 self._count(output)
                 for completion in output.outputs:
                     yield Piece(
-                        [Content(completion.text)] if completion.text else [],
+                        self._turn.read(completion),
                         completion.token_ids,
                         completion.logprobs,
-                        completion.finish_reason,
+                        self._turn.finish_reason(completion),
                         completion.stop_reason,
                     )
         finally:
             await outputs.aclose()
+
+    def num_reasoning_tokens(self) -> int:
+        """Output tokens that were reasoning; asked for once, at the end."""
+        return min(self._turn.num_reasoning_tokens(), self.num_output_tokens)
 
     def _count(self, output: Any) -> None:
         if output.prompt_token_ids is not None:
