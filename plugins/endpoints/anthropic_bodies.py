@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from frame import StructuredOutputsParams
 from frame.core.interfaces.schema import MAX_INT, BoundedModel, Name, SamplingFields, Text, at_most, limits_of
 
 _MANY = Field(max_length=1 << 16, fail_fast=True)  # the setting that counts is usually far lower
@@ -136,6 +137,11 @@ class MessagesBody(ConversationBody):
     diagnostics: Object | None = None
     priority: int = Field(0, ge=-MAX_INT, le=MAX_INT)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    def constraint(self) -> StructuredOutputsParams | None:
+        """What the output must obey; None for free text."""
+        wanted = self.output_config.format if self.output_config is not None else None
+        return None if wanted is None else StructuredOutputsParams(json=wanted.json_schema)
 
     @field_validator("n")
     @classmethod

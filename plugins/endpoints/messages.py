@@ -63,7 +63,15 @@ class _Answer:
         self._blocks = Blocks()
         self._last: Piece | None = None
         stops = [*(body.stop_sequences or ()), *([body.stop] if isinstance(body.stop, str) else body.stop or ())]
-        self._reply = Reply(serving, read_conversation(body), body, max_tokens=body.max_tokens, stop=stops or None, n=1)
+        self._reply = Reply(
+            serving,
+            read_conversation(body),
+            body,
+            max_tokens=body.max_tokens,
+            stop=stops or None,
+            n=1,
+            structured_outputs=body.constraint(),
+        )
 
     def start(self) -> AsyncGenerator[Piece, None]:
         """Renders the conversation and admits the request with the first piece."""

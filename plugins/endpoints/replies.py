@@ -99,7 +99,8 @@ class Reply:
 
     def num_reasoning_tokens(self) -> int:
         """Output tokens that were reasoning; asked for once, at the end."""
-        return min(self._turn.num_reasoning_tokens(), self.num_output_tokens)
+        count: int = self._turn.num_reasoning_tokens()
+        return min(count, self.num_output_tokens)
 
     def _count(self, output: Any) -> None:
         if output.prompt_token_ids is not None:
