@@ -10,6 +10,7 @@ from pathlib import Path
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineCore
 from ..interfaces.endpoint import Command
+from ..interfaces.grammar import Vocabulary
 from ..logging import configure_logging
 
 
@@ -35,9 +36,14 @@ class EngineCommand(Command):
 
         def make(config: FrameConfig, stage: Callable[[str], None]) -> EngineCore:
             stage("libraries")
+            from ..config.checkpoint import read_checkpoint
             from ..engine.engine import make_engine
+            from ..front.vocabulary import read_vocabulary
             from ..registry import Registry
 
-            return make_engine(config, Registry.load(plugins), stage)
+            def vocabulary() -> Vocabulary:
+                return read_vocabulary(config, read_checkpoint(config))
+
+            return make_engine(config, Registry.load(plugins), stage, vocabulary)
 
         return EngineProcess(config, arguments.socket, arguments.control_fd, make).run()

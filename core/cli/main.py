@@ -28,9 +28,10 @@ BUILT_IN: Mapping[str, str] = MappingProxyType({
     "engine": "engine:EngineCommand",
     "api": "api:ApiCommand",
     "worker": "worker:WorkerCommand",
+    "grammar": "grammar:GrammarCommand",
 })  # fmt: skip
 #: Subcommands that frame starts itself, as child processes.
-HIDDEN = frozenset(("engine", "api", "worker"))
+HIDDEN = frozenset(("engine", "api", "worker", "grammar"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -56,13 +56,19 @@ class Answers:
         return outputs
 
     def _append(self, request: Request, token: int) -> EngineOutput:
+        ends = token in request.stop_ids and len(request.token_ids) + 1 >= request.min_len
+        if request.grammar is not None and not ends and not request.grammar.advance(token):
+            cause = request.grammar.matcher.error or f"token {token} does not continue the output"
+            return self._fail(request, f"structured_outputs: {cause}")
         request.token_ids.append(token)
         self.generated_tokens += 1
         length = len(request.token_ids)
         output: EngineOutput
-        if token in request.stop_ids and length >= request.min_len:
+        if ends:
             reason = None if token in request.eos_ids else token
             output = self._lifecycle.finish(request, "stop", token_ids=(token,), stop_reason=reason)
+        elif request.grammar is not None and request.grammar.finished:
+            output = self._lifecycle.finish(request, "stop", token_ids=(token,))
         elif length >= request.max_len:
             output = self._lifecycle.finish(request, "length", token_ids=(token,))
         else:

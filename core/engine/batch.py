@@ -13,7 +13,7 @@ class Batch:
 
     Arrays are int32 [num_slots], by slot: `num_computed` tokens in the cache once all launched steps are done,
     `num_planned` tokens that exist then (known ones and sampled ones still in flight), `max_len` the most tokens,
-    `covered` the tokens that the request's blocks have room for.
+    `covered` the tokens that the request's blocks have room for. `constrained` says whether it follows a grammar.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -23,6 +23,7 @@ class Batch:
         self.max_len = np.zeros(num_slots, np.int32)
         self.covered = np.zeros(num_slots, np.int32)
         self.deterministic = np.zeros(num_slots, np.bool_)
+        self.constrained = np.zeros(num_slots, np.bool_)
         self.owners: list[Request | None] = [None] * num_slots
         self._order: dict[int, Request] = {}
         self._order_array: np.ndarray | None = None
@@ -50,6 +51,7 @@ class Batch:
         self.max_len[slot] = request.max_len
         self.covered[slot] = covered
         self.deterministic[slot] = request.params.deterministic
+        self.constrained[slot] = request.grammar is not None
         self.owners[slot] = request
         self._order[slot] = request
         self._order_array = None

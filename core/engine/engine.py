@@ -12,15 +12,18 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..config.checkpoint import read_checkpoint
+from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
 from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.executor import Executor, StepHandle, WorkerFactory
+from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan
 from ..registry import Registry
+from .draft import LaunchedStep
+from .grammar_compiler import GrammarCompiler, make_compiler
 from .kv_cache import max_request_len
 from .scheduler import Scheduler
 
@@ -31,6 +34,8 @@ logger = logging.getLogger("frame.engine")
 
 #: Pause between steps that only let a connector's transfers progress.
 IDLE_SECONDS = 0.0005
+#: Most time that the loop, with nothing else to do, waits for a grammar before it looks for news.
+GRAMMAR_SECONDS = 0.005
 
 
 class Engine:
@@ -67,13 +72,16 @@ class Engine:
     def step(self) -> list[EngineOutput]:
         """Launches what can be launched and answers the oldest step; [] when nothing is left to do."""
         start = time.perf_counter()
-        self._launch()
+        self._late += self.scheduler.constraints.admit()
+        answered = self._launch()
         outputs, self._late = self._late, []
-        if self._in_flight:
+        if self._in_flight and not answered:
             plan, handle = self._in_flight.popleft()
             outputs += self._answer(plan, handle)
             if not (len(plan.slots) or outputs or self._in_flight):
                 time.sleep(IDLE_SECONDS)
+        elif not (self._in_flight or outputs):
+            self.scheduler.constraints.wait(GRAMMAR_SECONDS)
         self._steps += 1
         self._step_seconds = time.perf_counter() - start
         self._busy_seconds += self._step_seconds
@@ -110,18 +118,58 @@ class Engine:
         self._closed = True
         self._in_flight.clear()
         self._connector.close()
+        self.scheduler.constraints.close()
         self.executor.close()
 
-    def _launch(self) -> None:
+    def _launch(self) -> bool:
+        """Launches steps while there is room; returns whether that needed the answers of all earlier ones."""
         while len(self._in_flight) < self._depth:
             plan = self.scheduler.schedule()
             if plan is None:
-                return
+                return False
+            step = self.scheduler.constrained(plan)
+            behind = bool(self._in_flight)
             try:
-                self.executor.execute(plan)
-                self._in_flight.append((plan, self.executor.sample()))
+                masks = self._execute(plan) if step is None else self._execute_constrained(step)
+                self._in_flight.append((plan, self.executor.sample(masks)))
             except Exception as error:
                 self._fail(plan, error)
+            if step is not None and behind:
+                return True
+        return False
+
+    def _execute(self, plan: StepPlan) -> bytes:
+        self.executor.execute(plan)
+        return b""
+
+    def _execute_constrained(self, step: LaunchedStep) -> bytes:
+        """Runs the forward pass while masks are filled, for which the tokens of all earlier steps must be known.
+
+        They are waited for behind the launch of the forward pass; those that are here already are taken before, which
+        helps where a launch blocks.
+        """
+        constraints = self.scheduler.constraints
+        if all(handle.ready() for _, handle in self._in_flight):
+            self._catch_up()
+        fill = None if self._in_flight else constraints.begin(step)
+        try:
+            self.executor.execute(step.plan)
+        except BaseException:
+            if fill is not None:
+                fill.wait()
+            raise
+        if self._in_flight:
+            self._catch_up()
+            fill = constraints.begin(step)
+        if fill is None:
+            return b""
+        masks, failed = constraints.finish(fill)
+        self._late += failed
+        return masks
+
+    def _catch_up(self) -> None:
+        while self._in_flight:
+            self._late += self._answer(*self._in_flight.popleft())
 
     def _answer(self, plan: StepPlan, handle: StepHandle) -> list[EngineOutput]:
         try:
@@ -139,8 +187,7 @@ class Engine:
         self.executor.check()
 
     def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        while self._in_flight:
-            self._late += self._answer(*self._in_flight.popleft())
+        self._catch_up()
         done = self.scheduler.reset_prefix_cache(reset_running_requests)
         if reset_connector:
             done = self._connector.reset() and done
@@ -148,10 +195,14 @@ class Engine:
 
 
 def make_engine(
-    config: FrameConfig, registry: Registry, progress: Callable[[str], None] = lambda stage: None
+    config: FrameConfig,
+    registry: Registry,
+    progress: Callable[[str], None] = lambda stage: None,
+    vocabulary: Callable[[], Vocabulary] | None = None,
 ) -> Engine:
     """Builds and starts an engine; `progress` hears the name of each stage as it begins.
 
+    `vocabulary` reads what token ids stand for when a grammar first needs it; without it there are no grammars.
     Raises one error with the root cause: a configuration, checkpoint or plugin error.
     """
     from ..worker.factory import Workers
@@ -166,7 +217,9 @@ def make_engine(
         layout = executor.start()
         facts = executor.call("describe")[0]
         progress("scheduler")
-        return _assemble(config, registry, executor, layout, facts, checkpoint.max_model_len, checkpoint.vocab_size)
+        compiler, no_grammars = make_compiler(config, registry, vocabulary)
+        info = _describe(config, layout, facts, checkpoint)
+        return _assemble(config, registry, executor, layout, info, compiler, no_grammars)
     except BaseException:
         executor.close()
         raise
@@ -188,16 +241,28 @@ def resolve_batch_sizes(config: FrameConfig, registry: Registry) -> FrameConfig:
     return config.model_copy(update={"scheduler": scheduler.model_copy(update=sizes)})
 
 
+def _describe(config: FrameConfig, layout: KVLayout, facts: dict[str, Any], checkpoint: Checkpoint) -> EngineInfo:
+    return EngineInfo(
+        max_model_len=_fitting_length(config, layout, checkpoint.max_model_len),
+        vocab_size=checkpoint.vocab_size,
+        num_blocks=layout.num_blocks,
+        block_size=layout.block_size,
+        platform=facts["platform"],
+        attention=facts["attention"],
+        dtype=facts["dtype"],
+        stages=[tuple(stage) for stage in facts["stages"]],
+    )
+
+
 def _assemble(
     config: FrameConfig,
     registry: Registry,
     executor: Executor,
     layout: KVLayout,
-    facts: dict[str, Any],
-    max_model_len: int,
-    vocab_size: int,
+    info: EngineInfo,
+    compiler: GrammarCompiler | None,
+    no_grammars: str,
 ) -> Engine:
-    max_model_len = _fitting_length(config, layout, max_model_len)
     name = config.transfer.kv_connector
     connector: ConnectorScheduler = (
         NullConnectorScheduler(config=config, layout=layout)
@@ -210,18 +275,10 @@ def _assemble(
         layout=layout,
         policy=registry.make("scheduler", config.scheduler.scheduling_policy, config),
         connector=connector,
-        max_model_len=max_model_len,
+        max_model_len=info.max_model_len,
         max_in_flight=depth,
-    )
-    info = EngineInfo(
-        max_model_len=max_model_len,
-        vocab_size=vocab_size,
-        num_blocks=layout.num_blocks,
-        block_size=layout.block_size,
-        platform=facts["platform"],
-        attention=facts["attention"],
-        dtype=facts["dtype"],
-        stages=[tuple(stage) for stage in facts["stages"]],
+        compiler=compiler,
+        no_grammars=no_grammars,
     )
     return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)
 

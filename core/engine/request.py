@@ -13,6 +13,7 @@ from ..interfaces.step import NewRequest
 
 if TYPE_CHECKING:
     from .batch import Batch
+    from .grammar_progress import GrammarProgress
 
 
 class QueueFullError(RuntimeError):
@@ -20,8 +21,12 @@ class QueueFullError(RuntimeError):
 
 
 class RequestState(Enum):
-    """Where a request is. A preempted one is WAITING again; LOADING waits for a connector's asynchronous load."""
+    """Where a request is. A preempted one is WAITING again; LOADING waits for a connector's asynchronous load.
 
+    COMPILING waits for its grammar before it is queued for the first time.
+    """
+
+    COMPILING = "compiling"
     WAITING = "waiting"
     LOADING = "loading"
     RUNNING = "running"
@@ -53,6 +58,7 @@ class Request:
         self.stop_ids = self.eos_ids.union(source.params.stop_token_ids or ())
         self.min_len = self.prompt_len + source.params.min_tokens
 
+        self.grammar: GrammarProgress | None = None  # set before it is queued, and never again
         self.state = RequestState.WAITING
         self.queue_key: tuple[Any, ...] = ()
         self.batch: Batch | None = None

@@ -20,7 +20,9 @@ from ..interfaces.step import StepPlan, StepResult
 from .admission import Admission
 from .answers import Answers
 from .batch import Batch
+from .constraints import Constraints
 from .draft import LaunchedStep, StepDraft
+from .grammar_compiler import GrammarCompiler
 from .hashing import BlockHasher
 from .kv_cache import KVCache, blocks_needed
 from .lifecycle import Lifecycle
@@ -41,6 +43,8 @@ class Scheduler:
         connector: ConnectorScheduler,
         max_model_len: int,
         max_in_flight: int,
+        compiler: GrammarCompiler | None = None,
+        no_grammars: str = "the engine was built without a vocabulary",
     ) -> None:
         self._config = config.scheduler
         self._deterministic = config.model.deterministic
@@ -56,6 +60,7 @@ class Scheduler:
         self._waiting = WaitingQueue(policy)
         self._transfers = Transfers(connector, self._kv)
         self._lifecycle = Lifecycle(kv=self._kv, batch=self._batch, waiting=self._waiting, transfers=self._transfers)
+        self.constraints = Constraints(self._lifecycle, compiler, no_grammars, self._config.max_num_seqs)
         self._admission = Admission(self._config, self._lifecycle)
         self._answers = Answers(self._lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
         self._launched: dict[int, LaunchedStep] = {}  # by step, oldest first
@@ -78,9 +83,12 @@ class Scheduler:
         request = Request(
             source, sequence=self._num_added, max_len=max_len, num_groups=len(self._layout.groups), root=root
         )
+        if source.params.structured_outputs is not None:
+            self.constraints.submit(request)
+        else:
+            self._waiting.add(request)
         self._num_added += 1
         lifecycle.requests[request.request_id] = request
-        self._waiting.add(request)
 
     def _check(self, source: EngineRequest) -> int:
         """The most tokens the request may have; raises `ValueError` when it can never run."""
@@ -217,6 +225,12 @@ class Scheduler:
         lifecycle.finished_ids += plan.finished_ids
         lifecycle.answer(plan.slots)
         return outputs
+
+    def constrained(self, plan: StepPlan) -> LaunchedStep | None:
+        """The step of a plan in which some row that yields a token follows a grammar, else None."""
+        if not self._batch.constrained[plan.slots][plan.samples].any():
+            return None
+        return self._launched[plan.step]
 
     def _answered(self, plan: StepPlan) -> LaunchedStep:
         step = self._launched.pop(plan.step, None)

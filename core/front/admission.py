@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ..interfaces.engine import EngineRequest
-from ..interfaces.sampling import SamplingParams
+from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
 from .prompts import InvalidRequest, ParsedPrompt
 from .tokenizer import Tokenizer, TokenizerSource
 
@@ -67,6 +67,7 @@ class Limits:
     seed: int = 0
     deterministic: bool = False
     priorities: bool = True
+    max_grammar_length: int = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class Admission:
         if params.n > _MAX_CHILDREN:
             raise InvalidRequest(f"n must be at most {_MAX_CHILDREN}, got {params.n}", "n")
         if params.structured_outputs is not None:
-            raise InvalidRequest("structured_outputs needs a grammar plugin, and none is loaded", "structured_outputs")
+            self._check_constraint(params.structured_outputs)
         for name in ("logprobs", "prompt_logprobs"):
             self._check_logprobs(name, getattr(params, name))
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
@@ -222,6 +223,22 @@ class Admission:
         self._check_vocabulary("bad_words_token_ids", list(chain.from_iterable(params.bad_words_token_ids or ())))
         if params.stop:
             self._tokenizer.get()  # stop strings need text
+
+    def _check_constraint(self, constraint: StructuredOutputsParams) -> None:
+        """Bounds the text; what it compiles to is the engine's to judge."""
+        name = f"structured_outputs.{constraint.constraint}"
+        try:
+            length = len(msgspec.json.encode(constraint))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{name} is not plain JSON: {error}", "structured_outputs") from None
+        if length > self.limits.max_grammar_length:
+            raise InvalidRequest(
+                f"{name} has {length} characters, but at most {self.limits.max_grammar_length} are taken "
+                "(max_grammar_length)",
+                "structured_outputs",
+            )
+        self._check_vocabulary("structured_outputs.start_after", constraint.start_after)
+        self._tokenizer.get()  # a grammar needs text
 
     def _check_logprobs(self, name: str, value: int | None) -> None:
         most = self.limits.max_logprobs

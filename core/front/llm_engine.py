@@ -44,11 +44,12 @@ class LLMEngine:
         from ..engine.engine import make_engine
         from ..registry import Registry
         from ..worker.processors import request_check
+        from .vocabulary import read_vocabulary
 
         registry = Registry.load()
         checkpoint = read_checkpoint(config)
         check = request_check(config, registry)
-        core = make_engine(config, registry)
+        core = make_engine(config, registry, vocabulary=lambda: read_vocabulary(config, checkpoint))
         try:
             return cls(config, core, Front(config, checkpoint, core.info, validators=[check]))
         except BaseException:

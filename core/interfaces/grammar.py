@@ -17,15 +17,23 @@ if TYPE_CHECKING:
 
 
 class Vocabulary(Protocol):
-    """What token ids stand for. `definition` is the tokenizer as tokenizer.json holds it, `size` the model's ids.
+    """What token ids stand for."""
 
-    `special_tokens` map texts to ids that are not text; `eos_token_ids` end an output.
-    """
+    @property
+    def size(self) -> int:
+        """Ids of the model, some of which may be no token."""
 
-    size: int
-    definition: str
-    eos_token_ids: Sequence[int]
-    special_tokens: Mapping[str, int]
+    @property
+    def definition(self) -> str:
+        """The tokenizer as tokenizer.json holds it."""
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """Tokens that end an output."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Tokens that are not text: their names and ids."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of a token, which may be a part of a character; b"" where there is none."""

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from .sampled import Sampled
     from .sampler import Sampler
 
+NOT_FINITE = "the model produced logits that are not finite"
+NO_CHOICE = (
+    "no token is left: grammar, allowed_token_ids, bad_words, logit_bias, processors and min_tokens forbid them all"
+)
+
 
 class PendingStep:
     """The handle that the engine waits on. `result` may be called once the step was sampled, any number of times."""
@@ -58,7 +63,7 @@ class PendingStep:
             result.num_tokens[rows] = 1
             result.logprobs = self._sampled.logprob_rows(arrays, rows)
             for index in np.flatnonzero(~np.isfinite(arrays["drawn"])).tolist():
-                result.failed[int(rows[index])] = "the model produced logits that are not finite"
+                result.failed[int(rows[index])] = NO_CHOICE if np.isneginf(arrays["drawn"][index]) else NOT_FINITE
             self._sampler.deliver(plan.slots[rows], arrays["token_ids"])
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.rows()

@@ -60,7 +60,24 @@ def refuse(params):
         ([1], {"n": 20000}, "n must be at most 16384, got 20000", "n"),
         ([1], {"truncate_prompt_tokens": 32}, "truncate_prompt_tokens must be below the model's 32", None),
         ([1], {"extra_args": {"target": "x"}}, r"extra_args\['target'\] must be an integer", None),
-        ([1], {"structured_outputs": StructuredOutputsParams(regex="a")}, "needs a grammar plugin", None),
+        (
+            [1],
+            {"structured_outputs": StructuredOutputsParams(regex="a" * 300000)},
+            r"structured_outputs.regex has 3000\d\d characters, but at most 262144 are taken \(max_grammar_length\)",
+            "structured_outputs",
+        ),
+        (
+            [1],
+            {"structured_outputs": StructuredOutputsParams(json={"const": {1j}})},
+            "structured_outputs.json is not plain JSON",
+            "structured_outputs",
+        ),
+        (
+            [1],
+            {"structured_outputs": StructuredOutputsParams(regex="a", start_after=[400])},
+            "structured_outputs.start_after holds 400",
+            "structured_outputs.start_after",
+        ),
     ],
 )
 def test_bad_input_gets_one_sentence(admit, prompt, params, message, param):
