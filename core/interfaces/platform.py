@@ -129,6 +129,10 @@ class Graphs(ABC):
     def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
         """Runs `forward` (or replays its recording); returns the hidden states, valid until the next run."""
 
+    def shapes(self) -> list[StepShape]:
+        """Steps that will be recorded, as they run eagerly before."""
+        return []
+
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
         """Records one more shape between steps, `run_dummy` running it; returns whether more are left."""
         del run_dummy
@@ -200,6 +204,12 @@ class Platform(ABC):
     def graphs(self) -> Graphs:
         """Recorded steps; eager by default."""
         return EagerGraphs()
+
+    def prepare_kernels(self, run: Callable[[], None]) -> None:
+        """Called once, before memory is profiled; `run` runs steps of every kind on a tiny cache, and may be called
+        several times. The default has nothing to compile and does not call it.
+        """
+        del run
 
     def collectives(self, ranks: list[int]) -> ProcessGroup:
         """A process group over `ranks` (global rank numbers) with this device's collectives."""

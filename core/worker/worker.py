@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,9 @@ from ..interfaces.attention import AttentionBackend, AttentionSpec
 from ..interfaces.connector import ConnectorWorker, NullConnectorWorker
 from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
+from ..interfaces.logits import LogitsProcessor
 from ..interfaces.model import Model
-from ..interfaces.platform import Platform, PlatformSpec
+from ..interfaces.platform import Graphs, Platform, PlatformSpec
 from ..interfaces.step import StepPlan
 from ..ops.step import StepBuffers
 from ..registry import Registry
@@ -35,6 +36,7 @@ from .profiler import Profiler
 from .request_state import BlockTables, RequestState
 from .runner import Device, Runner
 from .sampler import Sampler
+from .warm_up import warm_up
 
 logger = logging.getLogger("frame.worker")
 
@@ -163,6 +165,7 @@ class Worker:
         groups = group_layers({name: layer.kv_spec() for name, layer in layers.items()}, cache.block_size)
         layout = plan_layout(groups)
         needed = full_bytes(layout, self.config.scheduler.max_num_seqs, checkpoint.max_model_len)
+        platform.prepare_kernels(partial(self._run_spare, [], checkpoint, layout, loaded))
         if platform.memory().needs_profile:
             profile_step(self.config, checkpoint, loaded, platform)
         available = cache.kv_cache_memory_bytes or platform.memory().kv_bytes(
@@ -178,8 +181,24 @@ class Worker:
             **{name: self.facts[name] for name in ("platform", "dtype", "attention")},
         }
         layout = structs.replace(layout, numerics=block_numerics(loaded.model, layout, backends, facts))
-        self.runner = self._make_runner(checkpoint, layout, loaded, backends)
+        graphs = platform.graphs()
+        model, connector = graphs.prepare(loaded.model), self._make_connector(layout)
+        connector.register(self.memory.layer_bytes())
+        processors = load_processors(self.config, self.registry, platform.device)
+        self.runner = self._make_runner(checkpoint, layout, model, backends, graphs, connector, processors)
         return layout
+
+    def _run_spare(self, made: list[Runner], checkpoint: Checkpoint, layout: KVLayout, loaded: LoadedModel) -> None:
+        """Runs steps of every kind on a runner of its own (`made` keeps it), whose cache has two blocks."""
+        scheduler = self.config.scheduler
+        if not made:
+            tiny = with_blocks(layout, 0, 2)
+            self.memory = KVMemory(tiny, self.platform.device)
+            backends = self._bind_layers(tiny, loaded, self.platform)
+            connector = NullConnectorWorker(config=self.config, layout=tiny, rank=self.rank)
+            graphs = self.platform.graphs()
+            made.append(self._make_runner(checkpoint, tiny, loaded.model, backends, graphs, connector, []))
+        warm_up(made[0], scheduler.max_num_seqs, scheduler.max_num_batched_tokens, checkpoint.max_model_len)
 
     def _warm_up(self) -> None:
         """Records what the platform wants recorded before the first request."""
@@ -208,7 +227,14 @@ class Worker:
         return backends
 
     def _make_runner(
-        self, checkpoint: Checkpoint, layout: KVLayout, loaded: LoadedModel, backends: list[AttentionBackend]
+        self,
+        checkpoint: Checkpoint,
+        layout: KVLayout,
+        model: Model,
+        backends: list[AttentionBackend],
+        graphs: Graphs,
+        connector: ConnectorWorker,
+        processors: Sequence[LogitsProcessor],
     ) -> Runner:
         ops, streams, device = self.platform.ops(), self.platform.streams(), self.platform.device
         max_slots, block_size = self.config.scheduler.max_num_seqs, layout.block_size
@@ -225,14 +251,11 @@ class Worker:
             max_slots=max_slots,
             vocab_size=checkpoint.vocab_size,
             logprobs_mode=self.config.model.logprobs_mode,
-            processors=load_processors(self.config, self.registry, device),
+            processors=processors,
         )
-        graphs = self.platform.graphs()
-        connector = self._make_connector(layout)
-        connector.register(self.memory.layer_bytes())
         return Runner(
             device=Device(ops, streams, graphs, device),
-            model=graphs.prepare(loaded.model),
+            model=model,
             layout=layout,
             backends=backends,
             state=state,

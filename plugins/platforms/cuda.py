@@ -6,7 +6,7 @@ Tuned on Hopper; works from compute capability 8.0. Knows no model and no reques
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from frame.kernels import activation, experts, filters, logits, logprobs, norm, 
 from frame.kernels import linear as few_rows
 
 from .cuda_graphs import CudaGraphs
+from .rehearsal import rehearse
 
 #: Kept free beside weights, cache and activations: library workspaces and recorded graphs' own memory.
 RESERVE_BYTES = 600 << 20
@@ -124,6 +125,11 @@ class CudaPlatform(Platform):
 
     def memory(self) -> Memory:
         return self._memory
+
+    def prepare_kernels(self, run: Callable[[], None]) -> None:
+        """Compiles what steps launch, all at once, then runs them, so that nothing is loaded or chosen later."""
+        rehearse(run)
+        run()
 
     def graphs(self) -> CudaGraphs:
         sizes = [] if self.config.executor.enforce_eager else self.options.graph_sizes

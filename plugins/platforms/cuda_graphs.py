@@ -52,6 +52,9 @@ class CudaGraphs(Graphs):
         graph.replay()
         return hidden
 
+    def shapes(self) -> list[StepShape]:
+        return [StepShape(size, size, size, size) for size in self._todo]
+
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
         """Records the largest size left; False when there was none."""
         if not self._todo:

@@ -1,0 +1,90 @@
+"""Steps that nobody asked for, run before the first request, so that nothing compiles or initialises later.
+
+They hold prompts and decodes, every sampling feature and every shape that is recorded. Knows no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..interfaces.sampling import SamplingParams
+from ..interfaces.step import NewRequest, StepPlan
+from .runner import Runner
+
+#: Block that the requests read and write; it stays free, so what they leave in it is nobody's.
+_BLOCK = 1
+#: What requests may ask for, a request each: together they reach every kernel of the sampler.
+_FEATURES: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "logprobs": 5},
+    {"temperature": 0.0, "prompt_logprobs": 2, "logprobs": 2, "presence_penalty": 0.1, "repetition_penalty": 1.1},
+    {"temperature": 1.0, "logit_bias": {0: 0.5}, "min_tokens": 8, "bad_words_token_ids": [[0, 1], [2]]},
+    {"temperature": 0.0, "allowed_token_ids": [0, 1, 2]},
+)
+
+
+def warm_up(runner: Runner, max_slots: int, max_tokens: int, max_model_len: int) -> None:
+    """Runs prompts of all features together and alone, decodes of them, and what will be recorded."""
+    for plan in _plans(runner, max_slots, max_tokens, max_model_len):
+        runner.execute(plan)
+        runner.sample().result()
+    for shape in runner.device.graphs.shapes():
+        runner.run_dummy(shape)
+
+
+def _plans(runner: Runner, max_slots: int, max_tokens: int, max_model_len: int) -> Iterator[StepPlan]:
+    count = min(len(_FEATURES), max_slots, max_tokens)
+    length = min(160, max_tokens // count, max_model_len - 4)
+    if length < 1:
+        return
+    step = 0
+    for chosen in [[0], list(range(count))] if count > 1 else [[0]]:
+        added = [_request(runner, slot, length) for slot in chosen]
+        yield _plan(step, added, chosen, length, 0)
+        yield _plan(step + 1, [], chosen, 1, length)
+        yield _plan(step + 2, [], chosen[:1], 1, length + 1)
+        step += 4
+        yield _plan(step - 1, [], [], 0, 0, removed=chosen)
+
+
+def _request(runner: Runner, slot: int, length: int) -> NewRequest:
+    layout = runner.layout
+    blocks = np.full(-(-(length + 4) // layout.block_size), _BLOCK, np.int32)
+    params = SamplingParams(max_tokens=16, **_FEATURES[slot])
+    return NewRequest(
+        slot=slot,
+        request_id=f"warm-up-{slot}",
+        token_ids=np.arange(length, dtype=np.int32) % 3,
+        prompt_len=length,
+        num_computed=0,
+        block_ids=[blocks for _ in layout.groups],
+        params=params,
+        seed=1,
+    )
+
+
+def _plan(
+    step: int,
+    added: list[NewRequest],
+    slots: list[int],
+    scheduled: int,
+    computed: int,
+    *,
+    removed: Sequence[int] = (),
+) -> StepPlan:
+    rows = len(slots)
+    return StepPlan(
+        step=step,
+        removed_slots=np.array(removed, np.int32),
+        added=added,
+        appends=[],
+        slots=np.array(slots, np.int32),
+        num_scheduled=np.full(rows, scheduled, np.int32),
+        num_computed=np.full(rows, computed, np.int32),
+        samples=np.ones(rows, bool),
+        num_drafts=np.zeros(rows, np.int32),
+    )

@@ -1,0 +1,35 @@
+"""Steps before the first request: they reach every feature, and leave nothing that a request could see."""
+
+import pytest
+
+from frame import LLM, SamplingParams
+from frame.core.testing.checkpoints import make_checkpoint
+from frame.core.worker.runner import Runner
+from frame.plugins.platforms.cpu import CpuPlatform
+
+PROMPTS = [{"prompt_token_ids": [5, 6, 7]}, {"prompt_token_ids": list(range(40))}]
+SIZES = [{}, {"max_num_seqs": 2}, {"max_num_seqs": 1, "max_num_batched_tokens": 8}, {"max_model_len": 5}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(make_checkpoint(tmp_path_factory.mktemp("warm-up"), "gemma2"))
+
+
+def answers(folder, settings):
+    engine = LLM(folder, skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22, **settings)
+    prompts = [{"prompt_token_ids": prompt["prompt_token_ids"][:3]} for prompt in PROMPTS] if settings else PROMPTS
+    params = SamplingParams(temperature=0, max_tokens=2, detokenize=False)
+    return [output.outputs[0].token_ids for output in engine.generate(prompts, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("settings", SIZES, ids=str)
+def test_requests_see_nothing_of_it(settings, folder, monkeypatch):
+    want = answers(folder, settings)
+    steps = []
+    execute = Runner.execute
+    monkeypatch.setattr(Runner, "execute", lambda self, plan: (steps.append(plan), execute(self, plan))[1])
+    monkeypatch.setattr(CpuPlatform, "prepare_kernels", lambda self, run: (run(), run())[1])
+    assert answers(folder, settings) == want
+    warmed = [plan for plan in steps if any(new.request_id.startswith("warm-up") for new in plan.added)]
+    assert warmed or settings.get("max_model_len") == 5
