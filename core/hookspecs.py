@@ -135,3 +135,12 @@ def frame_commands() -> list[Provider]:
     The command line builds the one that was typed, or all of them for `frame --help`.
     """
     return []
+
+
+@hookspec
+def frame_metrics_sinks() -> list[Provider]:
+    """Metrics sinks: `frame.interfaces.MetricsSink` classes.
+
+    Each API process builds those that `--metrics-sinks` names when it starts, and closes them when it ends.
+    """
+    return []

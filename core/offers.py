@@ -58,6 +58,7 @@ KINDS = {
     "reasoning-parser": Kind("frame_reasoning_parsers", "reasoning parser", "parser:ReasoningParser"),
     "endpoint": Kind("frame_endpoints", "endpoint", "endpoint:Endpoint"),
     "command": Kind("frame_commands", "command", "endpoint:Command"),
+    "sink": Kind("frame_metrics_sinks", "metrics sink", "report:MetricsSink"),
 }
 _KIND_OF_HOOK = {kind.hook: name for name, kind in KINDS.items()}
 

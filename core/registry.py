@@ -308,6 +308,7 @@ def named_plugins(config: Any) -> list[tuple[str, str]]:
         ("loader", config.load.load_format),
         ("grammar", config.structured_outputs.structured_outputs_backend),
     ]
+    named += [("sink", name) for name in config.observability.metrics_sinks]
     if config.transfer.kv_connector is not None:
         named.append(("connector", config.transfer.kv_connector))
     return named

@@ -78,6 +78,10 @@ _TRANSLATED: Mapping[str, str] = {
     "guided_decoding_backend": "`structured_outputs_backend`",
     "device": "`platform`",
     "disable_uvicorn_access_log": "`disable_access_log`",
+    "enable_log_requests": "`metrics_sinks` with `log`",
+    "enable_log_outputs": "`plugin.log.outputs`",
+    "max_log_len": "`plugin.log.max_chars`",
+    "otlp_traces_endpoint": "`metrics_sinks` with `otel`, and `plugin.otel.endpoint`",
 }
 
 

@@ -17,6 +17,7 @@ from .parsers import frame_reasoning_parsers, frame_tool_parsers
 from .platforms import frame_platforms
 from .processors import frame_logits_processors
 from .schedulers import frame_schedulers
+from .sinks import frame_metrics_sinks
 
 __all__ = [
     "frame_attention_backends",
@@ -26,6 +27,7 @@ __all__ = [
     "frame_grammars",
     "frame_kv_connectors",
     "frame_logits_processors",
+    "frame_metrics_sinks",
     "frame_models",
     "frame_platforms",
     "frame_reasoning_parsers",

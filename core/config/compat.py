@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .errors import ConfigError
+from .mappings import merge
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,14 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "guided_decoding_backend": lambda value: {"structured_outputs_backend": value},
     "device": lambda value: {"platform": value},
     "disable_uvicorn_access_log": lambda value: {"disable_access_log": value},
+    "enable_log_requests": lambda value: {"metrics_sinks": ["log"]} if value else {},
+    "enable_log_outputs": lambda value: {"plugin": {"log": {"outputs": value}}} if value else {},
+    "max_log_len": lambda value: {"plugin": {"log": {"max_chars": value}}},
+    "otlp_traces_endpoint": lambda value: {"metrics_sinks": ["otel"], "plugin": {"otel": {"endpoint": value}}},
 })  # fmt: skip
+
+#: Those of them whose flag takes no value.
+SWITCHES = frozenset(("disable_uvicorn_access_log", "enable_log_requests", "enable_log_outputs"))
 
 _NO_EFFECT = "it has no effect here"
 _MEDIA = "models take text only"
@@ -108,6 +116,9 @@ _NO_LORA = "adapters are not supported yet"
 _NO_POOLING = "pooling models are not supported yet"
 _NO_DP = "data and context parallelism are not supported yet"
 _OFF = (None, False)
+
+#: Settings that several of the others add to, and the user as well.
+_JOINED = ("metrics_sinks", "plugin")
 
 #: Arguments that nothing here acts on.
 UNUSED: Mapping[str, Unused] = MappingProxyType({
@@ -118,7 +129,7 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "api_server_count": Unused("one API process serves", (None, 1)),
     "calculate_kv_scales": Unused("scales of a quantised cache are not supported yet", _OFF, switch=True),
     "code_revision": Unused("no code of a checkpoint is run", (None,)),
-    "collect_detailed_traces": Unused("traces are not exported yet", (None, [])),
+    "collect_detailed_traces": Unused("traces have queue, prefill and decode; give --metrics-sinks otel", (None, [])),
     "compilation_config": Unused(_NO_EFFECT),
     "config_format": Unused("only Hugging Face folders are read", (None, "auto", "hf")),
     "convert": Unused(_NO_POOLING, (None, "auto", "none")),
@@ -136,7 +147,6 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "download_dir": Unused("nothing is downloaded", (None, "")),
     "enable_eplb": Unused("expert parallelism is not supported yet", _OFF, switch=True),
     "enable_expert_parallel": Unused("expert parallelism is not supported yet", _OFF, switch=True),
-    "enable_log_requests": Unused("requests are not logged", _OFF, switch=True),
     "enable_lora": Unused(_NO_LORA, _OFF, switch=True),
     "enable_mm_embeds": Unused(_MEDIA, _OFF, switch=True),
     "enable_prompt_embeds": Unused("prompts are text or token ids", _OFF, switch=True),
@@ -164,7 +174,6 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "nnodes": Unused("engines run on one machine", (None, 1)),
     "num_lookahead_slots": Unused(_NO_EFFECT),
     "optimization_level": Unused(_NO_EFFECT),
-    "otlp_traces_endpoint": Unused("traces are not exported yet", (None,)),
     "pooler_config": Unused(_NO_POOLING, (None,)),
     "preemption_mode": Unused(_NO_EFFECT),
     "pt_load_map_location": Unused(_NO_EFFECT),
@@ -195,6 +204,7 @@ def translate(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises `ConfigError` for an argument that would have to do something and cannot.
     """
     own: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     ignored: list[str] = []
     for name, value in values.items():
         if value is None:
@@ -207,6 +217,9 @@ def translate(values: Mapping[str, Any]) -> dict[str, Any]:
                 ignored.append(name)
         elif name in TRANSLATIONS:
             for key, part in TRANSLATIONS[name](value).items():
+                if key in _JOINED:
+                    joined[key] = _join(joined.get(key), part)
+                    continue
                 if values.get(key) not in (None, part):
                     raise ConfigError(f"{name} says {key}={part!r}, but {key}={values[key]!r} is given too")
                 own[key] = _own_value(key, part)
@@ -214,7 +227,16 @@ def translate(values: Mapping[str, Any]) -> dict[str, Any]:
             own[name] = _own_value(name, value)
     if ignored:
         logger.warning("without effect here: %s", ", ".join(sorted(ignored)))
-    return own
+    return own | {key: _join(part, own.get(key)) for key, part in joined.items()}
+
+
+def _join(first: Any, second: Any) -> Any:
+    """Both lists, or both mappings; the second wins."""
+    if not first or not second:
+        return first or second
+    if isinstance(first, list):
+        return [*first, *(item for item in second if item not in first)]
+    return merge(first, second)
 
 
 def _own_value(name: str, value: Any) -> Any:

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .compat import SHORT_FLAGS, TRANSLATIONS, UNUSED, VALUES
+from .compat import SHORT_FLAGS, SWITCHES, TRANSLATIONS, UNUSED, VALUES
 from .errors import ConfigError, near
 from .file import read_config_file
 from .flag_parser import FlagParser, read_json, read_mapping, read_option
@@ -111,7 +111,7 @@ def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
     for name in (*TRANSLATIONS, *UNUSED):
         flag = "--" + name.replace("_", "-")
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        if name in UNUSED and UNUSED[name].switch:
+        if name in SWITCHES or (name in UNUSED and UNUSED[name].switch):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
         else:
             parser.add_argument(flag, type=read_json, **options)

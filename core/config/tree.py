@@ -238,6 +238,9 @@ class ObservabilityConfig(Section):
     """Statistics and profiles."""
 
     disable_log_stats: bool = Field(True, description="Keep no statistics for `get_metrics`.")
+    metrics_sinks: list[str] = Field(
+        default_factory=list, description="Plugins that hear of every finished request, such as log and otel."
+    )
     vllm_metrics: bool = Field(False, description="Expose metrics under vLLM's names (`vllm:…`), too.")
     profile_dir: str | None = Field(None, description="Absolute folder for profiler traces.")
 

@@ -38,6 +38,7 @@ _HOMES = {
     "turn": ("Turn",),
     "errors": ("ErrorShape", "RequestError"),
     "endpoint": ("Command", "Endpoint", "Serving"),
+    "report": ("MetricsSink", "RequestReport"),
     "schema": ("BoundedModel", "Limits", "SamplingFields"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -26,6 +26,7 @@ from .engine_process import describe, die_with_parent
 from .http import Server, make_server
 from .ingress import Ingress
 from .messages import EngineNews, EngineUp, Failed, Serving
+from .reports import Reporter
 from .serving import ServingHost
 from .turn import OutputParsers, build_parsers
 
@@ -77,6 +78,7 @@ class ApiProcess:
         finally:
             follow.cancel()
             await asyncio.gather(follow, text, return_exceptions=True)
+            await asyncio.to_thread(self._host.reporter.close)
             await self._client.close()
             control.close()
         return 0
@@ -85,6 +87,9 @@ class ApiProcess:
         registry = self._registry = Registry.load()
         registry.add_files(self._config)
         endpoints = make_endpoints(self._config, registry, self._host)
+        names = dict.fromkeys(self._config.observability.metrics_sinks)
+        sinks = [registry.make("sink", name, self._config) for name in names]
+        self._host.reporter = Reporter(self._host.model_names[0], sinks)
         app, ingress = build_app(self._config, self._host, endpoints, self._host.metrics)
         return make_server(app, self._config.server), ingress
 

@@ -21,11 +21,13 @@ class RequestTimer:
         self._longest = 0
         self._prompt_tokens: int | None = None
         self._queue_seconds: float | None = None
-        self._reason = "abort"
+        self._cached_tokens = 0
+        self._total_seconds = 0.0
+        self.reason = "abort"
 
     def prompt(self, num_tokens: int, num_cached: int) -> None:
         """Notes the prompt, when the first output is there."""
-        self._prompt_tokens = num_tokens
+        self._prompt_tokens, self._cached_tokens = num_tokens, num_cached
         self._metrics.prompt(num_tokens, num_cached)
 
     def queued(self, seconds: float) -> None:
@@ -47,13 +49,14 @@ class RequestTimer:
 
     def ends(self, reason: str) -> None:
         """Notes how the request ended; without it, it was aborted."""
-        self._reason = reason
+        self.reason = reason
 
     def close(self) -> None:
         """Counts what was observed."""
         metrics = self._metrics
-        metrics.finished(self._reason)
-        metrics.histogram("e2e_request_latency_seconds").observe(time.perf_counter() - self._arrival)
+        self._total_seconds = time.perf_counter() - self._arrival
+        metrics.finished(self.reason)
+        metrics.histogram("e2e_request_latency_seconds").observe(self._total_seconds)
         metrics.histogram("request_params_n").observe(self._params.n)
         if self._params.max_tokens is not None:
             metrics.histogram("request_params_max_tokens").observe(self._params.max_tokens)
@@ -62,6 +65,22 @@ class RequestTimer:
             metrics.histogram("request_generation_tokens").observe(self._tokens)
         if self._tokens:
             self._close_phases()
+
+    def figures(self) -> dict[str, Any]:
+        """Tokens and seconds of a closed request, as `RequestReport` names them."""
+        figures: dict[str, Any] = {
+            "total_seconds": self._total_seconds,
+            "prompt_tokens": self._prompt_tokens or 0,
+            "cached_tokens": self._cached_tokens,
+            "generated_tokens": self._tokens,
+            "queue_seconds": self._queue_seconds,
+        }
+        if self._tokens:
+            figures["first_token_seconds"] = self._start - self._arrival
+            figures["decode_seconds"] = self._last - self._start
+            if self._queue_seconds is not None:
+                figures["prefill_seconds"] = max(self._start - self._arrival - self._queue_seconds, 0.0)
+        return figures
 
     def _close_phases(self) -> None:
         metrics, decode = self._metrics, self._last - self._start

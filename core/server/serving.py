@@ -28,6 +28,7 @@ from ..interfaces.schema import BoundedModel, Limits, SamplingFields
 from .client import RemoteEngine
 from .ingress import JSON_BODY, OWNER
 from .metrics import ServerMetrics
+from .reports import Reporter
 from .request_timer import RequestTimer
 from .streams import event_stream, race_request
 from .turn import AssistantTurn, OutputParsers
@@ -92,6 +93,7 @@ class ServingHost:
         )
         #: the routes, once the application is built
         self.calls: RouteCalls | None = None
+        self.reporter = Reporter(self.model_names[0])
         self._client = client
         self._llm: AsyncLLM | None = None
         self._limits: Limits | None = None
@@ -218,6 +220,7 @@ class ServingHost:
     ) -> AsyncGenerator[Any, None]:
         """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails."""
         timer = RequestTimer(self.metrics, params)
+        notes = self.reporter.begin(request_id, params)
         stream = self.llm.generate(prompt, params, request_id, **options)
         first = True
         try:
@@ -227,16 +230,21 @@ class ServingHost:
                     timer.prompt(len(output.prompt_token_ids or ()), output.num_cached_tokens or 0)
                     if output.metrics is not None and output.metrics.first_scheduled_time is not None:
                         timer.queued(output.metrics.first_scheduled_time - output.metrics.arrival_time)
+                if notes is not None:
+                    notes.see(output)
                 self._observe(timer, output)
                 yield output
-        except EngineDeadError as error:
+        except (EngineDeadError, RequestError, ValueError) as error:
             timer.ends("error")
-            raise RequestError(503, str(error)) from None
-        except ValueError as error:
-            timer.ends("error")
-            raise _refusal(error) from None
+            if notes is not None:
+                notes.error = str(error)
+            if isinstance(error, EngineDeadError):
+                raise RequestError(503, str(error)) from None
+            raise (_refusal(error) if isinstance(error, ValueError) else error) from None
         finally:
             timer.close()
+            if notes is not None:
+                self.reporter.end(notes, timer)
             await stream.aclose()
 
     def _observe(self, timer: RequestTimer, output: Any) -> None:
@@ -246,7 +254,6 @@ class ServingHost:
             count += new
             longest = max(longest, new)
             if completion.finish_reason == "error":
-                timer.ends("error")
                 status = _STATUS[completion.fault] if self._client.error is None else 503
                 raise RequestError(status, completion.error or "the engine failed")
             if output.finished and completion.finish_reason is not None:

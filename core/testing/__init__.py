@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .processor_suite import LogitsProcessorSuite as LogitsProcessorSuite
     from .reference_attention import ReferenceAttention as ReferenceAttention
     from .scheduler_suite import SchedulerPolicySuite as SchedulerPolicySuite
+    from .sink_suite import MetricsSinkSuite as MetricsSinkSuite
     from .suites import SUITES as SUITES
 
 _HOMES = {
@@ -49,6 +50,7 @@ _HOMES = {
     "processor_suite": ("LogitsProcessorSuite",),
     "reference_attention": ("ReferenceAttention",),
     "scheduler_suite": ("SchedulerPolicySuite",),
+    "sink_suite": ("MetricsSinkSuite",),
     "suites": ("SUITES",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -18,6 +18,7 @@ from .platform_suite import PlatformSuite
 from .plugin_suite import PluginSuite
 from .processor_suite import LogitsProcessorSuite
 from .scheduler_suite import SchedulerPolicySuite
+from .sink_suite import MetricsSinkSuite
 
 #: Kind → suite.
 SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
@@ -34,4 +35,5 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "reasoning-parser": ReasoningParserSuite,
     "endpoint": EndpointSuite,
     "command": CommandSuite,
+    "sink": MetricsSinkSuite,
 })  # fmt: skip

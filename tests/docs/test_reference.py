@@ -28,6 +28,10 @@ EXAMPLES: dict[str, tuple[Any, str, Any]] = {
     "guided_decoding_backend": ("guidance", "structured_outputs_backend", "guidance"),
     "device": ("cpu", "platform", "cpu"),
     "disable_uvicorn_access_log": (True, "disable_access_log", True),
+    "enable_log_requests": (True, "metrics_sinks", ["log"]),
+    "enable_log_outputs": (True, "plugin", {"log": {"outputs": True}}),
+    "max_log_len": (99, "plugin", {"log": {"max_chars": 99}}),
+    "otlp_traces_endpoint": ("http://c:4318", "metrics_sinks", ["otel"]),
 }
 
 

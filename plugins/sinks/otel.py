@@ -1,0 +1,138 @@
+"""OpenTelemetry traces: a span for each generation with its queue, prefill and decode below it. Extra `otel`.
+
+Spans are made after the end of a request from what was measured anyway, and sent by a thread of the SDK, so that a slow
+collector slows no request. Names follow the semantic conventions for generative AI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from frame.core.interfaces.report import MetricsSink, RequestReport
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as error:
+    raise ImportError(f"traces need OpenTelemetry ({error}); `pip install 'frame-llm[otel]'` brings it") from None
+
+_PATH = "/v1/traces"
+#: end of a route → operation
+_OPERATIONS: Mapping[str, str] = {
+    "/chat/completions": "chat", "/completions": "text_completion", "/messages": "chat", "/responses": "chat",
+}  # fmt: skip
+#: attribute → field of SamplingParams
+_REQUEST: Mapping[str, str] = {
+    "max_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "seed": "seed",
+    "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty", "choice.count": "n",
+}  # fmt: skip
+#: attribute → field of RequestReport
+_LATENCIES: Mapping[str, str] = {
+    "time_in_queue": "queue_seconds", "time_to_first_token": "first_token_seconds",
+    "time_in_model_prefill": "prefill_seconds", "time_in_model_decode": "decode_seconds", "e2e": "total_seconds",
+}  # fmt: skip
+
+
+class TraceOptions(BaseModel):
+    """`--plugin.otel.NAME VALUE`. Headers for the collector come from OpenTelemetry's own environment variables."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    endpoint: str = Field(f"http://127.0.0.1:4318{_PATH}", description="Where the collector takes OTLP over HTTP.")
+    service_name: str = Field("frame", min_length=1, description="Name of this service in traces.")
+    ratio: float = Field(1.0, ge=0, le=1, description="Share of requests traced of those whose client does not say.")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str) -> str:
+        url = urlsplit(value if "//" in value else f"http://{value}")
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(f"must be an address for OTLP over HTTP, such as http://127.0.0.1:4318, got {value!r}")
+        return url._replace(path=url.path if url.path.strip("/") else _PATH).geturl()
+
+
+class TraceExporter(MetricsSink):
+    """Makes spans of reports. A `traceparent` header makes the client's span their parent, and decides on sampling."""
+
+    def __init__(self, *, config: Any, options: Any = None) -> None:
+        super().__init__(config=config, options=options)
+        self._options: TraceOptions = options or TraceOptions()
+        resource = Resource.create({"service.name": self._options.service_name})
+        self._provider = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(self._options.ratio)))
+        self._provider.add_span_processor(self.processor())
+        self._tracer = self._provider.get_tracer("frame", version("frame-llm"))
+        self._propagator = TraceContextTextMapPropagator()
+
+    def processor(self) -> SpanProcessor:
+        """Where spans go."""
+        exporter: SpanExporter = OTLPSpanExporter(endpoint=self._options.endpoint)
+        return BatchSpanProcessor(exporter)
+
+    def request(self, report: RequestReport) -> None:
+        """Makes the spans of a generation."""
+        start = _nanoseconds(report.arrival)
+        operation = next((name for end, name in _OPERATIONS.items() if report.path.endswith(end)), "generate")
+        span = self._tracer.start_span(
+            f"{operation} {report.model}",
+            context=self._propagator.extract(report.headers),
+            kind=trace.SpanKind.SERVER,
+            start_time=start,
+            attributes=dict(_attributes(report, operation)),
+        )
+        if report.error is not None:
+            span.set_status(trace.Status(trace.StatusCode.ERROR, report.error))
+        if span.is_recording():
+            below = trace.set_span_in_context(span)
+            moment = report.arrival
+            for phase in ("queue", "prefill", "decode"):
+                seconds = getattr(report, f"{phase}_seconds")
+                if seconds is None:
+                    break
+                part = self._tracer.start_span(phase, context=below, start_time=_nanoseconds(moment))
+                moment += seconds
+                part.end(_nanoseconds(moment))
+        span.end(_nanoseconds(report.arrival + report.total_seconds))
+
+    def close(self) -> None:
+        """Sends what is left."""
+        self._provider.shutdown()
+
+
+def _attributes(report: RequestReport, operation: str) -> Iterator[tuple[str, Any]]:
+    yield "gen_ai.operation.name", operation
+    yield "gen_ai.provider.name", "frame"
+    yield "gen_ai.request.model", report.model
+    yield "gen_ai.response.model", report.model
+    yield "gen_ai.response.id", report.request_id
+    yield "gen_ai.response.finish_reasons", report.finish_reasons
+    yield "gen_ai.usage.input_tokens", report.prompt_tokens
+    yield "gen_ai.usage.cache_read.input_tokens", report.cached_tokens
+    yield "gen_ai.usage.output_tokens", report.generated_tokens
+    for name, field in _REQUEST.items():
+        value = getattr(report.params, field)
+        if value is not None:
+            yield f"gen_ai.request.{name}", value
+    for name, field in _LATENCIES.items():
+        value = getattr(report, field)
+        if value is not None:
+            yield f"gen_ai.latency.{name}", value
+    if report.path:
+        yield "url.path", report.path
+    if report.client_id:
+        yield "http.request.header.x-request-id", [report.client_id]
+    if report.error is not None:
+        yield "error.type", "error"
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
