@@ -13,7 +13,8 @@ class Batch:
 
     Arrays are int32 [num_slots], by slot: `num_computed` tokens in the cache once all launched steps are done,
     `num_planned` tokens that exist then (known ones and sampled ones still in flight), `max_len` the most tokens,
-    `covered` the tokens that the request's blocks have room for. `constrained` says whether it follows a grammar.
+    `covered` the tokens that the request's blocks have room for. `constrained` and `deterministic` are
+    the slots of requests that follow a grammar, or ask for equal bits.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -22,8 +23,8 @@ class Batch:
         self.num_planned = np.zeros(num_slots, np.int32)
         self.max_len = np.zeros(num_slots, np.int32)
         self.covered = np.zeros(num_slots, np.int32)
-        self.deterministic = np.zeros(num_slots, np.bool_)
-        self.constrained = np.zeros(num_slots, np.bool_)
+        self.constrained: set[int] = set()
+        self.deterministic: set[int] = set()
         self.owners: list[Request | None] = [None] * num_slots
         self._order: dict[int, Request] = {}
         self._order_array: np.ndarray | None = None
@@ -50,8 +51,10 @@ class Batch:
         self.num_planned[slot] = request.num_tokens
         self.max_len[slot] = request.max_len
         self.covered[slot] = covered
-        self.deterministic[slot] = request.params.deterministic
-        self.constrained[slot] = request.grammar is not None
+        if request.grammar is not None:
+            self.constrained.add(slot)
+        if request.params.deterministic:
+            self.deterministic.add(slot)
         self.owners[slot] = request
         self._order[slot] = request
         self._order_array = None
@@ -68,5 +71,7 @@ class Batch:
         del self._order[slot]
         self._order_array = None
         self.owners[slot] = None
+        self.constrained.discard(slot)
+        self.deterministic.discard(slot)
         request.batch, request.slot = None, -1
         return self.slots.retire(slot)

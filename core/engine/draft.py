@@ -35,6 +35,7 @@ class StepDraft:
     loads: list[Request] = field(default_factory=list)
     publications: dict[int, list[Publication]] = field(default_factory=dict)  # by slot
     preempted: bool = False
+    several: bool = False  # a row has more than one token
     undecided: bool = False  # the connector wants to be asked about a request again
     num_partial: int = 0  # prompts that stay partly computed after this step
     num_long_partial: int = 0
@@ -44,6 +45,7 @@ class StepDraft:
         """Schedules `count` tokens of `slot`."""
         self.counts[slot] = count
         self.budget -= count
+        self.several |= count > 1
 
     def take_back(self, slot: int) -> list[Publication]:
         """Drops all that was planned for `slot`; returns what was published for it."""
@@ -76,13 +78,16 @@ class StepDraft:
     def launch(self, step: int, batch: Batch, removed_slots: list[int], finished_ids: list[str]) -> LaunchedStep:
         """Makes the plan and counts it in the batch. Rows with fewer tokens come first, so decodes precede prefills."""
         slots = batch.order
-        slots = slots[self.counts[slots] > 0]
         counts = self.counts[slots]
-        if len(counts) and int(counts.max()) > 1:
+        if np.count_nonzero(counts) < len(counts):
+            slots, counts = slots[counts > 0], counts[counts > 0]
+        if self.several:
             order = np.argsort(counts, kind="stable")
             slots, counts = slots[order], counts[order]
-        computed = batch.num_computed[slots]
-        samples = computed + counts == batch.num_planned[slots]
+        computed, planned = batch.num_computed[slots], batch.num_planned[slots]
+        after = computed + counts
+        samples = after == planned
+        numbers = slots.tolist()
         plan = StepPlan(
             step=step,
             removed_slots=np.array(removed_slots, np.int32),
@@ -94,12 +99,12 @@ class StepDraft:
             samples=samples,
             num_drafts=np.zeros(len(slots), np.int32),
             finished_ids=finished_ids,
-            deterministic=bool(batch.deterministic[slots].any()),
+            deterministic=not batch.deterministic.isdisjoint(numbers),
         )
-        batch.num_computed[slots] += counts
-        batch.num_planned[slots] += samples
+        batch.num_computed[slots] = after
+        batch.num_planned[slots] = planned + samples
         batch.slots.launch(slots)
         owners = batch.owners
-        requests = [owners[slot] for slot in slots.tolist()]
+        requests = [owners[slot] for slot in numbers]
         publications = [made for several in self.publications.values() for made in several]
         return LaunchedStep(plan, requests, publications, self.loads)

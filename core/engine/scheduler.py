@@ -130,10 +130,13 @@ class Scheduler:
         """
         if len(self._launched) >= self._max_in_flight:
             return None
-        self._counts[:] = 0
+        self._counts.fill(0)
         draft = StepDraft(self._config.max_num_batched_tokens, self._counts)
-        self._continue_decodes(draft)
-        self._continue_prefills(draft)
+        order, todo = self._batch.order, self._todo()
+        self._continue_decodes(draft, order[todo == 1])
+        several = todo > 1
+        if np.count_nonzero(several):
+            self._continue_prefills(draft, order[several].tolist(), todo[several].tolist())
         if not draft.preempted:
             self._admission.admit(draft)
         lifecycle = self._lifecycle
@@ -148,29 +151,32 @@ class Scheduler:
 
     def _todo(self) -> np.ndarray:
         """Tokens [running] that each running request has to compute now, in order of admission."""
-        batch, order = self._batch, self._batch.order
-        planned = batch.num_planned[order]
-        # where the last allowed token is in flight or known there is nothing to compute
-        return np.where(planned < batch.max_len[order], planned - batch.num_computed[order], 0)
-
-    def _continue_decodes(self, draft: StepDraft) -> None:
         batch = self._batch
-        slots = batch.order[self._todo() == 1][: draft.budget]
+        # where the last allowed token is in flight or known there is nothing to compute
+        by_slot = (batch.num_planned - batch.num_computed) * (batch.num_planned < batch.max_len)
+        todo: np.ndarray = by_slot[batch.order]
+        return todo
+
+    def _continue_decodes(self, draft: StepDraft, slots: np.ndarray) -> None:
+        batch = self._batch
+        slots = slots[: draft.budget]
         draft.counts[slots] = 1
         draft.budget -= len(slots)
-        for slot in slots[batch.num_computed[slots] >= batch.covered[slots]].tolist():
+        full = (batch.num_computed >= batch.covered)[slots]
+        if not np.count_nonzero(full):
+            return
+        for slot in slots[full].tolist():
             request = batch.owners[slot]
             # None: preempted for a request before it
             if request is not None and not self._grow(draft, request, 1) and request.batch is not None:
                 draft.take_back(slot)
 
-    def _continue_prefills(self, draft: StepDraft) -> None:
+    def _continue_prefills(self, draft: StepDraft, slots: list[int], todo: list[int]) -> None:
         batch, kv = self._batch, self._kv
-        todo = self._todo()
-        for slot, remaining in zip(batch.order[todo > 1].tolist(), todo[todo > 1].tolist(), strict=True):
+        for slot, remaining in zip(slots, todo, strict=True):
             request = batch.owners[slot]
             if request is None:
-                continue
+                continue  # preempted for a request before it
             count = self._admission.chunk(remaining, draft.budget)
             while count and not self._grow(draft, request, count):
                 # alone, and the rest is held by ended requests or too small: take what fits
@@ -228,7 +234,8 @@ class Scheduler:
 
     def constrained(self, plan: StepPlan) -> LaunchedStep | None:
         """The step of a plan in which some row that yields a token follows a grammar, else None."""
-        if not self._batch.constrained[plan.slots][plan.samples].any():
+        constrained = self._batch.constrained
+        if not constrained or constrained.isdisjoint(plan.slots[plan.samples].tolist()):
             return None
         return self._launched[plan.step]
 
@@ -243,7 +250,7 @@ class Scheduler:
         return bool(self._lifecycle.requests)
 
     def _worth_a_step(self, draft: StepDraft) -> bool:
-        if draft.counts.any() or draft.undecided or self.has_transfers():
+        if np.count_nonzero(draft.counts) or draft.undecided or self.has_transfers():
             return True
         return not self._launched and self._lifecycle.await_abandoned()
 

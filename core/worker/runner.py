@@ -27,7 +27,7 @@ from .prompt_logprobs import PromptLogprobs
 from .request_state import BlockTables, RequestState
 from .sampler import Sampler
 from .step_handle import PendingStep
-from .step_inputs import StepInputs, build_step_inputs, group_batches
+from .step_inputs import InputBuilder, StepInputs
 
 CONNECTOR = "connector"
 
@@ -71,10 +71,12 @@ class Runner:
         self.device = device
         self.model = model
         self.layout = layout
-        self.buffers = buffers
         self.backends = backends
         self.state = state
         self.tables = tables
+        self.inputs = InputBuilder(
+            state, tables, buffers=buffers, block_size=layout.block_size, ops=device.ops, streams=device.streams
+        )
         self.sampler = sampler
         self.prompt_logprobs = PromptLogprobs(ops=device.ops, logprobs_mode=sampler.logprobs_mode)
         self.connector = connector
@@ -93,16 +95,7 @@ class Runner:
         inputs = hidden = None
         if len(plan.slots):
             shape = self.device.graphs.shape(plan)
-            inputs = build_step_inputs(
-                plan,
-                shape,
-                self.state,
-                self.tables,
-                buffers=self.buffers,
-                block_size=self.layout.block_size,
-                ops=self.device.ops,
-                streams=self.device.streams,
-            )
+            inputs = self.inputs.build(plan, shape)
             hidden = self._forward(inputs, shape)
         self._executed = _Executed(plan, inputs, hidden, self.connector.end_step(plan.finished_ids))
 
@@ -151,15 +144,15 @@ class Runner:
         Rows read the null block only and nothing is stored. One token a row.
         """
         rows, longest = shape.padded_rows, self.state.token_ids.shape[1]
-        buffers = self.buffers
+        buffers = self.inputs.buffers
         for zeroed in (buffers.input_ids, buffers.positions, *buffers.tables):
             zeroed.zero_()
         for mapping in buffers.slot_mapping:
             mapping.fill_(-1)
         buffers.query_start.copy_(torch.arange(len(buffers.query_start), dtype=torch.int32).clamp_(max=rows))
         buffers.seq_lens.fill_(1)
-        batches = group_batches(
-            buffers, shape, np.ones(rows, np.int32), np.full(rows, longest, np.int32), buffers.tables[0].shape[1]
+        batches = self.inputs.batches(
+            shape, np.ones(rows, np.int32), np.full(rows, longest, np.int32), buffers.tables[0].shape[1]
         )
         nothing = buffers.query_start[:0]
         inputs = StepInputs(
@@ -180,10 +173,11 @@ class Runner:
         )
         if not len(inputs.host_slots):
             return
-        logits = self.model.logits(hidden.index_select(0, inputs.rows))
+        rows = inputs.rows
+        logits = self.model.logits(hidden[: len(inputs.host_slots)] if rows is None else hidden.index_select(0, rows))
         if self.sampler.needs_host_tokens(inputs.host_slots):
             for earlier in self._pending:
                 earlier.deliver()
-        sampled = self.sampler.sample(logits, inputs.slots, inputs.host_slots, inputs.lengths.long(), masks)
+        sampled = self.sampler.sample(logits, inputs.slots, inputs.host_slots, inputs.lengths, masks)
         step.start_copy(sampled, self.device.streams)
         self.device.ops.advance(self.state.token_ids, inputs.slots, inputs.lengths, sampled.token_ids)

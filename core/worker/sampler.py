@@ -87,13 +87,14 @@ class Sampler:
     ) -> Sampled:
         """Draws one token a row. Row i of `logits` float [N, V], which may be overwritten, belongs to `slots[i]`.
 
-        `host_slots` are the same slots on the host, `lengths` int64 [N] the tokens each row knows so far, which is
+        `host_slots` are the same slots on the host, `lengths` int [N] the tokens each row knows so far, which is
         the position of the token being drawn; `masks` an encoded `TokenMasks` or empty.
         """
         del slots
         batch = self._slots.batch(host_slots)
         if not batch.need and not masks:
             return Sampled(*self._ops.greedy(logits))
+        lengths = lengths.long()
         edited = bool(masks or batch.need & EDITS)
         if edited or batch.need & ~Need.RANDOM:
             logits = logits.float()  # a plain draw widens as it reads

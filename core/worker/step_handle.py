@@ -49,25 +49,32 @@ class PendingStep:
         """Waits for the tokens and hands them to host-side logits processors, once."""
         if self._result is not None:
             return
-        batch, plan = len(self.plan.slots), self.plan
+        plan = self.plan
         result = StepResult(
             step=plan.step,
-            token_ids=np.full((batch, 1), -1, dtype=np.int32),
-            num_tokens=np.zeros(batch, dtype=np.int32),
+            token_ids=np.full((len(plan.slots), 1), -1, dtype=np.int32),
+            num_tokens=plan.samples.astype(np.int32),
             transfer=self._transfer,
         )
         if self._copy is not None and self._sampled is not None:
-            arrays = self._copy.wait()
-            rows = np.flatnonzero(plan.samples)
-            result.token_ids[rows, 0] = arrays["token_ids"]
-            result.num_tokens[rows] = 1
-            result.logprobs = self._sampled.logprob_rows(arrays, rows)
-            for index in np.flatnonzero(~np.isfinite(arrays["drawn"])).tolist():
-                result.failed[int(rows[index])] = NO_CHOICE if np.isneginf(arrays["drawn"][index]) else NOT_FINITE
-            self._sampler.deliver(plan.slots[rows], arrays["token_ids"])
+            self._fill(result, self._copy.wait(), self._sampled)
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.rows()
         self._result = result
+
+    def _fill(self, result: StepResult, arrays: dict[str, np.ndarray], sampled: Sampled) -> None:
+        """Puts what was sampled into the rows that sample."""
+        plan, tokens = self.plan, arrays["token_ids"]
+        result.token_ids[plan.samples, 0] = tokens
+        finite = np.isfinite(arrays["drawn"])
+        if sampled.logprobs or np.count_nonzero(finite) < len(finite):
+            rows = np.flatnonzero(plan.samples)
+            result.logprobs = sampled.logprob_rows(arrays, rows)
+            result.failed = {
+                int(row): NO_CHOICE if np.isneginf(drawn) else NOT_FINITE
+                for row, drawn in zip(rows[~finite], arrays["drawn"][~finite], strict=True)
+            }
+        self._sampler.deliver(plan.slots[plan.samples], tokens)
 
     def result(self) -> StepResult:
         """Waits for the step and returns what it produced."""

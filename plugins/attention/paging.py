@@ -147,7 +147,7 @@ def buckets(lengths: np.ndarray, token_bytes: int) -> list[np.ndarray]:
 def decode_group(rows: StepRows, chosen: np.ndarray, spec: AttentionSpec) -> DecodeGroup:
     """The group of the rows `chosen`."""
     last = rows.seq_lens[chosen]
-    first = np.maximum(last - spec.window, 0) if spec.window else np.zeros_like(last)
+    first = np.maximum(last - spec.window, 0) if spec.window else np.zeros(len(last), last.dtype)
     slots = row_slots(rows.table[chosen], first, last, spec.block_size)
     count, length = slots.shape
     tokens = rows.starts[chosen]

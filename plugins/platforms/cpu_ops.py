@@ -98,26 +98,30 @@ class CpuOps(Ops):
         slots, computed, counts = rows.numpy()
         batch, num_tokens, padded, size = len(slots), sizes.num_tokens, sizes.padded_tokens, sizes.block_size
         ends = counts.cumsum()
-        if num_tokens == batch and counts.all():
-            row, positions = np.arange(batch), computed
+        row = np.arange(batch)
+        if num_tokens == batch and np.count_nonzero(counts) == batch:
+            positions = computed
         else:
-            row = np.arange(batch).repeat(counts)
+            row = row.repeat(counts)
             positions = np.arange(num_tokens) + (computed - ends + counts)[row]
-        _fill(buffers.positions, positions, padded, 0)
-        _fill(buffers.input_ids, token_ids.numpy()[slots[row], positions], padded, 0)
-        _fill(buffers.query_start[1:], ends, sizes.padded_rows, num_tokens)
-        _fill(buffers.seq_lens, computed + counts, sizes.padded_rows, 0)
-        block, offset = np.divmod(positions, size)
+        _fill(buffers.positions.numpy(), positions, padded, 0)
+        _fill(buffers.input_ids.numpy(), token_ids.numpy()[slots[row], positions], padded, 0)
+        _fill(buffers.query_start.numpy()[1:], ends, sizes.padded_rows, num_tokens)
+        _fill(buffers.seq_lens.numpy(), computed + counts, sizes.padded_rows, 0)
+        block = positions // size
+        offset = positions - block * size
         for table, own, mapping in zip(tables, buffers.tables, buffers.slot_mapping, strict=True):
-            found = own.numpy()[:batch, : sizes.max_blocks]
-            found[:] = table.numpy()[slots, : sizes.max_blocks]
-            _fill(mapping, found[row, block].astype(np.int64) * size + offset, padded, -1)
+            found = table.numpy()[slots, : sizes.max_blocks]
+            own.numpy()[:batch, : sizes.max_blocks] = found
+            _fill(mapping.numpy(), found[row, block].astype(np.int64) * size + offset, padded, -1)
 
     @staticmethod
     def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
         tokens, rows, columns = sampled.numpy(), slots.numpy(), lengths.numpy()
         kept = tokens >= 0
-        token_ids.numpy()[rows[kept], columns[kept]] = tokens[kept]
+        if np.count_nonzero(kept) < len(kept):
+            tokens, rows, columns = tokens[kept], rows[kept], columns[kept]
+        token_ids.numpy()[rows, columns] = tokens
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -129,9 +133,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def _fill(buffer: Tensor, values: np.ndarray, padded: int, padding: int) -> None:
+def _fill(buffer: np.ndarray, values: np.ndarray, padded: int, padding: int) -> None:
     """`values` at the start of `buffer` [≥ padded], then `padding` up to `padded`."""
-    target = buffer.numpy()
-    target[: len(values)] = values
+    buffer[: len(values)] = values
     if padded > len(values):
-        target[len(values) : padded] = padding
+        buffer[len(values) : padded] = padding
