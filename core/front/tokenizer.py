@@ -126,10 +126,6 @@ class Tokenizer:
         token = self.hf.convert_tokens_to_ids(text)
         return token if token in self.special_ids and self.hf.convert_ids_to_tokens(token) == text else None
 
-    def count(self, text: str) -> int:
-        """Tokens of a text, special ones not counted in."""
-        return len(self.encode(text, add_special_tokens=False))
-
     def token_text(self, token_id: int) -> str:
         """Text of one token; bytes that are no character read as U+FFFD."""
         if self.pieces is not None:

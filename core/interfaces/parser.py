@@ -7,6 +7,7 @@ and no engine.
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,6 +156,10 @@ class ToolParser(_Parser):
     """
 
     reads_reasoning: ClassVar[bool] = False
+
+    def new_id(self) -> str:
+        """An id for a call whose format has none."""
+        return f"call_{secrets.token_hex(12)}"
 
     def constraint(self, request: ParserRequest) -> StructuredOutputsParams | None:
         """The grammar of outputs that call as `request` demands; None when this format has none.

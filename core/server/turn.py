@@ -5,9 +5,9 @@ Knows no wire format and no engine.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,11 +41,17 @@ def _no_token(text: str) -> int | None:
     return None
 
 
+def _no_tokens(text: str) -> list[int]:
+    del text
+    return []
+
+
 @dataclass(frozen=True)
 class OutputParsers:
     """The parsers of a server. `forced` writes and reads calls that a request demands, where `tools` has no grammar.
 
-    `auto`: the model may choose to call. `token_id` finds a special token by its text, `count` counts a text's tokens.
+    `auto`: the model may choose to call. `token_id` finds a special token by its text; `encode` tokenises a text
+    without special tokens around it.
     """
 
     tools: ToolParser | None = None
@@ -54,7 +60,7 @@ class OutputParsers:
     auto: bool = False
     exclude_when_none: bool = False
     token_id: Callable[[str], int | None] = _no_token
-    count: Callable[[str], int] = len
+    encode: Callable[[str], list[int]] = _no_tokens
 
     def turn(
         self,
@@ -101,7 +107,7 @@ def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> Outp
         auto=server.enable_auto_tool_choice,
         exclude_when_none=server.exclude_tools_when_tool_choice_none,
         token_id=tokenizer.token_id if tokenizer else _no_token,
-        count=tokenizer.count if tokenizer else len,
+        encode=partial(tokenizer.encode, add_special_tokens=False) if tokenizer else _no_tokens,
     )
 
 
@@ -125,8 +131,11 @@ class AssistantTurn:
         """The parameters with what the parsers need and the tool choice demands."""
         self._request = replace(self._request, prompt=prompt or "")
         changes: dict[str, Any] = {}
+        constraint = params.structured_outputs
         if self._request.must_call:
-            changes["structured_outputs"] = self._constraint(params)
+            constraint = self._constraint(params)
+        if constraint is not None:
+            changes["structured_outputs"] = self._after_reasoning(constraint)
         kept = self._kept_tokens()
         if kept and params.skip_special_tokens:
             changes["kept_special_token_ids"] = kept
@@ -153,7 +162,7 @@ class AssistantTurn:
     def num_reasoning_tokens(self) -> int:
         """Tokens of the reasoning of all outputs."""
         texts = ["".join(reader.reasoning) for reader in self._readers.values()]
-        return sum(self._parsers.count(text) for text in texts if text)
+        return sum(len(self._parsers.encode(text)) for text in texts if text)
 
     def _constraint(self, params: SamplingParams) -> StructuredOutputsParams:
         """The grammar of a demanded call, and the parser that reads it."""
@@ -166,6 +175,14 @@ class AssistantTurn:
                 return constraint
         raise RequestError(400, "no tool parser here has a grammar to demand a call with", param="tool_choice")
 
+    def _after_reasoning(self, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
+        """The constraint from where the reasoning ends, if the output has any."""
+        reasoning = self._parsers.reasoning
+        end = reasoning.end(self._request) if reasoning is not None else None
+        if end is None or constraint.start_after:
+            return constraint
+        return msgspec.structs.replace(constraint, start_after=self._parsers.encode(end))
+
     def _kept_tokens(self) -> list[int]:
         """Ids of the special tokens that the readers must see."""
         texts = [text for parser in self._used() for text in parser.tokens()]
@@ -174,21 +191,25 @@ class AssistantTurn:
 
     def _used(self) -> list[ToolParser | ReasoningParser]:
         tools = self._tool_parser
-        if self._request.must_call:  # the constraint leaves no room for reasoning
-            return [tools] if tools is not None else []
         reads_all = tools is not None and tools.reads_reasoning
         reasoning = None if reads_all else self._parsers.reasoning
         return [parser for parser in (reasoning, tools) if parser is not None]
 
     def _reader(self) -> _TurnReader:
         readers = [parser.start(self._request) for parser in self._used()]
-        return _TurnReader(readers, self._request.parallel, self._include_reasoning)
+        return _TurnReader(readers, self._request.parallel, self._include_reasoning, self._new_id)
+
+    def _new_id(self) -> str:
+        return self._tool_parser.new_id() if self._tool_parser is not None else ""
 
 
 class _TurnReader:
     """One output through its readers, each of which reads the content of the one before."""
 
-    def __init__(self, readers: Sequence[OutputReader], parallel: bool, include_reasoning: bool) -> None:
+    def __init__(
+        self, readers: Sequence[OutputReader], parallel: bool, include_reasoning: bool, new_id: Callable[[], str]
+    ) -> None:
+        self._new_id = new_id
         self.message = AssistantMessage()
         self.reasoning: list[str] = []
         self.num_calls = 0
@@ -227,5 +248,5 @@ class _TurnReader:
             return None
         if isinstance(event, CallBegin):
             self.num_calls += 1
-            return event if event.id else CallBegin(event.index, event.name, f"call_{secrets.token_hex(12)}")
+            return event if event.id else CallBegin(event.index, event.name, self._new_id())
         return event

@@ -2,16 +2,192 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from frame.interfaces import OutputReader, ParserRequest, ToolParser
 
 from .json_calls import JsonCallReader
+from .named_calls import NamedCallReader, NamedFormat
+from .tagged_calls import TaggedCallReader, TaggedFormat
 
 
-class HermesParser(ToolParser):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5, Qwen3 and many others."""
+class JsonParser(ToolParser):
+    """Calls as JSON objects after a marker, one or a list of them. A subclass gives the markers.
 
-    special_tokens = ("<tool_call>", "</tool_call>")
+    `bare`: the output may also start with them.
+    """
+
+    begin: ClassVar[Sequence[str]] = ()
+    closers: ClassVar[Sequence[str]] = ()
+    bare: ClassVar[bool] = False
+
+    def tokens(self) -> Sequence[str]:
+        """Its markers."""
+        return (*self.begin, *self.closers)
 
     def start(self, request: ParserRequest) -> OutputReader:
-        """A reader of tagged JSON."""
-        return JsonCallReader(request, begin=("<tool_call>",), closers=("</tool_call>",))
+        """A reader of JSON calls."""
+        return JsonCallReader(request, begin=self.begin, closers=self.closers, bare=self.bare)
+
+
+class NamedParser(ToolParser):
+    """Calls whose name stands between markers. A subclass gives the format."""
+
+    form: ClassVar[NamedFormat]
+
+    def tokens(self) -> Sequence[str]:
+        """Its markers."""
+        form = self.form
+        texts = (*form.begin, *form.opener, *form.separators, *form.closers, form.identifier)
+        return tuple(part for text in texts for part in _tokens(text))
+
+    def start(self, request: ParserRequest) -> OutputReader:
+        """A reader of named calls."""
+        return NamedCallReader(request, self.form)
+
+
+class TaggedParser(ToolParser):
+    """Calls with each argument in tags. A subclass gives the format."""
+
+    form: ClassVar[TaggedFormat]
+
+    def tokens(self) -> Sequence[str]:
+        """Its markers."""
+        form = self.form
+        return (
+            *form.begin, *form.opener, *form.closers, form.end, form.key_begin, form.key_end, form.value_begin,
+            form.value_end,
+        )  # fmt: skip
+
+    def start(self, request: ParserRequest) -> OutputReader:
+        """A reader of tagged calls."""
+        return TaggedCallReader(request, self.form)
+
+
+def _tokens(text: str) -> list[str]:
+    """The special tokens that a marker may be made of."""
+    return [text, *(f"<{part}" for part in text.strip().split("<") if part)]
+
+
+class HermesParser(JsonParser):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5, Qwen3 and many others."""
+
+    begin = ("<tool_call>",)
+    closers = ("</tool_call>",)
+
+
+class Llama3JsonParser(JsonParser):
+    """`{"name": …, "parameters": {…}}` as the whole output, several with `;` between: Llama 3.1 to 3.3."""
+
+    begin = ("<|python_tag|>",)
+    bare = True
+
+
+class GraniteParser(JsonParser):
+    """`<|tool_call|>[{…}]` or `<tool_call>[{…}]`: Granite 3."""
+
+    begin = ("<|tool_call|>", "<tool_call>")
+    closers = ("</tool_call>",)
+
+
+class JambaParser(JsonParser):
+    """`<tool_calls>[{…}]</tool_calls>`: Jamba; also LongCat and Hunyuan, with their own tags."""
+
+    begin = ("<tool_calls>", "<longcat_tool_call>")
+    closers = ("</tool_calls>", "</longcat_tool_call>")
+
+
+class Phi4MiniParser(JsonParser):
+    """`functools[{…}]`: Phi-4-mini."""
+
+    begin = ("functools", "<|tool_call|>")
+    closers = ("<|/tool_call|>",)
+
+
+class DeepSeekV3Parser(NamedParser):
+    """DeepSeek-V3 and R1: `function`, the name, and JSON in a code block."""
+
+    form = NamedFormat(
+        begin=("<｜tool▁call▁begin｜>function<｜tool▁sep｜>",),
+        separators=("\n```json",),
+        opener=("<｜tool▁calls▁begin｜>",),
+        closers=("\n```<｜tool▁call▁end｜>", "```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    )
+
+
+class DeepSeekV31Parser(NamedParser):
+    """DeepSeek-V3.1: the name and plain JSON."""
+
+    form = NamedFormat(
+        begin=("<｜tool▁call▁begin｜>",),
+        separators=("<｜tool▁sep｜>",),
+        opener=("<｜tool▁calls▁begin｜>",),
+        closers=("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    )
+
+
+class KimiK2Parser(NamedParser):
+    """Kimi K2: the call's id, which holds the name, and JSON."""
+
+    form = NamedFormat(
+        begin=("<|tool_call_begin|>",),
+        separators=("<|tool_call_argument_begin|>",),
+        opener=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+        closers=("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
+        name_holds_id=True,
+    )
+
+
+class FunctionTagParser(NamedParser):
+    """`<function=NAME>{…}</function>`: Functionary 3.1, and Llama 3.1 as it was first described."""
+
+    form = NamedFormat(begin=("<function=",), separators=(">",), closers=("</function>",))
+
+
+class Qwen3CoderParser(TaggedParser):
+    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`: Qwen3-Coder."""
+
+    form = TaggedFormat(
+        begin=("<function=",), name_end=">", key_begin="<parameter=", key_end=">", value_end="</parameter>",
+        end="</function>", opener=("<tool_call>",), closers=("</tool_call>",), padding=True,
+    )  # fmt: skip
+
+
+class SeedOssParser(TaggedParser):
+    """As Qwen3-Coder, in `<seed:tool_call>`: Seed-OSS."""
+
+    form = TaggedFormat(
+        begin=("<function=",), name_end=">", key_begin="<parameter=", key_end=">", value_end="</parameter>",
+        end="</function>", opener=("<seed:tool_call>",), closers=("</seed:tool_call>",), padding=True,
+    )  # fmt: skip
+
+
+class Glm45Parser(TaggedParser):
+    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`: GLM-4.5 and later."""
+
+    form = TaggedFormat(
+        begin=("<tool_call>",), key_begin="<arg_key>", key_end="</arg_key>", value_begin="<arg_value>",
+        value_end="</arg_value>", end="</tool_call>",
+    )  # fmt: skip
+
+
+class MiniMaxM2Parser(TaggedParser):
+    """`<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>`: MiniMax-M2."""
+
+    form = TaggedFormat(
+        begin=('<invoke name="',), name_end='">', key_begin='<parameter name="', key_end='">',
+        value_end="</parameter>", end="</invoke>", opener=("<minimax:tool_call>",),
+        closers=("</minimax:tool_call>",),
+    )  # fmt: skip
+
+
+class DeepSeekV32Parser(TaggedParser):
+    """DeepSeek-V3.2: tags that say of each value whether it is text."""
+
+    form = TaggedFormat(
+        begin=('<｜DSML｜invoke name="',), name_end='">', key_begin='<｜DSML｜parameter name="', key_end='">',
+        typed_key_ends=(('" string="true">', True), ('" string="false">', False)),
+        value_end="</｜DSML｜parameter>", end="</｜DSML｜invoke>", opener=("<｜DSML｜function_calls>",),
+        closers=("</｜DSML｜function_calls>",),
+    )  # fmt: skip

@@ -24,10 +24,15 @@ class Markers:
         self._first = re.compile("|".join(sorted({re.escape(text[0]) for text in self.texts})) or "(?!)")
         self._longest = max(map(len, self.texts), default=0)
 
-    def find(self, text: str, at: int, ended: bool) -> tuple[int, str | None]:
-        """Where the first marker from `at` on starts, and which; (n, None): none before n, and one may start there."""
-        match = self._pattern.search(text, at)
-        end = len(text) if match is None else match.start()
+    def find(self, text: str, at: int, ended: bool, most: int | None = None) -> tuple[int, str | None]:
+        """Where the first marker from `at` on starts, and which; (n, None): none before n, and one may start there.
+
+        `most`: looks no further than so many characters; n may lie just behind them.
+        """
+        stop = len(text) if most is None else min(len(text), at + most + self._longest + 1)
+        match = self._pattern.search(text, at, stop)
+        end = stop if match is None else match.start()
+        ended = ended or stop < len(text)
         if not ended:
             partial = self._partial(text, at, end + 1)
             if partial is not None and (match is None or partial < end or self._may_grow(text, match)):
@@ -45,6 +50,8 @@ class Markers:
 
     def _may_grow(self, text: str, match: re.Match[str]) -> bool:
         """Whether a longer marker may start where `match` does, for which the text does not suffice yet."""
+        if len(text) - match.start() >= self._longest:
+            return False
         tail = text[match.start() :]
         return any(len(one) > len(tail) and one.startswith(tail) for one in self.texts)
 
@@ -112,9 +119,14 @@ class Scan:
         self.at = len(self.text) if match is None else match.start()
         return match is not None
 
-    def until(self, markers: Markers) -> tuple[str, str | None]:
-        """Reads up to a marker and over it; the text before it, and the marker if it is there already."""
-        end, marker = markers.find(self.text, self.at, self.ended)
+    def until(self, markers: Markers, most: int | None = None) -> tuple[str, str | None]:
+        """Reads up to a marker and over it; the text before it, and the marker if it is there already.
+
+        Reads at most `most` characters before a marker, and then none of them.
+        """
+        end, marker = markers.find(self.text, self.at, self.ended, most)
+        if most is not None and end - self.at > most:
+            return self.take(self.at + most), None
         text = self.take(end)
         if marker is not None:
             self.at += len(marker)

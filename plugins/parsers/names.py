@@ -1,0 +1,99 @@
+"""The default parsers by name: class, whom it is for, an example for the contract suite, further names. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_ARGUMENTS = '{"city": "Paris", "days": 3}'
+_OBJECT = f'{{"name": "get_weather", "arguments": {_ARGUMENTS}}}'
+_PARAMETERS = f'{{"name": "get_weather", "parameters": {_ARGUMENTS}}}'
+_FUNCTION = (
+    "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>"
+)
+_PYTHONIC = "get_weather(city='Paris', days=3)"
+_GLM = "<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>"
+_INVOKE = (
+    '<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n<parameter name="days">3</parameter>\n'
+)
+_DSML = (
+    '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+)
+_BEGIN, _SEP, _END = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+)
+_THOUGHT, _SAID = "The user is in Paris.", "It rains."
+_END_OF_THOUGHT = f"\n</think>\n\n{_SAID}"
+_ANALYSIS = f"<|channel|>analysis<|message|>{_THOUGHT}<|end|><|start|>assistant"
+
+#: Name → (class, summary, example, aliases…).
+TOOL_PARSERS: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "json": ("json_list:JsonListParser", "a JSON list; what demanded calls are written as", f"[{_PARAMETERS}]"),
+    "hermes": ("formats:HermesParser", "Hermes, Qwen 2.5, Qwen3", f"<tool_call>\n{_OBJECT}\n</tool_call>", "qwen25"),
+    "qwen3_coder": (
+        "formats:Qwen3CoderParser", "Qwen3-Coder, Qwen3.5", f"<tool_call>\n{_FUNCTION}\n</tool_call>", "qwen3_xml",
+    ),
+    "llama3_json": ("formats:Llama3JsonParser", "Llama 3.1 to 3.3", _PARAMETERS, "llama4_json"),
+    "pythonic": ("pythonic:PythonicParser", "Llama 3.2, ToolACE", f"[{_PYTHONIC}]"),
+    "llama4_pythonic": (
+        "pythonic:Llama4PythonicParser", "Llama 4", f"<|python_start|>[{_PYTHONIC}]<|python_end|>",
+    ),
+    "olmo3": ("pythonic:Olmo3Parser", "OLMo 3", f"<function_calls>\n{_PYTHONIC}\n</function_calls>"),
+    "mistral": ("mistral:MistralParser", "Mistral, Magistral, Devstral", f"[TOOL_CALLS] [{_OBJECT}]"),
+    "deepseek_v3": (
+        "formats:DeepSeekV3Parser", "DeepSeek-V3, R1",
+        f"{_BEGIN}function{_SEP}get_weather\n```json\n{_ARGUMENTS}\n```{_END}",
+    ),
+    "deepseek_v31": (
+        "formats:DeepSeekV31Parser", "DeepSeek-V3.1", f"{_BEGIN}get_weather{_SEP}{_ARGUMENTS}{_END}",
+    ),
+    "deepseek_v32": (
+        "formats:DeepSeekV32Parser", "DeepSeek-V3.2",
+        f"<｜DSML｜function_calls>\n{_DSML}</｜DSML｜function_calls>",
+    ),
+    "glm45": ("formats:Glm45Parser", "GLM-4.5 and later", f"<tool_call>get_weather\n{_GLM}\n</tool_call>", "glm47"),
+    "kimi_k2": (
+        "formats:KimiK2Parser", "Kimi K2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        f"{_ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    "openai": (
+        "harmony:HarmonyParser", "gpt-oss, with its reasoning",
+        f"{_ANALYSIS}<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{_ARGUMENTS}<|call|>",
+    ),
+    "minimax_m2": (
+        "formats:MiniMaxM2Parser", "MiniMax-M2", f"<minimax:tool_call>\n{_INVOKE}</invoke>\n</minimax:tool_call>",
+    ),
+    "seed_oss": ("formats:SeedOssParser", "Seed-OSS", f"<seed:tool_call>\n{_FUNCTION}\n</seed:tool_call>"),
+    "granite": ("formats:GraniteParser", "Granite 3", f"<|tool_call|>[{_OBJECT}]"),
+    "jamba": (
+        "formats:JambaParser", "Jamba, LongCat", f"<tool_calls>[\n{_OBJECT}\n]</tool_calls>", "longcat", "hunyuan_a13b",
+    ),
+    "phi4_mini_json": ("formats:Phi4MiniParser", "Phi-4-mini", f"functools[{_OBJECT}]"),
+    "template": (
+        "template:TemplateParser", "any model: finds the format in the chat template",
+        f"<tool_call>\n{_OBJECT}\n</tool_call>", "auto",
+    ),
+    "functionary_v3": (
+        "formats:FunctionTagParser", "Functionary 3.1", f"<function=get_weather>{_ARGUMENTS}</function>",
+    ),
+})  # fmt: skip
+
+REASONING_PARSERS: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "qwen3": (
+        "thinking:ThinkParser", "<think>…</think>, opened by prompt or output: Qwen3, GLM-4.5, DeepSeek-V3.1, Kimi K2",
+        f"<think>\n{_THOUGHT}{_END_OF_THOUGHT}", "glm45", "deepseek_v3", "kimi_k2", "holo2", "ernie45", "nemotron_v3",
+    ),
+    "deepseek_r1": (
+        "thinking:ImplicitThinkParser", "…</think>, always reasoning first: DeepSeek-R1, QwQ, MiniMax-M2",
+        f"{_THOUGHT}{_END_OF_THOUGHT}", "minimax_m2", "step3",
+    ),
+    "mistral": ("thinking:MistralThinkParser", "Magistral", f"[THINK]{_THOUGHT}[/THINK]{_SAID}"),
+    "seed_oss": ("thinking:SeedThinkParser", "Seed-OSS", f"<seed:think>{_THOUGHT}</seed:think>{_SAID}"),
+    "openai_gptoss": (
+        "harmony:HarmonyReasoningParser", "gpt-oss", f"{_ANALYSIS}<|channel|>final<|message|>{_SAID}<|return|>",
+    ),
+})  # fmt: skip

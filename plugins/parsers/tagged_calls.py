@@ -1,0 +1,256 @@
+"""Tool calls that write each argument between tags of its own. Knows no model's tags.
+
+Arguments become JSON as they come: text streams, what the tool's schema says is something else is converted when it is
+complete, by the grammar of JSON and of literals; what does not convert stays text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frame.interfaces import ParserRequest, Tool
+
+from .calls import MAX_NAME, CallReader
+from .literals import LiteralError, read_json, read_literal, to_json
+from .scan import Markers
+
+_NOT_TEXT = frozenset(("integer", "number", "boolean", "null", "object", "array"))
+
+
+@dataclass(frozen=True)
+class TaggedFormat:
+    """`begin NAME name_end (key_begin KEY key_end [value_begin] VALUE value_end)* end [closer]`.
+
+    `opener` stands before the first call. `name_end` may be missing: the name also ends where a key or `end` begins.
+    `typed_key_ends` are further ends of a key that say whether the value is text. `padding`: one line break on each
+    side of a value belongs to the format.
+    """
+
+    begin: Sequence[str]
+    end: str
+    key_begin: str
+    key_end: str
+    value_end: str
+    name_end: str = ""
+    value_begin: str = ""
+    opener: Sequence[str] = ()
+    closers: Sequence[str] = ()
+    typed_key_ends: Sequence[tuple[str, bool]] = ()
+    padding: bool = False
+
+
+class TaggedCallReader(CallReader):
+    """Reads calls of a `TaggedFormat`."""
+
+    def __init__(self, request: ParserRequest, form: TaggedFormat) -> None:
+        super().__init__(request)
+        self._form = form
+        self._outside = Markers((*form.begin, *form.opener))
+        self._begin = Markers(form.begin)
+        self._after_name = Markers((form.name_end, form.key_begin, form.end))
+        self._inside = Markers((form.key_begin, form.end))
+        self._key_ends = Markers((form.key_end, *(text for text, _ in form.typed_key_ends)))
+        self._value_begin = Markers((form.value_begin,))
+        self._value_end = Markers((form.value_end,))
+        self._call_end = Markers((form.end,))
+        self._between = Markers((*form.begin, *form.opener, *form.closers))
+        self._head = ""
+        self._key: list[str] = []
+        self._value: _Value | None = None
+        self._tool: Tool | None = None
+        self._num_arguments = 0
+
+    def outside(self) -> bool:
+        """Content, until a marker."""
+        text, marker = self.scan.until(self._outside)
+        self.content(text)
+        if marker is None:
+            return False
+        self.scan.at -= len(marker)
+        self._open(marker)
+        return True
+
+    def _open(self, marker: str) -> None:
+        """A marker that comes next may begin a call."""
+        self.scan.mark()
+        self.scan.at += len(marker)
+        self._head = ""
+        self.state = self._in_name if marker in self._form.begin else self._after_opener
+
+    def _after_opener(self) -> bool:
+        if not self.scan.skip_space():
+            return False
+        marker = self.scan.over(self._begin)
+        if marker is None:
+            return False
+        if marker:
+            self._head = ""
+            self.state = self._in_name
+        else:
+            self._leave()
+        return True
+
+    def _in_name(self) -> bool:
+        text, marker = self.scan.until(self._after_name, MAX_NAME + 1 - len(self._head))
+        self._head += text
+        if len(self._head) > MAX_NAME:
+            self._leave()
+            return True
+        if marker is None:
+            return False
+        name = self._head.strip()
+        if not self.is_name(name):
+            self._leave()
+            return True
+        self.begin(name)
+        self._tool, self._num_arguments = self.request.tool(name), 0
+        self.scan.at -= 0 if marker == self._form.name_end else len(marker)
+        self.state = self._before_key
+        return True
+
+    def _before_key(self) -> bool:
+        """The next argument, or the end of the call; what is neither stays in the arguments as it is."""
+        if not self.scan.skip_space():
+            return False
+        marker = self.scan.over(self._inside)
+        if marker is None:
+            return False
+        if marker == self._form.key_begin:
+            self._key = []
+            self.state = self._in_key
+        elif marker == self._form.end:
+            self.arguments("}" if self._num_arguments else "{}")
+            self._finish_call()
+        else:
+            self.state = self._broken
+        return True
+
+    def _in_key(self) -> bool:
+        text, marker = self.scan.until(self._key_ends)
+        self._key.append(text)
+        if marker is None:
+            return False
+        key = "".join(self._key).strip()
+        self.arguments(f"{', ' if self._num_arguments else '{'}{to_json(key)}: ")
+        self._num_arguments += 1
+        typed = dict(self._form.typed_key_ends).get(marker)
+        self._value = _Value(_kinds(self._tool, key, typed), self._form.padding)
+        self.state = self._before_value if self._form.value_begin else self._in_value
+        return True
+
+    def _before_value(self) -> bool:
+        if not self.scan.skip_space():
+            return False
+        marker = self.scan.over(self._value_begin)
+        if marker is None:
+            return False
+        self.state = self._in_value if marker else self._broken
+        return True
+
+    def _in_value(self) -> bool:
+        text, marker = self.scan.until(self._value_end)
+        if self._value is None:
+            return False
+        self.arguments(self._value.feed(text, marker is not None))
+        if marker is not None:
+            self.state = self._before_key
+        return marker is not None
+
+    def _broken(self) -> bool:
+        text, marker = self.scan.until(self._call_end)
+        self.arguments(text)
+        if marker is not None:
+            self._finish_call()
+        return marker is not None
+
+    def _finish_call(self) -> None:
+        self.end()
+        self.state = self._after_call_text
+
+    def _after_call_text(self) -> bool:
+        """Closing markers, another call, or content."""
+        if not self.scan.skip_space():
+            return False
+        marker = self.scan.over(self._between)
+        if marker is None:
+            return False
+        if not marker:
+            self.state = self.outside
+        elif marker not in self._form.closers:
+            self.scan.at -= len(marker)
+            self._open(marker)
+        return True
+
+    def _leave(self) -> None:
+        self.degrade()
+        self.state = self.outside
+
+
+def _kinds(tool: Tool | None, key: str, is_text: bool | None) -> frozenset[str]:
+    """The JSON types that a value may have; empty when nobody says."""
+    if is_text is not None:
+        return frozenset(("string",)) if is_text else _NOT_TEXT
+    return frozenset() if tool is None else tool.types_of(key)
+
+
+class _Value:
+    """One value on its way to JSON."""
+
+    def __init__(self, kinds: frozenset[str], padding: bool) -> None:
+        self._kinds = kinds
+        self._padding = padding
+        self._streams = kinds == {"string"}
+        self._texts: list[str] = []
+        self._begun = False
+        self._held = ""
+
+    def feed(self, text: str, ended: bool) -> str:
+        """JSON text of a further piece."""
+        if self._streams:
+            return self._stream(text, ended)
+        self._texts.append(text)
+        return self._converted("".join(self._texts)) if ended else ""
+
+    def _stream(self, text: str, ended: bool) -> str:
+        text = self._held + text
+        self._held = ""
+        opening = ""
+        if not self._begun:
+            if not text and not ended:
+                return ""
+            self._begun, opening = True, '"'
+            text = text.removeprefix("\n") if self._padding else text
+        if self._padding:
+            if ended:
+                text = text.removesuffix("\n")
+            elif text.endswith("\n"):
+                text, self._held = text[:-1], "\n"
+        return opening + to_json(text)[1:-1] + ('"' if ended else "")
+
+    def _converted(self, text: str) -> str:
+        if self._padding:
+            text = text.removeprefix("\n").removesuffix("\n")
+        bare = text.strip()
+        for read in (read_json, read_literal):
+            try:
+                value = read(bare)
+            except LiteralError:
+                continue
+            if self._fits(value):
+                return to_json(value)
+        if "boolean" in self._kinds and bare.lower() in ("true", "false"):
+            return bare.lower()
+        return to_json(text)
+
+    def _fits(self, value: object) -> bool:
+        """Whether a converted value is of a type that the schema allows; quoted text is none without a schema."""
+        kind = _TYPES[type(value)]
+        if not self._kinds:
+            return kind != "string"
+        return kind in self._kinds or (kind == "integer" and "number" in self._kinds)
+
+
+_TYPES = {
+    bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", dict: "object", list: "array",
+}  # fmt: skip

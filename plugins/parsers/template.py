@@ -1,0 +1,230 @@
+"""A tool parser for models that nobody wrote one for: it asks the chat template how a call is written.
+
+The template renders calls of a function with known names and values. Where these stand in the text tells the family of
+the format (JSON objects, a name and JSON, tagged arguments, Python calls), and what stands between them its markers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from frame.interfaces import OutputReader, ParserRequest, ToolParser
+
+from .json_calls import JsonCallReader
+from .named_calls import NamedCallReader, NamedFormat
+from .pythonic import PythonicReader
+from .scan import JsonSpan, Scan
+from .tagged_calls import TaggedCallReader, TaggedFormat
+
+_FIRST, _SECOND = "probe_alpha", "probe_beta"
+_TEXT_KEY, _TEXT, _NUMBER_KEY, _NUMBER = "probe_text", "probe value", "probe_number", 4711
+_CONTENT = "⁂ probe content ⁂"
+_BETWEEN_TAGS = re.compile(r"(?<=[>\]])\s+(?=[<\[])|\n+")
+_CLOSING = re.compile(r"^[>|\]\"'\s]+(?=[<\[])")
+_NAME_KEY = re.compile(r'"(\w+)"\s*:\s*"$')
+_ARGUMENTS_KEY = re.compile(r'"(\w+)"\s*:\s*\{\s*"' + _TEXT_KEY)
+
+Start = Callable[[ParserRequest], OutputReader]
+Body = str
+
+
+class TemplateParser(ToolParser):
+    """Calls in whatever form the chat template writes them. Raises `ValueError` when the template shows none."""
+
+    def __init__(self, *, config: Any, options: Any = None, render: Callable[..., str] | None = None) -> None:
+        super().__init__(config=config, options=options, render=render)
+        if render is None:
+            raise ValueError("tool parser 'template' needs a chat template, and the tokenizer has none")
+        self._start, self._markers = read_template(render)
+
+    def tokens(self) -> Sequence[str]:
+        """The markers that were found, and the tokens that they may be made of."""
+        return self._markers
+
+    def start(self, request: ParserRequest) -> OutputReader:
+        """A reader of the format that was found."""
+        return self._start(request)
+
+
+def read_template(render: Callable[..., str]) -> tuple[Start, Sequence[str]]:
+    """How a template writes calls: what starts a reader, and its markers. Raises `ValueError`."""
+    one, two = _bodies(render)
+    for read in (_json, _pythonic, _named, _tagged):
+        found = read(one, two)
+        if found is not None:
+            start, markers = found
+            return start, [part for marker in markers for part in _tokens(marker)]
+    raise ValueError(f"tool parser 'template' cannot tell a call from the chat template's text {one[:200]!r}")
+
+
+def _tokens(marker: str) -> list[str]:
+    return [marker, *_parts(marker), *re.findall(r"<[^<>]*>|\[[A-Z_]+\]", marker)]
+
+
+def _bodies(render: Callable[..., str]) -> tuple[Body, Body]:
+    """What the template writes for an answer with one call, and for one with two."""
+
+    def text(calls: Sequence[str], content: str = "") -> str:
+        answer: dict[str, Any] = {"role": "assistant", "content": content}
+        if calls:
+            answer["tool_calls"] = [_call(name, position) for position, name in enumerate(calls)]
+        messages = [{"role": "user", "content": "probe"}, answer]
+        return render(messages, tools=[_tool(_FIRST), _tool(_SECOND)], add_generation_prompt=False)
+
+    try:
+        plain, one, two = text((), _CONTENT), text((_FIRST,)), text((_FIRST, _SECOND))
+    except ValueError as error:
+        raise ValueError(f"tool parser 'template' cannot use the chat template: {error}") from error
+    begin = min(_common_length(plain, one), _common_length(plain, two))
+    end = min(len(_common_end(plain[begin:], one[begin:])), len(_common_end(plain[begin:], two[begin:])))
+    if _FIRST not in one[begin:]:
+        raise ValueError("tool parser 'template': the chat template writes no tool calls; name another parser")
+    return one[begin : len(one) - end], two[begin : len(two) - end]
+
+
+def _tool(name: str) -> dict[str, Any]:
+    properties = {_TEXT_KEY: {"type": "string"}, _NUMBER_KEY: {"type": "integer"}}
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": "probe", "parameters": parameters}}
+
+
+def _call(name: str, position: int) -> dict[str, Any]:
+    arguments = {_TEXT_KEY: _TEXT, _NUMBER_KEY: _NUMBER}
+    return {"id": f"probecal{position}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _common_length(first: str, second: str) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (one, two) in pairs if one != two), min(len(first), len(second)))
+
+
+def _common_end(first: str, second: str) -> str:
+    return first[len(first) - _common_length(first[::-1], second[::-1]) :]
+
+
+def _common_marker(first: str, second: str) -> str:
+    """The marker that both end with: their common end without what still closes the markers before it."""
+    return _CLOSING.sub("", _common_end(first, second)).lstrip()
+
+
+def _parts(text: str) -> list[str]:
+    """A marker's parts, between which models may write white space as they like."""
+    return [part.strip() for part in _BETWEEN_TAGS.split(text) if part.strip()]
+
+
+def _json(one: Body, two: Body) -> tuple[Start, list[str]] | None:
+    """`{"name": …, "arguments": {…}}`, in a list or not."""
+    del two
+    head = one[: one.index(_FIRST)]
+    name_key, arguments_key = _NAME_KEY.search(head), _ARGUMENTS_KEY.search(one)
+    if name_key is None or arguments_key is None or "{" not in one[: min(name_key.start(), arguments_key.start())]:
+        return None
+    opening = one.index("{")
+    marker = one[:opening].rstrip().removesuffix("[").strip()
+    closers = _parts(one[_json_end(one, opening) :].lstrip().removeprefix("]"))
+    keys = ((name_key.group(1),), (arguments_key.group(1),))
+    begin = (marker,) if marker else ()
+
+    def start(request: ParserRequest) -> OutputReader:
+        return JsonCallReader(request, begin=begin, closers=closers, bare=not begin, keys=keys)
+
+    return start, [*begin, *closers]
+
+
+def _json_end(text: str, start: int) -> int:
+    """Where the JSON value that starts at `start` ends."""
+    scan = Scan()
+    scan.feed(text[start:])
+    JsonSpan().take(scan)
+    return start + scan.at
+
+
+def _pythonic(one: Body, two: Body) -> tuple[Start, list[str]] | None:
+    """`[name(key=value)]`."""
+    del two
+    if not one[one.index(_FIRST) + len(_FIRST) :].startswith(f"({_TEXT_KEY}"):
+        return None
+    head = one[: one.index(_FIRST)]
+    marker = head.rstrip().removesuffix("[").strip()
+    in_list = head.rstrip().endswith("[")
+    rest = one[one.rindex(str(_NUMBER)) + len(str(_NUMBER)) :].strip().removeprefix(")").strip()
+    closers = _parts(rest.removeprefix("]"))
+    begin = (marker,) if marker else ()
+
+    def start(request: ParserRequest) -> OutputReader:
+        return PythonicReader(request, begin, closers, lines=bool(begin) and not in_list)
+
+    return start, [*begin, *closers]
+
+
+def _named(one: Body, two: Body) -> tuple[Start, list[str]] | None:
+    """A name, a separator, and JSON arguments."""
+    name_end = one.index(_FIRST) + len(_FIRST)
+    opening = one.find("{", name_end)
+    if opening < 0 or not re.match(r'\{\s*"' + _TEXT_KEY, one[opening:]):
+        return None
+    first_end, second = _json_end(two, two.index("{", two.index(_FIRST))), two.find(_SECOND)
+    if second < 0:
+        return None
+    pre, between = one[: one.index(_FIRST)], two[first_end:second]
+    begin = _common_marker(pre, between) or pre.strip()
+    separators = {one[name_end:opening].strip(), two[second + len(_SECOND) : two.index("{", second)].strip()}
+    numbered = len(separators) > 1  # the number of the call stands in them
+    separator = _common_end(*sorted(separators)) if numbered else separators.pop()
+    closers = [*_parts(between.removesuffix(begin)), *_parts(one[_json_end(one, opening) :])]
+    form = NamedFormat(
+        begin=(begin,),
+        separators=(separator.lstrip("0123456789"),),
+        opener=_parts(pre.rstrip().removesuffix(begin.rstrip()))[:1],
+        closers=closers,
+        name_holds_id=numbered,
+    )
+
+    def start(request: ParserRequest) -> OutputReader:
+        return NamedCallReader(request, form)
+
+    return start, [*form.begin, *form.separators, *form.opener, *form.closers]
+
+
+def _tagged(one: Body, two: Body) -> tuple[Start, list[str]] | None:
+    """A name, and each argument between tags."""
+    order = (_FIRST, _TEXT_KEY, _TEXT, _NUMBER_KEY, str(_NUMBER), _SECOND)
+    gaps, at = [], 0
+    for word in order:
+        found = two.find(word, at)
+        if found < 0:
+            return None
+        gaps.append(two[at:found])
+        at = found + len(word)
+    pre, after_name, after_key, between_values, _, between_calls = gaps
+    key_begin = _common_marker(after_name, between_values)
+    value_end = between_values.removesuffix(key_begin)
+    call_begin = _common_marker(pre, between_calls)
+    if not (key_begin and value_end.strip() and call_begin and after_key.strip()):
+        return None
+    begins, key_ends = _parts(call_begin), _parts(after_key)
+    ends = _parts(between_calls.removeprefix(value_end).removesuffix(call_begin))
+    if not ends or len(key_ends) > 2:
+        return None
+    opener = [*_parts(pre.removesuffix(call_begin)), *begins[:-1]][:1]
+    tail = two[at:].rpartition(str(_NUMBER))[2].lstrip().removeprefix(value_end.strip())
+    form = TaggedFormat(
+        begin=(begins[-1],),
+        end=ends[0],
+        key_begin=key_begin,
+        key_end=key_ends[0],
+        value_begin=key_ends[1] if len(key_ends) == 2 else "",
+        value_end=value_end.strip(),
+        name_end=after_name.removesuffix(key_begin).strip(),
+        opener=opener,
+        closers=[part for part in (*ends[1:], *_parts(tail)) if part != ends[0]],
+        padding=after_key.endswith("\n") and value_end.startswith("\n"),
+    )
+
+    def start(request: ParserRequest) -> OutputReader:
+        return TaggedCallReader(request, form)
+
+    markers = [form.key_begin, form.key_end, form.value_begin, form.value_end, form.name_end, form.end]
+    return start, [*form.begin, *form.opener, *form.closers, *(marker for marker in markers if marker)]
