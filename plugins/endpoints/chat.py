@@ -143,6 +143,8 @@ class _Chat:
             await outputs.aclose()
         choices.sort(key=lambda choice: choice.index)
         answer.usage = self._final_usage()
+        if body.return_timing:
+            answer.timing = self._usage.timing()
         return json_response(answer)
 
     async def frames(self, first: Any, outputs: Stream) -> AsyncGenerator[bytes, None]:
@@ -171,9 +173,8 @@ class _Chat:
                 output = await anext(outputs, None)
         finally:
             await outputs.aclose()
-        if with_usage:
-            yield frames.usage(self._final_usage())
-        yield DONE
+        timing = self._usage.timing() if body.return_timing else None
+        yield frames.last(self._final_usage() if with_usage else None, timing) + DONE
 
     def _delta(self, completion: Any) -> DeltaChoice | None:
         """What a completion adds; None when the parsers hold all of it back."""

@@ -124,6 +124,8 @@ class _Completion:
             await outputs.aclose()
         choices.sort(key=lambda choice: choice.index)
         answer.usage = self._usage.usage()
+        if self._body.return_timing:
+            answer.timing = self._usage.timing()
         return json_response(answer)
 
     def _keep_best(self, output: Any) -> None:
@@ -156,9 +158,8 @@ class _Completion:
                 first = await anext(outputs, None)
         finally:
             await outputs.aclose()
-        if with_usage:
-            yield frames.usage(self._usage.usage())
-        yield DONE
+        timing = self._usage.timing() if self._body.return_timing else None
+        yield frames.last(self._usage.usage() if with_usage else None, timing) + DONE
 
     async def _see(self, number: int, output: Any) -> None:
         if self._only_echo:

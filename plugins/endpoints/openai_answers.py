@@ -9,6 +9,8 @@ import msgspec
 from fastapi.responses import Response
 from msgspec import UNSET, Struct, UnsetType
 
+from .timing import Timing, timing
+
 DONE = b"data: [DONE]\n\n"
 #: JSON has no infinity; this is what a probability of zero reads as.
 _FLOOR = -9999.0
@@ -161,6 +163,7 @@ class Answer(Struct):
     prompt_logprobs: Any = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     kv_transfer_params: Any = UNSET
+    timing: Timing | UnsetType = UNSET
 
 
 def json_response(value: Any) -> Response:
@@ -182,9 +185,16 @@ class Frames:
         tail = self._tail if usage is None else b'],"usage":' + self._encoder.encode(usage) + b"}\n\n"
         return self._head + self._encoder.encode(choice) + tail
 
-    def usage(self, usage: Usage) -> bytes:
-        """The last chunk, which has no choice."""
-        return self._head + b'],"usage":' + self._encoder.encode(usage) + b"}\n\n"
+    def last(self, usage: Usage | None, timing: Timing | None) -> bytes:
+        """The last chunk, which has no choice; empty when nothing is left to say."""
+        if usage is None and timing is None:
+            return b""
+        frame = self._head + b"]"
+        if usage is not None:
+            frame += b',"usage":' + self._encoder.encode(usage)
+        if timing is not None:
+            frame += b',"timing":' + self._encoder.encode(timing)
+        return frame + b"}\n\n"
 
 
 class UsageCounter:
@@ -194,15 +204,21 @@ class UsageCounter:
         self._details = details
         self._prompts: dict[int, int] = {}
         self._cached: dict[int, int] = {}
+        self._metrics: Any = None
         self.completion = 0
 
     def see(self, prompt: int, output: Any) -> None:
         """Takes one output of prompt number `prompt`."""
+        self._metrics = output.metrics
         if output.prompt_token_ids is not None:
             self._prompts[prompt] = len(output.prompt_token_ids)
         if output.num_cached_tokens is not None:
             self._cached[prompt] = output.num_cached_tokens
         self.completion += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def timing(self) -> Timing:
+        """The times of the request whose output came last."""
+        return timing(self._metrics)
 
     def usage(self, reasoning: int | None = None) -> Usage:
         """The sums so far; `reasoning` of the completion's tokens were reasoning."""

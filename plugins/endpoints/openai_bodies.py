@@ -64,6 +64,7 @@ class GenerationBody(SamplingFields):
     echo: bool = False
     add_special_tokens: bool | None = None
     return_token_ids: bool = False
+    return_timing: bool = False
     return_tokens_as_token_ids: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -418,3 +418,22 @@ def test_openapi_names_every_route(running: Running) -> None:
     paths = httpx.get(f"{running.url}/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/health"} <= set(paths)
     assert json.dumps(paths["/v1/completions"]["post"]["requestBody"])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_timing_is_told_when_asked(running: Running, path: str) -> None:
+    body = {"prompt": TEXT, "messages": [{"role": "user", "content": TEXT}], "max_tokens": 5}
+    body.pop("messages" if path == "/v1/completions" else "prompt")
+    assert "timing" not in httpx.post(running.url + path, json=body).json()
+    timing = httpx.post(running.url + path, json={**body, "return_timing": True}).json()["timing"]
+    assert set(timing) == {"queue_seconds", "prefill_seconds", "decode_seconds", "first_token_seconds", "total_seconds"}
+    assert all(seconds >= 0 for seconds in timing.values())
+    parts = timing["queue_seconds"] + timing["prefill_seconds"] + timing["decode_seconds"]
+    assert parts == pytest.approx(timing["total_seconds"], abs=0.05)
+    assert timing["queue_seconds"] + timing["prefill_seconds"] == pytest.approx(timing["first_token_seconds"], abs=1e-5)
+    for options, fields in ({}, {"timing"}), ({"stream_options": {"include_usage": True}}, {"timing", "usage"}):
+        streamed = httpx.post(running.url + path, json={**body, "return_timing": True, "stream": True, **options}).text
+        events = [json.loads(line[6:]) for line in streamed.split("\n\n") if line.startswith("data: {")]
+        assert events[-1]["choices"] == []
+        assert {"timing", "usage"} & set(events[-1]) == fields
+        assert all("timing" not in event for event in events[:-1])
