@@ -25,10 +25,12 @@ class EngineCommand(Command):
         parser.add_argument("--plugins-file", type=Path, required=True, help="The parent's choice of plugins.")
         parser.add_argument("--socket", required=True, help="Unix socket to listen on.")
         parser.add_argument("--control-fd", type=int, required=True, help="Inherited socket to the parent.")
+        parser.add_argument("--journal-fd", type=int, help="Inherited memory for the journal of steps.")
+        parser.add_argument("--verdict-file", type=Path, help="What the parent concluded from earlier deaths.")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Serves until the parent hangs up."""
-        from ..server.engine_process import EngineProcess
+        from ..server.engine_process import EngineProcess, supervision
 
         config = FrameConfig.model_validate_json(arguments.config_file.read_text())
         configure_logging(config.server.log_level)
@@ -46,4 +48,6 @@ class EngineCommand(Command):
 
             return make_engine(config, Registry.load(plugins), stage, vocabulary)
 
-        return EngineProcess(config, arguments.socket, arguments.control_fd, make).run()
+        journal, verdict = supervision(arguments.journal_fd, arguments.verdict_file)
+        process = EngineProcess(config, arguments.socket, arguments.control_fd, make, journal=journal, verdict=verdict)
+        return process.run()

@@ -220,6 +220,11 @@ class ServerConfig(Section):
     drain_seconds: float = Field(30.0, ge=0, description="Seconds that running requests get after a stop signal.")
     ready_seconds: float = Field(600.0, gt=0, description="Seconds that the engine gets to become ready.")
     max_engine_restarts: int = Field(3, ge=0, description="Engine deaths in a row that are answered by a restart.")
+    hang_seconds: float = Field(
+        300.0,
+        gt=0,
+        description="Seconds without a finished step after which the engine is taken as hung, and restarted.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity that is logged."
     )

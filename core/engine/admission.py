@@ -8,14 +8,16 @@ from ..config.tree import SchedulerConfig
 from .draft import StepDraft
 from .kv_cache import PrefixHit
 from .lifecycle import Lifecycle
+from .quarantine import Quarantine
 from .request import Request, RequestState
 
 
 class Admission:
     """Takes requests from the queue in its order while tokens, slots and blocks last."""
 
-    def __init__(self, config: SchedulerConfig, lifecycle: Lifecycle) -> None:
+    def __init__(self, config: SchedulerConfig, lifecycle: Lifecycle, quarantine: Quarantine) -> None:
         self._lifecycle = lifecycle
+        self._quarantine = quarantine
         self._chunked = config.enable_chunked_prefill
         self._max_tokens = config.max_num_batched_tokens
         self._max_partial = config.max_num_partial_prefills
@@ -44,6 +46,8 @@ class Admission:
         for request in self._lifecycle.waiting:
             if draft.budget == 0 or slots.num_free == 0:
                 break
+            if self._quarantine.active and not self._quarantine.allows(request):
+                continue
             if request.num_unanswered:
                 break  # preempted a moment ago: its newest token is still in flight, and the others must not overtake
             if not self._try(draft, request):

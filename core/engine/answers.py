@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ..interfaces.engine import EngineOutput
 from ..interfaces.step import LogprobRows, StepResult, TransferReport
@@ -100,14 +100,25 @@ class Answers:
             output.logprobs = result.logprobs.get(row)
         return output
 
-    def fail_step(self, step: LaunchedStep, later: Sequence[LaunchedStep], error: str) -> list[EngineOutput]:
-        """A launched step raised: its requests end; those of later ones, which may have read its blocks, are redone."""
+    def fail_step(
+        self, step: LaunchedStep, later: Sequence[LaunchedStep], error: str, spared: Collection[Request] = ()
+    ) -> list[EngineOutput]:
+        """A launched step raised: its requests end unless `spared`; spared and later ones are computed again.
+
+        Later ones may have read its blocks, unless it was rolled back before they were planned.
+        """
         lifecycle = self._lifecycle
+        if all(request is None for request in step.requests):
+            later = ()
         for launched in (step, *later):
             lifecycle.kv.withdraw(launched.publications)
         outputs = []
         for request in (*step.requests, *step.loads):
-            if request is not None and request.state is not RequestState.FINISHED:
+            if request is None or request.state is RequestState.FINISHED:
+                continue
+            if request in spared:
+                lifecycle.roll_back(request, (step, *later))
+            else:
                 outputs.append(lifecycle.finish(request, "error", error=error))
         for request in step.loads:
             if request.loading:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
-from ..interfaces.client import EngineInfo
+from ..interfaces.client import BrokenEngineError, EngineInfo
 from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.executor import Executor, StepHandle, WorkerFactory
@@ -24,8 +24,10 @@ from ..interfaces.step import StepPlan
 from ..registry import Registry
 from .draft import LaunchedStep
 from .grammar_compiler import GrammarCompiler, make_compiler
+from .journal import NullJournal
 from .kv_cache import max_request_len
 from .scheduler import Scheduler
+from .suspects import Suspects
 
 if TYPE_CHECKING:
     from ..interfaces.platform import Platform
@@ -51,10 +53,22 @@ class Engine:
         self._depth = depth
         self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self._late: list[EngineOutput] = []
+        self._journal = NullJournal()
+        self._broken: set[str] | None = None  # the requests of a step that raised, until a step succeeds
+        self._suspected = False
         self._steps = 0
         self._step_seconds = 0.0
         self._busy_seconds = 0.0
         self._closed = False
+
+    def watch(self, journal: NullJournal, suspects: Suspects) -> None:
+        """Before the first request: keeps a journal of its steps, and tries `suspects` of an earlier engine alone."""
+        journal.open(self.scheduler.num_slots)
+        self._journal = journal
+        self.scheduler.quarantine.suspect(suspects)
+        self._suspected = bool(suspects)
+        if not suspects:
+            journal.clear()
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request; raises `ValueError` when it can never run."""
@@ -81,7 +95,13 @@ class Engine:
             if not (len(plan.slots) or outputs or self._in_flight):
                 time.sleep(IDLE_SECONDS)
         elif not (self._in_flight or outputs):
-            self.scheduler.constraints.wait(GRAMMAR_SECONDS)
+            if self.scheduler.quarantine.active:
+                time.sleep(IDLE_SECONDS)  # suspects wait for their trial
+            else:
+                self.scheduler.constraints.wait(GRAMMAR_SECONDS)
+        if self._suspected and not self.scheduler.quarantine.active:
+            self._suspected = False
+            self._journal.clear()
         self._steps += 1
         self._step_seconds = time.perf_counter() - start
         self._busy_seconds += self._step_seconds
@@ -129,11 +149,13 @@ class Engine:
                 return False
             step = self.scheduler.constrained(plan)
             behind = bool(self._in_flight)
+            self._journal.launch(plan)
             try:
                 masks = self._execute(plan) if step is None else self._execute_constrained(step)
                 self._in_flight.append((plan, self.executor.sample(masks)))
             except Exception as error:
                 self._fail(plan, error)
+                self._journal.retract()
             if step is not None and behind:
                 return True
         return False
@@ -176,15 +198,25 @@ class Engine:
             result = handle.result()
         except Exception as error:
             self._fail(plan, error)
+            self._journal.answer()
             outputs, self._late = self._late, []
             return outputs
+        self._journal.answer()
+        self._broken = None
         return self.scheduler.update(plan, result)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
-        """One failed step ends the requests in it, and nothing else; a dead worker ends the engine."""
+        """A failed step is tried again in halves until the request at fault is alone; it ends, the others go on.
+
+        A dead worker, or steps without a common request that fail one after the other, end the engine.
+        """
         logger.exception("step %d failed", plan.step, exc_info=error)
-        self._late += self.scheduler.fail(plan, "an internal error ended the step; the engine's log has the cause")
         self.executor.check()
+        names = self.scheduler.living(plan)
+        if names and self._broken is not None and names.isdisjoint(self._broken):
+            raise BrokenEngineError(f"steps of unrelated requests fail one after the other: {error}") from error
+        self._broken = names or self._broken
+        self._late += self.scheduler.fail(plan, "an internal error ended the step; the engine's log has the cause")
 
     def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         self._catch_up()

@@ -65,13 +65,15 @@ class Lifecycle:
 
     def roll_back(self, request: Request, launched: Iterable[LaunchedStep]) -> None:
         """Recomputes a running or waiting request from its known tokens; what `launched` steps sample is dropped."""
+        dropped = 0
         for step in launched:
+            dropped += request in step.requests
             step.requests = [None if owner is request else owner for owner in step.requests]
         if request.state is RequestState.RUNNING:
             self.preempt(request)
         elif request.state is RequestState.WAITING:
             self.kv.free(request)
-        request.num_unanswered = 0
+        request.num_unanswered -= dropped  # earlier steps may still answer
 
     def load(self, request: Request) -> None:
         """A waiting request's blocks are being filled by the connector."""

@@ -26,7 +26,8 @@ from .grammar_compiler import GrammarCompiler
 from .hashing import BlockHasher
 from .kv_cache import KVCache, blocks_needed
 from .lifecycle import Lifecycle
-from .request import QueueFullError, Request
+from .quarantine import Quarantine
+from .request import QueueFullError, Request, RequestState
 from .transfers import Transfers
 from .waiting import WaitingQueue
 
@@ -61,12 +62,18 @@ class Scheduler:
         self._transfers = Transfers(connector, self._kv)
         self._lifecycle = Lifecycle(kv=self._kv, batch=self._batch, waiting=self._waiting, transfers=self._transfers)
         self.constraints = Constraints(self._lifecycle, compiler, no_grammars, self._config.max_num_seqs)
-        self._admission = Admission(self._config, self._lifecycle)
+        self.quarantine = Quarantine()
+        self._admission = Admission(self._config, self._lifecycle, self.quarantine)
         self._answers = Answers(self._lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
         self._launched: dict[int, LaunchedStep] = {}  # by step, oldest first
         self._counts = np.zeros(self._config.max_num_seqs, np.int32)
         self._num_steps = 0
         self._num_added = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Most requests of a step."""
+        return self._config.max_num_seqs
 
     def add(self, source: EngineRequest) -> None:
         """Queues a request. Raises `ValueError` when it can never run, `QueueFullError` when too many wait."""
@@ -130,6 +137,8 @@ class Scheduler:
         """
         if len(self._launched) >= self._max_in_flight:
             return None
+        if self.quarantine.active:
+            self._isolate()
         self._counts.fill(0)
         draft = StepDraft(self._config.max_num_batched_tokens, self._counts)
         order, todo = self._batch.order, self._todo()
@@ -148,6 +157,13 @@ class Scheduler:
         self._launched[launched.plan.step] = launched
         self._num_steps += 1
         return launched.plan
+
+    def _isolate(self) -> None:
+        """Lets only those run whom the quarantine allows to."""
+        self.quarantine.review(self._lifecycle.requests)
+        for request in reversed(self._batch.requests):
+            if not self.quarantine.allows(request):
+                self._lifecycle.preempt(request)
 
     def _todo(self) -> np.ndarray:
         """Tokens [running] that each running request has to compute now, in order of admission."""
@@ -220,10 +236,15 @@ class Scheduler:
         return outputs
 
     def fail(self, plan: StepPlan, error: str) -> list[EngineOutput]:
-        """The step raised: its requests end with "error"; what only this plan told the workers is told again."""
+        """The step raised: its requests are computed again in halves, and the one that was alone ends with "error".
+
+        What only this plan told the workers is told again. Loads that the step began end, too: they may be under way.
+        """
+        living = self._living(plan)
         step = self._answered(plan)
         later = [launched for launched in self._launched.values() if launched.plan.step > plan.step]
-        outputs = self._answers.fail_step(step, later, error)
+        guilty = self.quarantine.blame(living)
+        outputs = self._answers.fail_step(step, later, error, [one for one in living if one is not guilty])
         lifecycle, owners = self._lifecycle, self._batch.owners
         reused = {new.slot for launched in (step, *later) for new in launched.plan.added}
         gone = [slot for slot in plan.removed_slots.tolist() if owners[slot] is None and slot not in reused]
@@ -238,6 +259,15 @@ class Scheduler:
         if not constrained or constrained.isdisjoint(plan.slots[plan.samples].tolist()):
             return None
         return self._launched[plan.step]
+
+    def living(self, plan: StepPlan) -> set[str]:
+        """The unfinished requests whose tokens a launched plan computes."""
+        return {request.request_id for request in self._living(plan)}
+
+    def _living(self, plan: StepPlan) -> list[Request]:
+        step = self._launched.get(plan.step)
+        rows = step.requests if step is not None else ()
+        return [one for one in rows if one is not None and one.state is not RequestState.FINISHED]
 
     def _answered(self, plan: StepPlan) -> LaunchedStep:
         step = self._launched.pop(plan.step, None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineClient, EngineDeadError
-from ..interfaces.engine import EngineStats
+from ..interfaces.engine import EngineOutput, EngineStats, Fault
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from ..registry import Registry
 from .background import BackgroundEngine
@@ -39,6 +39,7 @@ _LONG_TEXT = 8192
 class AsyncLLM:
     """A front over an `EngineClient`. Reading the engine's outputs begins with the first request.
 
+    Requests that an engine loses by dying are replayed on the next one, from where their streams stand.
     One event loop uses it. `client` belongs to the caller unless `from_engine_args` made it. `tokenizer` may be on its
     way already.
     """
@@ -67,6 +68,9 @@ class AsyncLLM:
         )
         self._collectors: dict[str, Collector] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._replays: set[asyncio.Task[None]] = set()
+        #: requests that were continued on another engine
+        self.num_replayed = 0
         self._stopped = False
         self._short_texts = asyncio.Lock()
 
@@ -105,8 +109,8 @@ class AsyncLLM:
         """Streams the outputs of one request, as its `output_kind` says, until one is `finished`.
 
         Cancelling the task or closing the generator aborts the request. Raises `InvalidRequest` for what cannot be
-        served, `EngineDeadError` when there is no engine; an engine that dies later ends the request with
-        finish_reason "error".
+        served, `EngineDeadError` when there is no engine and none will come; when the engine dies, the stream goes on
+        with the next one, or ends with finish_reason "error" when there is none.
         """
         refuse_unserved(lora_request=lora_request, **unused)
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
@@ -246,8 +250,6 @@ class AsyncLLM:
     def _start(self) -> None:
         if self._stopped:
             raise EngineDeadError("the engine was shut down")
-        if self._client.error is not None:
-            raise self.dead_error
         if self._reader is None or self._reader.done():
             self._reader = asyncio.get_running_loop().create_task(self._read())
 
@@ -256,15 +258,43 @@ class AsyncLLM:
         error: Exception = EngineDeadError("the engine's client was closed")
         try:
             async for batch in self._client.outputs():
-                outputs, ended = self.front.process(batch)
-                self._deliver(outputs)
-                if ended:
-                    await self._client.abort(ended)
+                if batch and batch[0].fault == "lost":
+                    self._replay([output.request_id for output in batch])
+                    continue
+                await self._take(batch)
         except Exception as cause:
             logger.exception("the text side failed")
             error = EngineDeadError(f"the text side failed: {type(cause).__name__}: {cause}")
         for collector in self._collectors.values():
             collector.fail(error)
+
+    async def _take(self, batch: Iterable[EngineOutput]) -> None:
+        outputs, ended = self.front.process(batch)
+        self._deliver(outputs)
+        if ended:
+            await self._client.abort(ended)
+
+    def _replay(self, request_ids: list[str]) -> None:
+        """Continues requests on the next engine, while outputs are read on."""
+        task = asyncio.get_running_loop().create_task(self._add_again(request_ids))
+        self._replays.add(task)
+        task.add_done_callback(self._replays.discard)
+
+    async def _add_again(self, request_ids: list[str]) -> None:
+        for position, request_id in enumerate(request_ids):
+            try:
+                request = self.front.replay(request_id)
+                if request is not None:
+                    await self._client.add(request)
+                    self.num_replayed += 1
+            except (EngineDeadError, ValueError) as error:
+                fault: Fault = "engine" if isinstance(error, EngineDeadError) else "request"
+                rest = request_ids[position:] if fault == "engine" else [request_id]
+                await self._take(
+                    EngineOutput(request_id=name, finish_reason="error", error=str(error), fault=fault) for name in rest
+                )
+                if fault == "engine":
+                    return
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..config.checkpoint import Checkpoint, find_folder
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
@@ -48,6 +50,7 @@ class RequestRecord:
         ]
         self.metrics = RequestMetrics(admitted.arrival)
         self.num_cached: int | None = None
+        self.num_prompt_logprobs = 0  # positions whose log-probabilities have arrived
         self.kv_transfer: dict[str, Any] | None = None
         self._tokenizer = tokenizer
         self._stream_interval = stream_interval
@@ -78,6 +81,8 @@ class RequestRecord:
         if output.prompt_logprobs is not None and self._prompt_logprobs is not None:
             decode = self._tokenizer.token_text if self._tokenizer is not None else None
             append_rows(self._prompt_logprobs, output.prompt_logprobs, decode)
+        if output.prompt_logprobs is not None:
+            self.num_prompt_logprobs += len(output.prompt_logprobs.ranks)
         self._changed[sequence.index] = sequence
         return sequence.push(output)
 
@@ -231,6 +236,21 @@ class Front:
                 del self._sequences[output.request_id]
             touched[record.admitted.request_id] = record
         return self._take(touched, now), ended
+
+    def replay(self, engine_id: str) -> EngineRequest | None:
+        """An unfinished engine request as another engine continues it: with all that was emitted so far.
+
+        None when it has ended meanwhile.
+        """
+        found = self._sequences.get(engine_id)
+        if found is None:
+            return None
+        record, sequence = found
+        return msgspec.structs.replace(
+            sequence.request,
+            output_ids=list(sequence.token_ids),
+            num_prompt_logprobs=record.num_prompt_logprobs if sequence.index == 0 else 0,
+        )
 
     def abort(self, request_ids: Iterable[str]) -> tuple[list[RequestOutput], list[str]]:
         """Ends requests now; returns their last outputs and the engine ids to abort. Unknown ids are ignored."""

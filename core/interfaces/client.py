@@ -23,10 +23,17 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     stages: list[tuple[str, float]] = []
 
 
+class BrokenEngineError(RuntimeError):
+    """Raised by `EngineCore.step` when no request but the engine or its device is broken: a new process may help."""
+
+
 class EngineCore(Protocol):
     """An engine in the caller's process."""
 
     info: EngineInfo
+
+    def watch(self, journal: Any, suspects: Any) -> None:
+        """Before the first request: keeps a journal of launched steps, and tries the suspects of an earlier engine."""
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request; raises `ValueError` when it can never run (for example, too few KV blocks for it)."""
@@ -65,7 +72,7 @@ class EngineClient(Protocol):
         """Facts of the engine that serves, or served last."""
 
     async def add(self, request: EngineRequest) -> None:
-        """Sends a request. Raises `EngineDeadError` when there is no engine now."""
+        """Sends a request; waits while the engine is started again. Raises `EngineDeadError` when none will come."""
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored."""
@@ -73,7 +80,8 @@ class EngineClient(Protocol):
     def outputs(self) -> AsyncIterator[list[EngineOutput]]:
         """Everything the engine emits, in order. Ends when the client is closed.
 
-        When the engine dies, every unfinished request gets an output with finish_reason "error".
+        When the engine dies, every unfinished request gets an output with finish_reason "error", in a batch of such
+        outputs only; fault "lost" says that another engine is on its way, to which the request may be added again.
         """
 
     async def stats(self) -> EngineStats:

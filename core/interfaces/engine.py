@@ -11,7 +11,7 @@ from .sampling import SamplingParams
 from .step import LogprobRows
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-Fault = Literal["request", "load", "engine"]
+Fault = Literal["request", "load", "engine", "lost"]
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
@@ -19,7 +19,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
 
     `seed` is drawn by the front when the caller gave none. `eos_token_ids` end the output unless `ignore_eos`;
     `max_tokens` is final (never None). `salt`, `adapter_name` and `media_keys` enter the block hashes. A replayed
-    request carries what it had already emitted in `output_ids`.
+    request carries what it had already emitted in `output_ids`, and at how many positions of the prompt
+    log-probabilities were reported.
     """
 
     request_id: str
@@ -34,6 +35,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     adapter_name: str | None = None
     media_keys: list[str] = []
     output_ids: list[int] = []
+    num_prompt_logprobs: int = 0
     kv_transfer: dict[str, Any] | None = None
 
 
@@ -42,7 +44,8 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector, and `scheduled` is
     when the request left the queue for the first time, in seconds of `time.time`. `fault` says where an `error` lies:
-    the request could never have run, the engine has too much to do, or something broke.
+    the request could never have run, the engine has too much to do, something broke, or the engine is gone and the
+    request may be replayed on the next one.
     """
 
     request_id: str

@@ -112,7 +112,7 @@ def build_app(
         routes,
         keys=server.api_key,
         max_body_bytes=server.max_body_bytes,
-        problem=lambda: serving.error,
+        problem=lambda: serving.problem,
         root_path=server.root_path,
         request_ids=server.enable_request_id_headers,
         shapes=shapes,

@@ -1,6 +1,6 @@
 """The asyncio client of an engine process: `EngineClient`.
 
-`RemoteEngine` speaks to whatever engine it is attached to and fails its requests when that engine dies;
+`RemoteEngine` speaks to whatever engine it is attached to and says which requests were lost when that engine dies;
 `start_engine` gives it an engine process of its own. Knows no text and no HTTP; imports no torch.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from ..channel import AsyncChannel
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
-from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
+from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats, Fault
 from ..interfaces.wire import decode
 from .messages import Abort, Add, Call, EngineDown, EngineNews, EngineUp, FromEngine, Outputs, Reply, Stage
 from .supervisor import EngineSupervisor
@@ -38,7 +38,10 @@ class RemoteEngine:
         self._channel: AsyncChannel | None = None
         self._reader: asyncio.Task[None] | None = None
         self._outputs: asyncio.Queue[list[EngineOutput] | None] = asyncio.Queue()
-        self._unfinished: set[str] = set()
+        self._unfinished: set[str] = set()  # sent to this engine
+        self._waiting: set[str] = set()  # for the next engine
+        self._up = asyncio.Event()  # an engine listens, or none ever will
+        self._final = False
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._ids = itertools.count()
         self._error: str | None = "the engine is starting"
@@ -60,28 +63,44 @@ class RemoteEngine:
         """None while the engine serves, else why it does not."""
         return self._error
 
+    @property
+    def end(self) -> str | None:
+        """Why no engine will come any more; None while one serves or is on its way."""
+        return self._error if self._final else None
+
     async def news(self, message: EngineNews) -> None:
         """Takes what a supervisor says: attaches to a new engine, lets a dead one go."""
         if isinstance(message, EngineUp):
             await self._attach(message)
         elif isinstance(message, EngineDown):
             ending = "" if message.final else "; it is being started again"
-            await self._detach(f"{message.error}{ending}")
+            await self._detach(f"{message.error}{ending}", message.final)
 
     async def add(self, request: EngineRequest) -> None:
-        """Sends a request; raises `EngineDeadError` when there is no engine now."""
+        """Sends a request; waits while the engine is started again. Raises `EngineDeadError` when none will come."""
+        name = request.request_id
+        if not self._up.is_set():
+            self._waiting.add(name)
+            try:
+                await self._up.wait()
+                if name not in self._waiting:
+                    return  # aborted meanwhile
+            finally:
+                self._waiting.discard(name)
         channel = self._connected()
-        self._unfinished.add(request.request_id)
+        self._unfinished.add(name)
         try:
             await channel.send(Add(request))
         except OSError:
-            raise EngineDeadError(self._error or "the engine process is gone") from None
+            return  # the reader sees the end, too, and tells that this request was lost
         except ValueError:
-            self._unfinished.discard(request.request_id)
+            self._unfinished.discard(name)
             raise
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored."""
+        request_ids = list(request_ids)
+        self._waiting.difference_update(request_ids)
         wanted = [request_id for request_id in request_ids if request_id in self._unfinished]
         if wanted and self._channel is not None:
             with contextlib.suppress(OSError):  # the reader ends them all
@@ -103,7 +122,7 @@ class RemoteEngine:
 
     async def close(self) -> None:
         """Ends the connection, and the engine process when this client started it. May be called twice."""
-        await self._detach("the engine was shut down")
+        await self._detach("the engine was shut down", final=True)
         self._outputs.put_nowait(None)
         if self._on_close is not None:
             await self._on_close()
@@ -129,19 +148,22 @@ class RemoteEngine:
         try:
             channel = await AsyncChannel.connect(message.address, FromEngine)
         except OSError as error:
-            await self._detach(f"no engine listens ({error.strerror})")
+            await self._detach(f"no engine listens ({error.strerror})", final=False)
             return
         self._channel = channel
         self._info = message.info
         self._error = None
+        self._up.set()
         self._reader = asyncio.create_task(self._read(channel, message))
 
     async def drop(self, error: str) -> None:
         """Leaves the engine; every unfinished request ends with `error`."""
-        await self._detach(error)
+        await self._detach(error, final=True)
 
-    async def _detach(self, error: str) -> None:
+    async def _detach(self, error: str, final: bool) -> None:
         self._error = error
+        self._final = final
+        self._up.clear()
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -149,7 +171,9 @@ class RemoteEngine:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        self._fail(error)
+        self._fail(error, "engine" if final else "lost")
+        if final:
+            self._up.set()
 
     async def _read(self, channel: AsyncChannel, engine: EngineUp) -> None:
         try:
@@ -161,11 +185,13 @@ class RemoteEngine:
             # whose answer it was is unknown, so all end; the engine lives and drops them when the connection ends
             logger.exception("an answer of the engine cannot be read; connecting again")
             channel.close()
-            self._fail(f"an answer of the engine cannot be read: {error}")
+            self._up.clear()
+            self._fail(f"an answer of the engine cannot be read: {error}", "engine")
             await self._attach(engine)
             return
         self._error = "the engine process is gone"
-        self._fail(self._error)
+        self._up.clear()
+        self._fail(self._error, "lost")
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
@@ -179,9 +205,11 @@ class RemoteEngine:
             else:
                 future.set_exception(RuntimeError(message.error))
 
-    def _fail(self, error: str) -> None:
+    def _fail(self, error: str, fault: Fault) -> None:
         """Ends everything that waits for an engine which will not answer."""
-        lost = [EngineOutput(request_id=name, finish_reason="error", error=error) for name in self._unfinished]
+        lost = [
+            EngineOutput(request_id=name, finish_reason="error", error=error, fault=fault) for name in self._unfinished
+        ]
         self._unfinished.clear()
         if lost:
             self._outputs.put_nowait(lost)

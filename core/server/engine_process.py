@@ -14,17 +14,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import msgspec
+
 from ..channel import Channel, FrameTooLargeError, listen, same_user
 from ..config.tree import FrameConfig
+from ..engine.journal import Journal, NullJournal, journal_name
 from ..engine.request import QueueFullError
-from ..interfaces.client import EngineCore
+from ..engine.suspects import Suspects
+from ..interfaces.client import BrokenEngineError, EngineCore
 from ..interfaces.engine import EngineOutput
 from ..interfaces.wire import encode
 from ..offers import PluginError
-from .messages import Abort, Add, Call, Failed, Outputs, Ready, Reply, Stage, ToEngine
+from .messages import Abort, Add, Call, Failed, Outputs, Ready, Reply, Stage, ToEngine, Verdict
 
 logger = logging.getLogger("frame.server")
 
@@ -97,9 +102,12 @@ def _failure(request_id: str, error: str) -> EngineOutput:
 class EngineHost:
     """Serves one engine to clients that connect to `listener`, until `stop`."""
 
-    def __init__(self, engine: EngineCore, listener: socket.socket) -> None:
+    def __init__(self, engine: EngineCore, listener: socket.socket, journal: NullJournal, verdict: Verdict) -> None:
+        engine.watch(journal, Suspects(verdict.groups))
         self._engine = engine
         self._listener = listener
+        self._journal = journal
+        self._guilty = verdict.guilty
         self._inbox: SimpleQueue[tuple[_Client | None, Any]] = SimpleQueue()
         self._clients: set[_Client] = set()
         self._owners: dict[str, _Client] = {}  # request id -> who gets its outputs
@@ -111,8 +119,11 @@ class EngineHost:
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
         try:
             while self._running:
-                self._drain(wait=not self._engine.has_unfinished())
+                wait = not self._engine.has_unfinished()
+                self._journal.beat(wait)
+                self._drain(wait)
                 if self._running:
+                    self._journal.beat(idle=False)
                     self._route(self._step())
         finally:
             for client in self._clients:
@@ -167,7 +178,12 @@ class EngineHost:
     def _add(self, client: _Client, request: Any) -> None:
         request_id = request.request_id
         if request_id in self._owners:
-            client.send(Outputs([_failure(request_id, f"a request with the id {request_id!r} is running already")]))
+            output = _failure(request_id, f"a request with the id {request_id!r} is running already")
+            output.fault = "request"
+            client.send(Outputs([output]))
+            return
+        if self._guilty and (reason := self._guilty.get(journal_name(request_id))) is not None:
+            client.send(Outputs([_failure(request_id, reason)]))
             return
         try:
             self._engine.add(request)
@@ -195,6 +211,8 @@ class EngineHost:
     def _step(self) -> list[EngineOutput]:
         try:
             outputs = self._engine.step()
+        except BrokenEngineError:
+            raise
         except Exception as error:
             self._failed_steps += 1
             if self._failed_steps >= _MAX_FAILED_STEPS:
@@ -243,11 +261,31 @@ def bind_to_parent(parent: Channel, stop: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-class EngineProcess:
-    """The life of an engine process: build, report, serve, close."""
+def supervision(journal_fd: int | None, verdict_file: Path | None) -> tuple[NullJournal, Verdict]:
+    """The journal and the verdict that a supervisor handed over; nulls where it did not."""
+    journal = NullJournal() if journal_fd is None else Journal(journal_fd)
+    return journal, Verdict() if verdict_file is None else msgspec.json.decode(verdict_file.read_bytes(), type=Verdict)
 
-    def __init__(self, config: FrameConfig, address: str, control_fd: int, make: EngineFactory) -> None:
+
+class EngineProcess:
+    """The life of an engine process: build, report, serve, close.
+
+    `journal` and `verdict` tie it to its supervisor and to the engines before it.
+    """
+
+    def __init__(
+        self,
+        config: FrameConfig,
+        address: str,
+        control_fd: int,
+        make: EngineFactory,
+        *,
+        journal: NullJournal | None = None,
+        verdict: Verdict | None = None,
+    ) -> None:
         self._config = config
+        self._journal = journal if journal is not None else NullJournal()
+        self._verdict = verdict if verdict is not None else Verdict()
         self._address = address
         self._parent = Channel(socket.socket(fileno=control_fd), Stage | Failed)
         self._make = make
@@ -266,7 +304,7 @@ class EngineProcess:
             self._report(Failed(describe(error)))
             return 1
         try:
-            self._host = EngineHost(engine, listen(self._address))
+            self._host = EngineHost(engine, listen(self._address), self._journal, self._verdict)
             self._report(Ready(engine.info))
             self._host.run()
         except Exception as error:

@@ -22,7 +22,7 @@ from ..interfaces.errors import RequestError
 from .errors import ERROR_SHAPE, ErrorShapes, error_body
 
 #: Answered without a key and without an engine.
-OPEN_PATHS = ("/health", "/ping")
+OPEN_PATHS = ("/health", "/live", "/ping", "/ready")
 #: Answered without an engine, but not without a key.
 _EARLY_PATHS = ("/load", "/metrics", "/stats", "/version")
 MAX_HEADERS = 256

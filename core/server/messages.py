@@ -67,6 +67,16 @@ class Failed(msgspec.Struct, tag=True):
     error: str
 
 
+class Verdict(msgspec.Struct):
+    """Supervisor to a new engine, by the names of the journal: what earlier deaths say about requests.
+
+    `groups` are tried alone, one after the other; `guilty` ended earlier engines, and their callers get the reason.
+    """
+
+    groups: list[list[str]] = []
+    guilty: dict[str, str] = {}
+
+
 class EngineUp(msgspec.Struct, tag=True):
     """Supervisor to clients: an engine listens on the Unix socket `address`."""
 

@@ -143,6 +143,15 @@ class ServingHost:
             return self._client.error
         return "the tokenizer is loading" if self._llm is None else None
 
+    @property
+    def problem(self) -> str | None:
+        """None while requests are taken in, else why not: those that come while the engine restarts wait for it."""
+        if self.draining:
+            return "the server is stopping"
+        if self._llm is None:
+            return self.error
+        return self._client.end
+
     def parse(self, request: Request, kind: type[M]) -> M:
         """The JSON body as a bounded model; raises `RequestError` 400 naming the field."""
         body = request.scope.get(JSON_BODY)

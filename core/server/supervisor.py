@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import secrets
 import signal
@@ -16,14 +17,19 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
 from pydantic_core import PydanticSerializationError
 
 from ..channel import AsyncChannel
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
+from ..engine.journal import JournalReader, journal_memory
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..registry import Registry
+from .blame import Blame
 from .messages import EngineDown, EngineNews, EngineReport, EngineUp, Failed, Ready, Stage
+
+logger = logging.getLogger("frame.server")
 
 #: A ready engine that lived this long was not one of "deaths in a row".
 _STEADY_SECONDS = 60.0
@@ -130,6 +136,9 @@ class EngineSupervisor:
         self._child: Child | None = None
         self._task: asyncio.Task[None] | None = None
         self._deaths = 0
+        self._blame = Blame()
+        self._journal = -1
+        self._hung = False
         self.pid: int | None = None
 
     async def start(self) -> EngineInfo:
@@ -160,9 +169,10 @@ class EngineSupervisor:
         if self._child is not None:
             await self._child.stop(seconds)
             self._child = None
-        for descriptor in self._files:
-            os.close(descriptor)
-        self._files = ()
+        for descriptor in (*self._files, self._journal):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._files, self._journal = (), -1
 
     async def _launch(self) -> EngineInfo:
         """Starts a process and waits until it is ready; raises `EngineDeadError`."""
@@ -171,7 +181,16 @@ class EngineSupervisor:
         config, plugins = self._files
         address = f"@frame-{secrets.token_hex(16)}"
         arguments = ["--config-file", f"/dev/fd/{config}", "--plugins-file", f"/dev/fd/{plugins}", "--socket", address]
-        self._child = await spawn(self._command, arguments, EngineReport, self._files)
+        if self._journal >= 0:
+            os.close(self._journal)
+        self._journal = journal_memory()
+        verdict = memory_file(msgspec.json.encode(self._blame.verdict).decode())
+        arguments += ["--journal-fd", str(self._journal), "--verdict-file", f"/dev/fd/{verdict}"]
+        try:
+            descriptors = (*self._files, self._journal, verdict)
+            self._child = await spawn(self._command, arguments, EngineReport, descriptors)
+        finally:
+            os.close(verdict)
         self.pid = self._child.process.pid
         limit = self._config.server.ready_seconds
         try:
@@ -201,13 +220,11 @@ class EngineSupervisor:
         """Waits for deaths and answers each with a new start, until there are too many in a row."""
         ready_at = time.monotonic()
         while self._child is not None:
-            failed = await self._last_words(self._child)
-            death = f"the engine process {await self._child.death()}"
-            cause = f"{death}: {failed}" if failed else death
+            cause = await self._mourn(self._child)
             if time.monotonic() - ready_at > _STEADY_SECONDS:
                 self._deaths = 0
+            self._deaths += self._judge(cause, self._child.process.returncode == -signal.SIGKILL and not self._hung)
             while True:
-                self._deaths += 1
                 if self._deaths > self._config.server.max_engine_restarts:
                     await self._news(EngineDown(f"{cause} ({self._deaths} deaths in a row)", final=True))
                     return
@@ -217,7 +234,49 @@ class EngineSupervisor:
                     break
                 except (EngineDeadError, OSError) as error:
                     cause = str(error)
+                    self._deaths += 1
             ready_at = time.monotonic()
+
+    async def _mourn(self, child: Child) -> str:
+        """Waits for the end of a ready engine, or ends it when it hangs; says what the end was."""
+        self._hung = False
+        watchdog = asyncio.create_task(self._end_when_hung(child))
+        try:
+            failed = await self._last_words(child)
+        finally:
+            watchdog.cancel()
+        death = f"the engine process {await child.death()}"
+        if self._hung:
+            seconds = self._config.server.hang_seconds
+            death = f"the engine process hung: no step ended within {seconds:g} seconds (--hang-seconds)"
+        return f"{death}: {failed}" if failed else death
+
+    async def _end_when_hung(self, child: Child) -> None:
+        journal, limit = JournalReader(self._journal), self._config.server.hang_seconds
+        last, since = journal.beats, time.monotonic()
+        while True:
+            await asyncio.sleep(min(1.0, limit / 4))
+            beats = journal.beats
+            if beats is None or beats != last:
+                last, since = beats, time.monotonic()
+            elif time.monotonic() - since > limit:
+                self._hung = True
+                child.kill()
+                return
+
+    def _judge(self, cause: str, killed: bool) -> int:
+        """Learns from a death which requests to try alone; returns how much it counts as one "in a row".
+
+        A death that narrows down who is at fault does not count; one of an engine that had worked begins a new row.
+        """
+        journal = JournalReader(self._journal)
+        names = journal.in_flight()
+        if journal.num_answered:
+            self._deaths = 0
+        guilty = self._blame.death(names, cause, cleared=journal.cleared, killed=killed)
+        if guilty is not None:
+            logger.error("%s: request %s is at fault and ends with an error", cause, guilty)
+        return 0 if names and guilty is None else 1
 
     @staticmethod
     async def _last_words(child: Child) -> str | None:

@@ -23,6 +23,8 @@ class ServerEndpoint(Endpoint):
         for path, handler in (
             ("/health", self._health),
             ("/ping", self._health),
+            ("/live", self._live),
+            ("/ready", self._health),
             ("/version", self._version),
             ("/metrics", self._metrics),
             ("/load", self._load),
@@ -36,6 +38,10 @@ class ServerEndpoint(Endpoint):
         problem = self.serving.error
         if problem is not None:
             raise RequestError(503, problem)
+        return Response(status_code=200)
+
+    async def _live(self) -> Response:
+        """Status 200 while this process answers at all, whatever the engine does."""
         return Response(status_code=200)
 
     async def _version(self) -> Response:

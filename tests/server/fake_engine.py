@@ -21,8 +21,10 @@ from frame.core.config.tree import FrameConfig
 from frame.core.engine.request import QueueFullError
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineOutput, EngineRequest, EngineStats
-from frame.core.interfaces.step import LogprobRows
-from frame.core.server.engine_process import EngineProcess
+from frame.core.interfaces.step import LogprobRows, NewRequest, StepPlan
+from frame.core.server.engine_process import EngineProcess, supervision
+
+NONE = np.zeros(0, np.int32)
 
 
 class FakeEngine:
@@ -40,13 +42,35 @@ class FakeEngine:
         self._running: dict[str, tuple[EngineRequest, int]] = {}
         self._pending: list[EngineOutput] = []
         self._counters = EngineStats(num_blocks=100)
+        self._journal: Any = None
+        self._slots: list[str | None] = [None] * 64
+
+    def watch(self, journal: Any, suspects: Any) -> None:
+        journal.open(len(self._slots))
+        if not suspects:
+            journal.clear()
+        self._journal = journal
+
+    def _note_step(self) -> None:
+        """Slots as the real engine hands them out: stable while a request runs."""
+        plan = StepPlan(step=0, removed_slots=NONE, added=[], appends=[], slots=NONE, num_scheduled=NONE,
+                        num_computed=NONE, samples=NONE, num_drafts=NONE)  # fmt: skip
+        self._slots = [name if name in self._running else None for name in self._slots]
+        for name, (request, _) in self._running.items():
+            if name not in self._slots and None in self._slots:
+                slot = self._slots.index(None)
+                self._slots[slot] = name
+                plan.added.append(NewRequest(slot=slot, request_id=name, token_ids=NONE, prompt_len=1, num_computed=0,
+                                             block_ids=[], params=request.params, seed=0))  # fmt: skip
+        plan.slots = np.array([slot for slot, name in enumerate(self._slots) if name], np.int32)
+        self._journal.launch(plan)
 
     def add(self, request: EngineRequest) -> None:
         if (request.params.extra_args or {}).get("fault") == "add":
             raise ValueError("this request can never run")
         if (request.params.extra_args or {}).get("fault") == "queue":
             raise QueueFullError("4096 requests wait")
-        self._running[request.request_id] = (request, 0)
+        self._running[request.request_id] = (request, len(request.output_ids))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -57,14 +81,18 @@ class FakeEngine:
         outputs, self._pending = self._pending, []
         if self._running and self._delay:
             time.sleep(self._delay)
+        self._note_step()
         for request_id, (request, count) in list(self._running.items()):
             fault = (request.params.extra_args or {}).get("fault")
             if fault == "step" and count == 2:
                 raise RuntimeError("the device said no")
             if fault == "exit" and count == 2:
                 os._exit(7)
+            if fault == "hang" and count == 2 and not request.output_ids:
+                time.sleep(3600)
             outputs.append(self._advance(request_id, request, count))
         self._counters.steps += 1
+        self._journal.answer()
         return outputs
 
     def _advance(self, request_id: str, request: EngineRequest, count: int) -> EngineOutput:
@@ -136,6 +164,10 @@ if __name__ == "__main__":
     parser.add_argument("--config-file", type=Path)
     parser.add_argument("--socket")
     parser.add_argument("--control-fd", type=int)
+    parser.add_argument("--journal-fd", type=int)
+    parser.add_argument("--verdict-file", type=Path)
     arguments, _ = parser.parse_known_args()
     tree = FrameConfig.model_validate_json(arguments.config_file.read_text())
-    raise SystemExit(EngineProcess(tree, arguments.socket, arguments.control_fd, make_fake).run())
+    journal, verdict = supervision(arguments.journal_fd, arguments.verdict_file)
+    process = EngineProcess(tree, arguments.socket, arguments.control_fd, make_fake, journal=journal, verdict=verdict)
+    raise SystemExit(process.run())

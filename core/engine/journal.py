@@ -1,0 +1,160 @@
+"""The journal of an engine: which requests its launched steps hold, in memory that outlives the process.
+
+The engine writes it, its supervisor reads it: after a death it names the requests that were being computed, and while
+the engine lives it tells work from a hang. A launch costs one copy of the step's slots. Knows no request's content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..interfaces.step import StepPlan
+
+#: Launched steps that are remembered; more are never in flight.
+_STEPS = 32
+_NAME_BYTES = 128
+_HEADER = 8
+_LAUNCHED, _ANSWERED, _SLOTS, _BEATS, _IDLE, _CLEARED = range(6)
+
+
+def journal_name(request_id: str) -> str:
+    """How the journal calls a request: its id, or the id's hash where that is too long."""
+    data = request_id.encode()
+    return request_id if len(data) <= _NAME_BYTES else f"#{hashlib.blake2b(data, digest_size=32).hexdigest()}"
+
+
+def journal_memory() -> int:
+    """Anonymous shared memory for a journal, as a file descriptor that a child may inherit."""
+    return os.memfd_create("frame-journal", os.MFD_CLOEXEC)
+
+
+class NullJournal:
+    """Where nobody would read it."""
+
+    def open(self, num_slots: int) -> None:
+        """Makes room for steps of at most `num_slots` requests."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """The step is about to be launched."""
+
+    def retract(self) -> None:
+        """The step launched last was not launched after all."""
+
+    def answer(self) -> None:
+        """The oldest launched step was answered."""
+
+    def beat(self, idle: bool) -> None:
+        """The loop goes round; `idle` while it waits for work."""
+
+    def clear(self) -> None:
+        """No request is under suspicion any more."""
+
+
+class Journal(NullJournal):
+    """The writer's view of `descriptor`, which it owns."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._launched = 0
+        os.ftruncate(descriptor, _HEADER * 8)
+        self._map(0)
+
+    def _map(self, num_slots: int) -> None:
+        size, names = _sizes(num_slots)
+        os.ftruncate(self._descriptor, size)
+        self._memory = mmap.mmap(self._descriptor, size)
+        self._header = np.frombuffer(self._memory, np.int64, _HEADER)
+        self._steps = np.frombuffer(self._memory, np.int32, _STEPS * (1 + num_slots), _HEADER * 8)
+        self._steps = self._steps.reshape(_STEPS, 1 + num_slots)
+        self._names = names
+
+    def open(self, num_slots: int) -> None:
+        self._map(num_slots)
+        self._header[_SLOTS] = num_slots
+
+    def launch(self, plan: StepPlan) -> None:
+        for new in plan.added:
+            start = self._names + new.slot * _NAME_BYTES
+            self._memory[start : start + _NAME_BYTES] = journal_name(new.request_id).encode().ljust(_NAME_BYTES, b"\0")
+        count = len(plan.slots)
+        row = self._steps[self._launched % _STEPS]
+        row[1 : count + 1] = plan.slots
+        row[0] = count
+        self._launched += 1
+        self._header[_LAUNCHED] = self._launched
+
+    def retract(self) -> None:
+        self._launched -= 1
+        self._header[_LAUNCHED] = self._launched
+
+    def answer(self) -> None:
+        self._header[_ANSWERED] += 1
+
+    def beat(self, idle: bool) -> None:
+        self._header[_BEATS] += 1
+        self._header[_IDLE] = idle
+
+    def clear(self) -> None:
+        self._header[_CLEARED] = 1
+
+
+class JournalReader:
+    """The reader's view of `descriptor`, at any time and after the writer's death."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def beats(self) -> int | None:
+        """Rounds of the engine's loop so far; None while it waits for work or does not run yet."""
+        header = self._header()
+        return None if not header[_BEATS] or header[_IDLE] else int(header[_BEATS])
+
+    @property
+    def num_answered(self) -> int:
+        """Steps that were answered."""
+        return int(self._header()[_ANSWERED])
+
+    @property
+    def cleared(self) -> bool:
+        """Whether the engine found all that it was told to suspect innocent."""
+        return bool(self._header()[_CLEARED])
+
+    def in_flight(self) -> list[str]:
+        """The requests of launched steps that were not answered, in the order of their slots."""
+        header = self._header()
+        launched, answered, num_slots = (int(header[field]) for field in (_LAUNCHED, _ANSWERED, _SLOTS))
+        size, names = _sizes(num_slots)
+        data = os.pread(self._descriptor, size, 0)
+        if len(data) < size or not num_slots:
+            return []
+        steps = np.frombuffer(data, np.int32, _STEPS * (1 + num_slots), _HEADER * 8).reshape(_STEPS, 1 + num_slots)
+        slots: set[int] = set()
+        for step in range(max(answered, launched - _STEPS), launched):
+            row = steps[step % _STEPS]
+            slots.update(row[1 : 1 + row[0]].tolist())
+        return [_name(data, names + slot * _NAME_BYTES) for slot in sorted(slots)]
+
+    def _header(self) -> np.ndarray:
+        data = os.pread(self._descriptor, _HEADER * 8, 0)
+        return np.frombuffer(data.ljust(_HEADER * 8, b"\0"), np.int64)
+
+
+def _sizes(num_slots: int) -> tuple[int, int]:
+    """(bytes of the whole, offset of the names)."""
+    names = _HEADER * 8 + _STEPS * (1 + num_slots) * 4
+    return names + num_slots * _NAME_BYTES, names
+
+
+def _name(data: bytes, start: int) -> str:
+    return data[start : start + _NAME_BYTES].rstrip(b"\0").decode(errors="replace")
+
+
+def names_of(request_ids: Iterable[str]) -> list[str]:
+    """`journal_name` of each."""
+    return [journal_name(request_id) for request_id in request_ids]

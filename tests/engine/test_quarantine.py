@@ -1,0 +1,162 @@
+"""Requests that break their steps: found in halves, ended alone, without a change to any other."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+
+from frame.core.engine.journal import Journal, JournalReader, NullJournal, journal_memory, journal_name
+from frame.core.engine.suspects import Suspects
+from tests.engine.fake_worker import Simulation, make_layout, make_request
+
+
+def run_with_poison(sim: Simulation, poison: set[str], after: int = 0) -> None:
+    """Steps that hold a poisonous request break once that request has `after` tokens."""
+    for _ in range(5000):
+        while len(sim.in_flight) < sim.max_in_flight:
+            plan = sim.launch()
+            if plan is None:
+                break
+            names = sim.scheduler.living(plan)
+            if any(len(sim.tokens(name)) >= after for name in names & poison):
+                sim.broken.add(plan.step)
+                sim.worker.strict = False
+        if not sim.in_flight:
+            return
+        sim.answer()
+    raise AssertionError("the simulation does not end")
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("poison", [{"3"}, {"0", "11"}, {"4", "5", "6"}])
+def test_those_at_fault_end_and_all_others_get_their_tokens(in_flight: int, after: int, poison: set[str]) -> None:
+    sim = Simulation(layout=make_layout(200), max_in_flight=in_flight, max_num_batched_tokens=24)
+    requests = {str(i): make_request(str(i), [i % 5] * (5 + i), max_tokens=9, seed=i) for i in range(12)}
+    for request in requests.values():
+        sim.add(request)
+    run_with_poison(sim, poison, after)
+    for name, request in requests.items():
+        if name in poison:
+            assert sim.reason(name) == "error"
+        else:
+            sim.check(request)
+    assert not sim.scheduler.has_unfinished()
+    assert not sim.scheduler.quarantine.active
+    sim.check_quiet()
+
+
+def test_a_step_that_breaks_once_costs_nobody_a_token() -> None:
+    sim = Simulation(layout=make_layout(200))
+    requests = [make_request(str(i), [i] * 6, max_tokens=8) for i in range(6)]
+    for request in requests:
+        sim.add(request)
+    sim.launch()
+    sim.launch(breaks=True)
+    sim.run()
+    for request in requests:
+        sim.check(request)
+
+
+def test_suspects_of_an_earlier_engine_run_after_the_others_and_alone() -> None:
+    sim = Simulation(layout=make_layout(200), max_in_flight=1)
+    sim.scheduler.quarantine.suspect(Suspects([["a", "b"], ["c", "never came"]]))
+    for name in "abcde":
+        sim.add(make_request(name, [1, 2, 3], max_tokens=20))
+    seen: list[set[str]] = []
+    deadline = time.monotonic() + 20
+    while sim.scheduler.has_unfinished() and time.monotonic() < deadline:
+        plan = sim.launch()
+        if plan is not None:
+            seen.append(sim.scheduler.living(plan))
+            sim.answer()
+    groups = [group for group, last in zip(seen, [set(), *seen], strict=False) if group != last]
+    assert groups[:3] == [{"d", "e"}, {"a", "b"}, {"c"}]
+    assert groups[3] >= set("abc")
+
+
+def test_halves() -> None:
+    suspects = Suspects()
+    assert suspects.blame(["a", "b", "c", "d", "e"]) is None
+    assert suspects.groups == [["a", "b", "c"], ["d", "e"]]
+    assert suspects.blame(["d", "e"]) is None  # so the first group has passed
+    assert suspects.groups == [["d"], ["e"]]
+    assert suspects.blame(["e"]) == "e"
+    assert suspects.groups == []
+    assert suspects.blame(["x"]) == "x"
+    assert suspects.blame([]) is None
+
+
+def test_the_journal_names_what_is_in_flight_after_the_writers_end() -> None:
+    descriptor = journal_memory()
+    reader = JournalReader(descriptor)
+    assert (reader.in_flight(), reader.beats, reader.num_answered, reader.cleared) == ([], None, 0, False)
+    child = os.fork()
+    if child == 0:
+        sim = Simulation(layout=make_layout(200), max_in_flight=3, max_num_seqs=8)
+        journal = Journal(descriptor)
+        journal.open(sim.scheduler.num_slots)
+        journal.beat(idle=False)
+        long_name = "ö" * 300
+        for name in ("a", "b", long_name):
+            sim.add(make_request(name, [1, 2], max_tokens=1 if name == "a" else 9))
+        for _ in range(60):
+            plan = sim.launch()
+            if plan is not None:
+                journal.launch(plan)
+            if len(sim.in_flight) == 3 or plan is None:
+                if not sim.in_flight or len(sim.plans) == 4:
+                    break
+                sim.answer()
+                journal.answer()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert reader.in_flight() == ["b", journal_name("ö" * 300)]
+    assert len(journal_name("ö" * 300)) < 128
+    assert (reader.num_answered, reader.beats) == (1, 1)
+    os.close(descriptor)
+
+
+def test_a_journal_entry_costs_microseconds() -> None:
+    sim = Simulation(layout=make_layout(2000), max_num_seqs=256)
+    for number in range(256):
+        sim.add(make_request(str(number), [1, 2], max_tokens=9))
+    journal = Journal(journal_memory())
+    journal.open(256)
+    sim.step()
+    plan = sim.launch()
+    assert plan is not None
+    assert len(plan.slots) == 256
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        journal.launch(plan)
+        journal.answer()
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[100] < 1e-4  # some 2 µs where nothing else runs
+    NullJournal().launch(plan)
+
+
+def test_random_poison() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        sim = Simulation(
+            layout=make_layout(rng.choice([40, 200])),
+            max_in_flight=rng.randrange(1, 4),
+            max_num_batched_tokens=rng.choice([8, 40]),
+            max_num_seqs=rng.choice([2, 4, 8]),
+        )
+        requests = {
+            str(i): make_request(str(i), [rng.randrange(5)] * rng.randrange(1, 12), max_tokens=rng.randrange(1, 9))
+            for i in range(10)
+        }
+        poison = set(rng.sample(sorted(requests), rng.randrange(3)))
+        for request in requests.values():
+            sim.add(request)
+        run_with_poison(sim, poison, rng.randrange(3))
+        for name, request in requests.items():
+            if name not in poison:
+                sim.check(request)

@@ -1,0 +1,44 @@
+"""A logits processor that does harm on demand: `extra_args={"fault": "raise" | "exit" | "hang", "at": token}`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from frame.interfaces import LogitsProcessor, SamplingParams
+
+
+class FaultyProcessor(LogitsProcessor):
+    """Strikes when the request's token number `at` is drawn, however often it is computed again; hangs once only."""
+
+    def __init__(self, *, config: object, options: object = None, device: torch.device) -> None:
+        super().__init__(config=config, options=options, device=device)
+        self._faults: dict[int, tuple[str, int]] = {}  # slot -> fault, tokens until it strikes
+
+    def add(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], output_ids: list[int]) -> bool:
+        arguments = params.extra_args or {}
+        if "fault" not in arguments or (arguments["fault"] == "hang" and output_ids):
+            return False
+        self._faults[slot] = arguments["fault"], arguments.get("at", 3) - len(output_ids)
+        return True
+
+    def remove(self, slot: int) -> None:
+        self._faults.pop(slot, None)
+
+    def apply(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
+        for slot in slots:
+            if slot not in self._faults:
+                continue
+            fault, left = self._faults[slot]
+            self._faults[slot] = fault, left - 1
+            if left <= 0 and fault == "raise":
+                raise RuntimeError("this request breaks its step")
+            if left <= 0 and fault == "exit":
+                os._exit(7)
+            if left <= 0:
+                time.sleep(3600)
+        return logits
