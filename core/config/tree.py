@@ -217,6 +217,10 @@ class ServerConfig(Section):
     enable_prompt_tokens_details: bool = Field(False, description="Report cached prompt tokens in usage.")
     enable_force_include_usage: bool = Field(False, description="Report usage in every stream.")
     enable_request_id_headers: bool = Field(False, description="Echo or set X-Request-Id.")
+    tool_server: list[str] = Field(
+        default_factory=list,
+        description="MCP servers for built-in tools of /v1/responses: LABEL=URL, or HOST:PORT; none: no such tools.",
+    )
     drain_seconds: float = Field(30.0, ge=0, description="Seconds that running requests get after a stop signal.")
     ready_seconds: float = Field(600.0, gt=0, description="Seconds that the engine gets to become ready.")
     max_engine_restarts: int = Field(3, ge=0, description="Engine deaths in a row that are answered by a restart.")

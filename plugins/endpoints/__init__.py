@@ -16,5 +16,12 @@ def frame_endpoints() -> list[Provider]:
         Provider("completions", f"{here}.completions:CompletionsEndpoint", api=">=0.1,<0.2", summary="OpenAI: text"),
         Provider("chat-completions", f"{here}.chat:ChatEndpoint", api=">=0.1,<0.2", summary="OpenAI: chat"),
         Provider("messages", f"{here}.messages:MessagesEndpoint", api=">=0.1,<0.2", summary="Anthropic: messages"),
+        Provider(
+            "responses",
+            f"{here}.responses:ResponsesEndpoint",
+            api=">=0.1,<0.2",
+            summary="OpenAI: responses",
+            options=f"{here}.responses:ResponsesOptions",
+        ),
         Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.1,<0.2", summary="tokenize and detokenize"),
     ]

@@ -11,6 +11,9 @@ globals().update(
             "chat-completions": {
                 "bodies": {"/v1/chat/completions": {"model": "test-model", "messages": MESSAGES, "stream": True}}
             },
+            "responses": {
+                "bodies": {"/v1/responses": {"input": "hello"}, "/v1/responses/input_tokens": {"input": "a"}}
+            },
             "messages": {
                 "bodies": {
                     "/v1/messages": {"model": "test-model", "messages": MESSAGES, "max_tokens": 5},

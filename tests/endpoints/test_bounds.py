@@ -13,14 +13,25 @@ from pydantic import ValidationError
 from frame.core.interfaces.schema import BoundedModel, Limits
 from frame.plugins.endpoints.anthropic_bodies import ConversationBody, MessagesBody
 from frame.plugins.endpoints.openai_bodies import ChatBody, CompletionBody, Message
+from frame.plugins.endpoints.responses_bodies import InputBody, ResponsesBody
 from frame.plugins.endpoints.tokens import DetokenizeBody, TokenizeBody
 
-BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ConversationBody, MessagesBody)
+BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ConversationBody, MessagesBody, InputBody,
+          ResponsesBody)  # fmt: skip
 #: Free-form JSON by nature: bounded by the body's bytes and depth, handed to the chat template only; or a constraint,
 #: bounded by max_grammar_length and the time and memory that a grammar may take.
 FREE = {"tools", "tool_choice", "documents", "tool_calls", "content", "chat_template_kwargs", "Message"}
 FREE |= {"schema", "json", "structural_tag", "structures", "format"}
-FREE |= {"system", "cache_control", "diagnostics", "input_schema", "input_examples", "prediction"}
+FREE |= {
+    "system",
+    "cache_control",
+    "diagnostics",
+    "input_schema",
+    "input_examples",
+    "prediction",
+    "input",
+    "tool_choice",
+}
 LIMITS = Limits(
     max_model_len=128, vocab_size=1000, max_logprobs=5, max_n=4, max_prompts=3, max_messages=6, max_stop=2,
     max_stop_length=10,

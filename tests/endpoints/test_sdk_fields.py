@@ -9,11 +9,13 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import input_token_count_params, response_create_params
 from pydantic import ValidationError
 
 from frame.core.interfaces.schema import BoundedModel, Limits
 from frame.plugins.endpoints.anthropic_bodies import ConversationBody, MessagesBody
 from frame.plugins.endpoints.openai_bodies import ChatBody, CompletionBody
+from frame.plugins.endpoints.responses_bodies import InputBody, ResponsesBody
 
 LIMITS = Limits(
     max_model_len=128, vocab_size=1000, max_logprobs=5, max_n=4, max_prompts=3, max_messages=6, max_stop=2,
@@ -24,6 +26,8 @@ CASES: list[tuple[type[BoundedModel], Any, dict[str, Any]]] = [
     (ChatBody, chat_create_params.CompletionCreateParamsStreaming, {"messages": MESSAGES}),
     (CompletionBody, completion_create_params.CompletionCreateParamsStreaming, {"prompt": "x"}),
     (MessagesBody, message_create_params.MessageCreateParamsStreaming, {"messages": MESSAGES, "max_tokens": 5}),
+    (ResponsesBody, response_create_params.ResponseCreateParamsStreaming, {"input": "x"}),
+    (InputBody, input_token_count_params.InputTokenCountParams, {"input": "x"}),
     (ConversationBody, message_count_tokens_params.MessageCountTokensParams, {"messages": MESSAGES}),
 ]
 
@@ -55,6 +59,7 @@ def test_null_is_as_good_as_nothing(body: type[BoundedModel], params: Any, base:
         (CompletionBody, {"best_of": 5}),
         (CompletionBody, {"best_of": 2, "stream": True}),
         (MessagesBody, {"container": "x"}),
+        (ResponsesBody, {"conversation": "x"}),
     ],
 )
 def test_what_cannot_be_had_is_refused(body: type[BoundedModel], fields: dict[str, Any]) -> None:

@@ -1,0 +1,134 @@
+"""Responses kept in memory for a while: for their owner only, within bounds of number, bytes and time.
+
+Each API process has its own. Knows no format of a response but its id and status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+
+from frame.core.interfaces.errors import RequestError
+
+Object = dict[str, Any]
+
+_RUNNING = ("queued", "in_progress")
+
+
+class StoredResponse:
+    """One response with what led to it. `history` are the items of the whole conversation before its output."""
+
+    def __init__(self, owner: str, response: Object, input_items: list[Object], history: list[Object]) -> None:
+        self.owner = owner
+        self.response = response
+        self.input_items = input_items
+        self.history = history
+        self.expires = 0.0
+        self.num_bytes = 0
+        self.task: asyncio.Task[None] | None = None
+        self._frames: list[bytes] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is still being made."""
+        return self.response["status"] in _RUNNING
+
+    @property
+    def recorded(self) -> bool:
+        """Whether its events are kept."""
+        return bool(self._frames) or self.running
+
+    def record(self, frame: bytes) -> None:
+        """Keeps an event for those who follow; its number is its place."""
+        self._frames.append(frame)
+        self.notify()
+
+    def notify(self) -> None:
+        """Wakes those who follow."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
+        """Recorded events from number `start` on, and new ones as they come."""
+        while True:
+            while start < len(self._frames):
+                yield self._frames[start]
+                start += 1
+            if not self.running:
+                return
+            await self._changed.wait()
+
+    def measure(self) -> int:
+        """Bytes that it takes, about; what it shares with others is not counted."""
+        return len(msgspec.json.encode([self.response, self.input_items])) + sum(map(len, self._frames))
+
+
+class ResponseStore:
+    """All stored responses, the oldest first out. `clock` is in seconds."""
+
+    def __init__(
+        self,
+        max_responses: int,
+        max_bytes: int,
+        max_running: int,
+        ttl_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._max_running = max_running
+        self._ttl_seconds = ttl_seconds
+        self._clock = clock
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def add(self, stored: StoredResponse) -> None:
+        """Keeps a response; raises `RequestError` 429 when too many are being made in the background."""
+        running = sum(each.running and each.response["background"] for each in self._stored.values())
+        if stored.response["background"] and running >= self._max_running:
+            raise RequestError(429, f"{running} responses are being made in the background; wait for one of them")
+        stored.expires = self._clock() + self._ttl_seconds
+        self._stored[stored.response["id"]] = stored
+        self.settle(stored)
+
+    def settle(self, stored: StoredResponse) -> None:
+        """Counts the bytes of a response again, and drops what is over the bounds."""
+        if stored.response["id"] in self._stored:
+            self.num_bytes -= stored.num_bytes
+            stored.num_bytes = stored.measure()
+            self.num_bytes += stored.num_bytes
+        self._shrink()
+
+    def get(self, name: str, owner: str) -> StoredResponse:
+        """The response with an id; raises `RequestError` 404 also when it belongs to somebody else."""
+        self._shrink()
+        stored = self._stored.get(name)
+        if stored is None or stored.owner != owner:
+            raise RequestError(404, f"no response {name[:80]!r} is stored", code="response_not_found")
+        return stored
+
+    def drop(self, name: str) -> None:
+        """Forgets a response, and ends it if it is being made."""
+        stored = self._stored.pop(name, None)
+        if stored is not None:
+            self.num_bytes -= stored.num_bytes
+            if stored.task is not None:
+                stored.task.cancel()
+
+    def _shrink(self) -> None:
+        now = self._clock()
+        for name, stored in list(self._stored.items()):
+            over = len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes
+            if not over and stored.expires > now:
+                return
+            if not stored.running:
+                self.drop(name)

@@ -1,0 +1,58 @@
+"""Tools and tool choices of the Responses API in the form that chats have. Knows no tool server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from frame.core.interfaces.errors import RequestError
+
+Object = dict[str, Any]
+
+#: Kinds of built-in tools -> labels of the tool server that does it.
+BUILT_IN: Mapping[str, tuple[str, ...]] = {
+    "mcp": (),
+    "code_interpreter": ("code_interpreter", "python"),
+    "web_search": ("web_search", "browser"),
+    "web_search_preview": ("web_search_preview", "web_search", "browser"),
+}
+
+
+def function_of(tool: Mapping[str, Any], where: str) -> Object:
+    """A function tool as a chat has it."""
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise RequestError(400, f"{where}.name must be text", param="tools")
+    function: Object = {"name": name, "parameters": tool.get("parameters") or {}}
+    for field in ("description", "strict"):
+        if tool.get(field) is not None:
+            function[field] = tool[field]
+    return {"type": "function", "function": function}
+
+
+def shown_tool(tool: Mapping[str, Any]) -> Object:
+    """A tool as the response repeats it: without secrets, with what its type must have."""
+    hidden = {name: value for name, value in tool.items() if name not in ("authorization", "headers")}
+    return {"strict": None, "parameters": None, **hidden} if tool.get("type") == "function" else hidden
+
+
+def choice_of(choice: Any, names: Sequence[str], server_tools: Mapping[str, Sequence[str]]) -> tuple[Any, set[str]]:
+    """The choice as a chat has it, and the names that remain allowed. `server_tools` are names by label."""
+    allowed = set(names)
+    if not isinstance(choice, dict):
+        return choice, allowed
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        wanted = {str(tool.get("name")) for tool in choice.get("tools") or () if isinstance(tool, dict)}
+        mode = "required" if choice.get("mode") == "required" else "auto"
+        return mode, allowed & wanted
+    name = choice.get("name")
+    if kind == "mcp":
+        of_server = server_tools.get(str(choice.get("server_label")), ())
+        if name is None:
+            return "required", allowed & set(of_server)
+    elif kind != "function":
+        raise RequestError(400, f"tool_choice of type {kind!r:.50} is not served", param="tool_choice")
+    if name not in allowed:
+        raise RequestError(400, f"tool_choice names {name!r:.80}, which is none of tools", param="tool_choice")
+    return {"type": "function", "function": {"name": name}}, allowed
