@@ -120,6 +120,15 @@ def frame_reasoning_parsers() -> list[Provider]:
 
 
 @hookspec
+def frame_poolers() -> list[Provider]:
+    """Poolers: `frame.interfaces.Pooler` classes.
+
+    A worker of a pooling model builds the ones that its model needs when it starts; they live as long as the worker.
+    """
+    return []
+
+
+@hookspec
 def frame_endpoints() -> list[Provider]:
     """HTTP routes: `frame.interfaces.Endpoint` classes.
 

@@ -56,6 +56,7 @@ KINDS = {
     "grammar": Kind("frame_grammars", "grammar backend", "grammar:GrammarBackend"),
     "tool-parser": Kind("frame_tool_parsers", "tool parser", "parser:ToolParser"),
     "reasoning-parser": Kind("frame_reasoning_parsers", "reasoning parser", "parser:ReasoningParser"),
+    "pooler": Kind("frame_poolers", "pooler", "pooling:Pooler"),
     "endpoint": Kind("frame_endpoints", "endpoint", "endpoint:Endpoint"),
     "command": Kind("frame_commands", "command", "endpoint:Command"),
     "sink": Kind("frame_metrics_sinks", "metrics sink", "report:MetricsSink"),

@@ -307,6 +307,7 @@ def named_plugins(config: Any) -> list[tuple[str, str]]:
         ("attention", config.attention.attention_backend),
         ("loader", config.load.load_format),
         ("grammar", config.structured_outputs.structured_outputs_backend),
+        ("pooler", config.pooler.pooling_type),
     ]
     named += [("sink", name) for name in config.observability.metrics_sinks]
     if config.transfer.kv_connector is not None:

@@ -76,6 +76,8 @@ _TRANSLATED: Mapping[str, str] = {
     "profiler_config": "`profile_dir` (its key `torch_profiler_dir`)",
     "structured_outputs_config": "`structured_outputs_backend` (its key `backend`), and its other keys by name",
     "guided_decoding_backend": "`structured_outputs_backend`",
+    "pooler_config": "`pooling_type`, `normalize`, …: the settings under `pooler`; `logit_bias` is `pooler_logit_bias`",
+    "task": "`runner` and `convert`: `embed` is `runner=pooling`, `convert=embed`",
     "device": "`platform`",
     "disable_uvicorn_access_log": "`disable_access_log`",
     "enable_log_requests": "`metrics_sinks` with `log`",

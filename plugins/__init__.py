@@ -15,6 +15,7 @@ from .loaders import frame_weight_loaders
 from .models import frame_models
 from .parsers import frame_reasoning_parsers, frame_tool_parsers
 from .platforms import frame_platforms
+from .poolers import frame_poolers
 from .processors import frame_logits_processors
 from .schedulers import frame_schedulers
 from .sinks import frame_metrics_sinks
@@ -30,6 +31,7 @@ __all__ = [
     "frame_metrics_sinks",
     "frame_models",
     "frame_platforms",
+    "frame_poolers",
     "frame_reasoning_parsers",
     "frame_schedulers",
     "frame_tool_parsers",

@@ -5,7 +5,6 @@ Reads the small JSON files only. Knows no torch and no weights.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,9 @@ from typing import Any
 
 from .context_length import derive_max_model_len
 from .errors import ConfigError
+from .json_file import read_json, read_optional
 from .mappings import merge
+from .pooling import PoolingPlan, read_pooling
 from .tree import FrameConfig
 
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
@@ -27,7 +28,8 @@ class Checkpoint:
 
     `hf` is config.json with `hf_overrides` merged in, `text` its text model's part. `max_model_len` is the user's
     limit, or what the model was made for; `model_max_len` always the latter. `dtype` is the type of the stored weights
-    by its torch name. `generation` holds the default sampling values, {} when none are wanted.
+    by its torch name. `generation` holds the default sampling values, {} when none are wanted. `pooling` says how a
+    pooling model makes vectors; None for one that generates.
     """
 
     folder: Path
@@ -40,6 +42,7 @@ class Checkpoint:
     dtype: str
     eos_token_ids: list[int]
     generation: dict[str, Any]
+    pooling: PoolingPlan | None = None
 
     @property
     def model_type(self) -> str:
@@ -60,11 +63,14 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
     `max_model_len` above what the model was made for.
     """
     folder = find_folder(config.model.model, config.model.revision)
-    hf = merge(_read_json(folder / "config.json", "a checkpoint has one"), config.model.hf_overrides)
+    hf = merge(read_json(folder / "config.json", "a checkpoint has one"), config.model.hf_overrides)
     architecture = _architecture(hf, folder)
     text = _text_part(hf, folder)
     model_max_len = derive_max_model_len(text)
-    stored = _read_optional(folder / "generation_config.json")
+    pooling = read_pooling(config, folder, hf, architecture)
+    if pooling is not None and pooling.max_len is not None:
+        model_max_len = min(model_max_len, pooling.max_len)
+    stored = read_optional(folder / "generation_config.json")
     return Checkpoint(
         folder=folder,
         hf=hf,
@@ -76,6 +82,7 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
         dtype=_dtype(hf, text),
         eos_token_ids=_eos_token_ids(stored, text, hf),
         generation=_generation(config, stored),
+        pooling=pooling,
     )
 
 
@@ -117,24 +124,6 @@ def _revision_folder(folder: Path, revision: str) -> Path:
             return candidate
     known = sorted(path.name for path in (folder / "snapshots").glob("*") if path.is_dir())
     raise ConfigError(f"no revision {revision!r} in {folder}; there are: {', '.join(known) or 'none'}")
-
-
-def _read_json(path: Path, needed: str) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"no {path.name} in {path.parent}; {needed}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    return _read_json(path, "") if path.exists() else {}
 
 
 def _architecture(hf: Mapping[str, Any], folder: Path) -> str:
@@ -210,5 +199,5 @@ def _generation(config: FrameConfig, stored: dict[str, Any]) -> dict[str, Any]:
     else:
         path = Path(source).expanduser()
         file = path if path.is_file() else path / "generation_config.json"
-        values = _read_json(file, "--generation-config names a folder that has one, auto or frame")
+        values = read_json(file, "--generation-config names a folder that has one, auto or frame")
     return merge(values, config.model.override_generation_config)

@@ -91,6 +91,37 @@ def _profiler(value: Any) -> dict[str, Any]:
     return {"profile_dir": folder} if folder else {}
 
 
+#: Keys of vLLM's PoolerConfig that have another name here.
+_POOLER_NAMES: Mapping[Any, str] = {
+    "logit_bias": "pooler_logit_bias",
+    "softmax": "use_activation",
+    "activation": "use_activation",
+}
+
+
+def _pooler(value: Any) -> dict[str, Any]:
+    given = value if isinstance(value, Mapping) else vars(value)
+    return {_POOLER_NAMES.get(name, str(name)): part for name, part in given.items() if part is not None}
+
+
+#: vLLM's older word for runner and convert.
+_TASKS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+    "auto": {},
+    "generate": {"runner": "generate"},
+    "embed": {"runner": "pooling", "convert": "embed"},
+    "embedding": {"runner": "pooling", "convert": "embed"},
+    "classify": {"runner": "pooling", "convert": "classify"},
+    "score": {"runner": "pooling", "convert": "classify"},
+    "reward": {"runner": "pooling", "convert": "reward"},
+})  # fmt: skip
+
+
+def _task(value: Any) -> dict[str, Any]:
+    if value not in _TASKS:
+        raise ConfigError(f"no task {value!r}; there are: {', '.join(_TASKS)}")
+    return dict(_TASKS[value])
+
+
 #: Arguments under another name here: name → the settings that it stands for.
 TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "distributed_executor_backend": _executor,
@@ -99,6 +130,8 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "profiler_config": _profiler,
     "structured_outputs_config": _structured_outputs,
     "guided_decoding_backend": lambda value: {"structured_outputs_backend": value},
+    "pooler_config": _pooler,
+    "task": _task,
     "device": lambda value: {"platform": value},
     "disable_uvicorn_access_log": lambda value: {"disable_access_log": value},
     "enable_log_requests": lambda value: {"metrics_sinks": ["log"]} if value else {},
@@ -113,7 +146,6 @@ SWITCHES = frozenset(("disable_uvicorn_access_log", "enable_log_requests", "enab
 _NO_EFFECT = "it has no effect here"
 _MEDIA = "models take text only"
 _NO_LORA = "adapters are not supported yet"
-_NO_POOLING = "pooling models are not supported yet"
 _NO_DP = "data and context parallelism are not supported yet"
 _OFF = (None, False)
 
@@ -132,7 +164,6 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "collect_detailed_traces": Unused("traces have queue, prefill and decode; give --metrics-sinks otel", (None, [])),
     "compilation_config": Unused(_NO_EFFECT),
     "config_format": Unused("only Hugging Face folders are read", (None, "auto", "hf")),
-    "convert": Unused(_NO_POOLING, (None, "auto", "none")),
     "cpu_offload_gb": Unused("weights stay on the device", (None, 0, 0.0)),
     "cuda_graph_sizes": Unused(_NO_EFFECT),
     "data_parallel_size": Unused(_NO_DP, (None, 1)),
@@ -174,7 +205,6 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "nnodes": Unused("engines run on one machine", (None, 1)),
     "num_lookahead_slots": Unused(_NO_EFFECT),
     "optimization_level": Unused(_NO_EFFECT),
-    "pooler_config": Unused(_NO_POOLING, (None,)),
     "preemption_mode": Unused(_NO_EFFECT),
     "pt_load_map_location": Unused(_NO_EFFECT),
     "quantization": Unused("quantised weights are not supported yet", (None,)),
@@ -182,12 +212,10 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "ray_workers_use_nsight": Unused("Ray is not supported yet", _OFF, switch=True),
     "rope_scaling": Unused('give hf_overrides={"rope_parameters": …} instead', (None, {})),
     "rope_theta": Unused('give hf_overrides={"rope_parameters": …} instead', (None,)),
-    "runner": Unused(_NO_POOLING, (None, "auto", "generate")),
     "safetensors_load_strategy": Unused(_NO_EFFECT),
     "scheduler_cls": Unused("give --scheduling-policy, the name of a plugin", (None,)),
     "speculative_config": Unused("speculation is not supported yet", (None, {})),
     "swap_space": Unused(_NO_EFFECT),
-    "task": Unused(_NO_POOLING, (None, "auto", "generate")),
     "tokenizer_mode": Unused("tokenizers are read by transformers", (None, "auto", "hf", "fast")),
     "tokenizer_revision": Unused("give --tokenizer, a folder", (None,)),
     "trust_remote_code": Unused("no code of a checkpoint is ever run", _OFF, switch=True),
@@ -198,10 +226,11 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
 })  # fmt: skip
 
 
-def translate(values: Mapping[str, Any]) -> dict[str, Any]:
+def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """`values` in our names: translated, without what nothing acts on. None always means the default.
 
-    Raises `ConfigError` for an argument that would have to do something and cannot.
+    `defaults` are those of our settings: a value that equals its default contradicts no translation. Raises
+    `ConfigError` for an argument that would have to do something and cannot.
     """
     own: dict[str, Any] = {}
     joined: dict[str, Any] = {}
@@ -220,7 +249,7 @@ def translate(values: Mapping[str, Any]) -> dict[str, Any]:
                 if key in _JOINED:
                     joined[key] = _join(joined.get(key), part)
                     continue
-                if values.get(key) not in (None, part):
+                if values.get(key) not in (None, defaults.get(key), part):
                     raise ConfigError(f"{name} says {key}={part!r}, but {key}={values[key]!r} is given too")
                 own[key] = _own_value(key, part)
         else:

@@ -14,6 +14,8 @@ _LENGTH_KEYS = (
 )  # fmt: skip
 #: Rope types whose stated length is already the extended one.
 _EXTENDED = frozenset(("su", "longrope", "llama3", "default", "mrope", "proportional"))
+#: Families whose first position comes after that of the padding token, so that fewer are left.
+_SHIFTED_POSITIONS = frozenset(("roberta", "xlm-roberta", "camembert"))
 #: A model that states no length gets this one.
 _FALLBACK = 2048
 
@@ -27,6 +29,8 @@ def derive_max_model_len(text: Mapping[str, Any]) -> int:
     length = min(stated, default=float(_FALLBACK))
     if str(text.get("model_type", "")).startswith("gemma3"):
         return int(length)  # its stated length includes the scaling
+    if text.get("model_type") in _SHIFTED_POSITIONS:
+        return int(length) - int(text.get("pad_token_id") or 0) - 1
     factor = 1.0
     for rope in rope_parameters(text):
         kind = rope.get("rope_type", rope.get("type", "default"))

@@ -21,7 +21,8 @@ def from_flat(values: Mapping[str, Any]) -> FrameConfig:
     Raises `ConfigError`, one sentence, for an unknown name (with near ones), a value out of range, a contradiction.
     """
     tree: dict[str, Any] = {}
-    for name, value in translate(values).items():
+    defaults = {name: own.default for name, own in leaves().items()}
+    for name, value in translate(values, defaults).items():
         if name == "plugin":
             tree["plugin"] = _plugin_settings(value)
             continue

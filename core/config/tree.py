@@ -48,6 +48,12 @@ class ModelConfig(Section):
     override_generation_config: Mapping[str, Any] = Field(
         default_factory=dict, description="Values merged over the generation config."
     )
+    runner: Literal["auto", "generate", "pooling"] = Field(
+        "auto", description="What the engine does: generate text, or pool (embed, classify); auto asks the checkpoint."
+    )
+    convert: Literal["auto", "none", "embed", "classify", "reward"] = Field(
+        "auto", description="What a pooling engine makes of a model; auto follows the architecture."
+    )
     max_logprobs: int = Field(
         20, ge=-1, description="Most log-probabilities that a request may ask for; -1: the vocabulary."
     )
@@ -75,6 +81,26 @@ class ModelConfig(Section):
                 raise ValueError(f"logits processor {name} cannot be imported by another process; put it in a module")
             names.append(name)
         return names
+
+
+class PoolerConfig(Section):
+    """How pooling models make vectors. None: what the checkpoint says."""
+
+    pooling_type: str = Field("auto", description="Pooler plugin: cls, last, mean, all or step.")
+    normalize: bool | None = Field(None, description="Scale embeddings to length 1.")
+    dimensions: int | None = Field(None, ge=1, description="Numbers of an embedding that are kept (Matryoshka models).")
+    use_activation: bool | None = Field(None, description="Turn the scores of classes into probabilities.")
+    pooler_logit_bias: float | None = Field(None, description="Taken off the scores of classes before activation.")
+    step_tag_id: int | None = Field(None, ge=0, description="Token whose places the step pooler scores.")
+    returned_token_ids: list[int] | None = Field(
+        None, description="Scores that are returned, by index (reward models with a vocabulary head)."
+    )
+    enable_chunked_processing: bool = Field(
+        False, description="Embed texts above max_model_len in parts, and average these by length."
+    )
+    max_embed_len: int | None = Field(
+        None, ge=1, description="Most tokens of a text embedded in parts; default: as many as a request may hold."
+    )
 
 
 class CacheConfig(Section):
@@ -264,6 +290,7 @@ class FrameConfig(Section):
     """The whole configuration. `plugin` maps a plugin's name to its own settings."""
 
     model: ModelConfig = ModelConfig()
+    pooler: PoolerConfig = PoolerConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()

@@ -43,6 +43,9 @@ class Answers:
             if rare and row in result.failed:
                 outputs.append(self._fail(request, result.failed[row]))
                 continue
+            if request.pools:
+                outputs += self._end_pooling(request, step, row, result)
+                continue
             output = None
             if samples:
                 if not count:
@@ -77,6 +80,17 @@ class Answers:
             request.announced = True
             output.num_cached, output.scheduled = request.num_cached, request.scheduled
         return output
+
+    def _end_pooling(self, request: Request, step: LaunchedStep, row: int, result: StepResult) -> list[EngineOutput]:
+        """The answer of a request whose prompt ends with this step; nothing before."""
+        if step.plan.num_computed[row] + step.plan.num_scheduled[row] < request.prompt_len:
+            return []
+        pooled = result.pooled.get(row)
+        if pooled is None:
+            return [self._fail(request, "the step returned no pooled row for the request")]
+        output = self._lifecycle.finish(request, "stop")
+        output.pooled, output.num_cached = pooled, request.num_cached
+        return [output]
 
     def _fail(self, request: Request, error: str) -> EngineOutput:
         # whatever made the row fail may be in its blocks too

@@ -13,8 +13,8 @@ class Batch:
 
     Arrays are int32 [num_slots], by slot: `num_computed` tokens in the cache once all launched steps are done,
     `num_planned` tokens that exist then (known ones and sampled ones still in flight), `max_len` the most tokens,
-    `covered` the tokens that the request's blocks have room for. `constrained` and `deterministic` are
-    the slots of requests that follow a grammar, or ask for equal bits.
+    `covered` the tokens that the request's blocks have room for. `constrained`, `deterministic` and `pools` are the
+    slots of requests that follow a grammar, ask for equal bits, or yield no token.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -25,6 +25,7 @@ class Batch:
         self.covered = np.zeros(num_slots, np.int32)
         self.constrained: set[int] = set()
         self.deterministic: set[int] = set()
+        self.pools: set[int] = set()
         self.owners: list[Request | None] = [None] * num_slots
         self._order: dict[int, Request] = {}
         self._order_array: np.ndarray | None = None
@@ -55,6 +56,8 @@ class Batch:
             self.constrained.add(slot)
         if request.params.deterministic:
             self.deterministic.add(slot)
+        if request.pools:
+            self.pools.add(slot)
         self.owners[slot] = request
         self._order[slot] = request
         self._order_array = None
@@ -73,5 +76,6 @@ class Batch:
         self.owners[slot] = None
         self.constrained.discard(slot)
         self.deterministic.discard(slot)
+        self.pools.discard(slot)
         request.batch, request.slot = None, -1
         return self.slots.retire(slot)

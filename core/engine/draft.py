@@ -88,6 +88,8 @@ class StepDraft:
         after = computed + counts
         samples = after == planned
         numbers = slots.tolist()
+        if batch.pools:
+            samples &= np.array([slot not in batch.pools for slot in numbers], np.bool_)
         plan = StepPlan(
             step=step,
             removed_slots=np.array(removed_slots, np.int32),

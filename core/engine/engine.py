@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import BrokenEngineError, EngineInfo
@@ -20,6 +22,7 @@ from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.executor import Executor, StepHandle, WorkerFactory
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
+from ..interfaces.pooling_params import PoolingFacts
 from ..interfaces.step import StepPlan
 from ..registry import Registry
 from .draft import LaunchedStep
@@ -27,10 +30,11 @@ from .grammar_compiler import GrammarCompiler, make_compiler
 from .journal import NullJournal
 from .kv_cache import max_request_len
 from .scheduler import Scheduler
+from .step_budget import resolve_budget
 from .suspects import Suspects
 
 if TYPE_CHECKING:
-    from ..interfaces.platform import Platform
+    pass
 
 logger = logging.getLogger("frame.engine")
 
@@ -241,7 +245,7 @@ def make_engine(
 
     checkpoint = read_checkpoint(config)
     progress("workers")
-    config = resolve_batch_sizes(config, registry)
+    config = resolve_budget(config, checkpoint, registry)
     workers: WorkerFactory = Workers(config, registry, progress)
     registry.check_workers(config.executor)
     executor: Executor = registry.make("executor", config.executor.executor, config, workers=workers)
@@ -257,22 +261,6 @@ def make_engine(
         raise
 
 
-def resolve_batch_sizes(config: FrameConfig, registry: Registry) -> FrameConfig:
-    """The configuration with the platform's batch sizes where the user left them open."""
-    scheduler = config.scheduler
-    if scheduler.max_num_seqs and scheduler.max_num_batched_tokens:
-        return config
-    platform: type[Platform] = registry.resolve(
-        registry.select("platform", config.executor.platform, lambda platform: platform.probe())
-    )
-    sizes = {
-        "max_num_seqs": scheduler.max_num_seqs or platform.default_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens or platform.default_num_batched_tokens,
-    }
-    logger.info("max_num_seqs: %d, max_num_batched_tokens: %d", *sizes.values())
-    return config.model_copy(update={"scheduler": scheduler.model_copy(update=sizes)})
-
-
 def _describe(config: FrameConfig, layout: KVLayout, facts: dict[str, Any], checkpoint: Checkpoint) -> EngineInfo:
     return EngineInfo(
         max_model_len=_fitting_length(config, layout, checkpoint.max_model_len),
@@ -283,6 +271,7 @@ def _describe(config: FrameConfig, layout: KVLayout, facts: dict[str, Any], chec
         attention=facts["attention"],
         dtype=facts["dtype"],
         stages=[tuple(stage) for stage in facts["stages"]],
+        pooling=None if facts.get("pooling") is None else msgspec.convert(facts["pooling"], PoolingFacts),
     )
 
 

@@ -80,7 +80,7 @@ class Request:
         self.unconfirmed_load = False  # the launched step that fills some of its blocks was not answered yet
         self.loading = False  # the connector writes to its blocks
         self.held = False  # the connector reads its blocks after the end
-        self.use_connector = source.params.prompt_logprobs is None
+        self.use_connector = self.reads_cache
         self.num_good_blocks: int | None = None  # blocks before the first that failed to load
 
     @property
@@ -95,8 +95,17 @@ class Request:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether prefix-cache hits may be used: prompt log-probabilities need every prompt position computed."""
-        return self.params.prompt_logprobs is None
+        """Whether prefix-cache hits may be used: prompt log-probabilities need every prompt position computed.
+
+        So do some poolers.
+        """
+        pooling = self.source.pooling
+        return self.params.prompt_logprobs is None and (pooling is None or pooling.reads_cache)
+
+    @property
+    def pools(self) -> bool:
+        """Whether it ends with its prefill, without a token."""
+        return self.source.pooling is not None
 
     def to_new_request(self, slot: int, num_computed: int) -> NewRequest:
         """What the worker needs to take the request into `slot`."""
@@ -111,4 +120,5 @@ class Request:
             params=self.params,
             seed=source.seed,
             eos_token_ids=source.eos_token_ids,
+            pooling=source.pooling,
         )

@@ -106,7 +106,11 @@ class Scheduler:
             raise ValueError(f"request {name!r} has an empty prompt; at least one token is needed")
         if source.max_tokens < 1:
             raise ValueError(f"request {name!r}: max_tokens must be at least 1, got {source.max_tokens}")
-        max_len = min(prompt_len + source.max_tokens, self._max_model_len)
+        if source.pooling is not None and prompt_len > self._max_model_len:
+            raise ValueError(f"request {name!r} has {prompt_len} tokens, max_model_len is {self._max_model_len}")
+        # a pooling request yields no token, so its prompt may be as long as the model allows
+        limit = self._max_model_len + (source.pooling is not None)
+        max_len = min(prompt_len + source.max_tokens, limit)
         if prompt_len + len(source.output_ids) >= max_len:
             raise ValueError(
                 f"request {name!r} has {prompt_len} prompt and {len(source.output_ids)} output tokens, which leaves "

@@ -69,6 +69,25 @@ class Limits:
     priorities: bool = True
     max_grammar_length: int = 1 << 18
 
+    def check_priority(self, priority: int) -> None:
+        """Raises `InvalidRequest` for a priority that nobody would read."""
+        if priority and not self.priorities:
+            raise InvalidRequest(
+                f"priority {priority} needs scheduling_policy 'priority'; this engine serves in order of arrival",
+                "priority",
+            )
+
+
+def check_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """Raises `InvalidRequest` for a prompt without tokens, or with one that the model does not have."""
+    if len(ids) == 0:
+        raise InvalidRequest("the prompt is empty; give at least one token", "prompt")
+    wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(wrong):
+        raise InvalidRequest(
+            f"prompt token {int(wrong[0])} is {ids[wrong[0]]}, but ids go from 0 to {vocab_size - 1}", "prompt"
+        )
+
 
 @dataclass(frozen=True)
 class Admitted:
@@ -111,11 +130,7 @@ class Admission:
         """Raises `InvalidRequest` naming the field, its value and its bounds."""
         arrival = time.time()
         self._check_params(params)
-        if priority and not self.limits.priorities:
-            raise InvalidRequest(
-                f"priority {priority} needs scheduling_policy 'priority'; this engine serves in order of arrival",
-                "priority",
-            )
+        self.limits.check_priority(priority)
         prompt_ids = self._prompt_ids(prompt, params)
         params = self._complete(params)
         seed = params.seed if params.seed is not None else derive_seed(self.limits.seed, self._num_admitted)
@@ -180,20 +195,13 @@ class Admission:
             raise InvalidRequest("a prompt needs text or token ids", "prompt")
         if keep is not None:
             ids = ids[-(limit - 1 if keep == -1 else keep) :]
-        if len(ids) == 0:
-            raise InvalidRequest("the prompt is empty; give at least one token", "prompt")
         if len(ids) >= limit:
             raise InvalidRequest(
                 f"the prompt has {len(ids)} tokens, but the model takes {limit} with at least one for the output; "
                 "shorten it, or set truncate_prompt_tokens",
                 "prompt",
             )
-        wrong = np.flatnonzero((ids < 0) | (ids >= self.limits.vocab_size))
-        if len(wrong):
-            raise InvalidRequest(
-                f"prompt token {int(wrong[0])} is {ids[wrong[0]]}, but ids go from 0 to {self.limits.vocab_size - 1}",
-                "prompt",
-            )
+        check_ids(ids, self.limits.vocab_size)
         return ids
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,11 +18,13 @@ from ..config.checkpoint import Checkpoint, find_folder
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest
+from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from .admission import Admission, Admitted, Limits, default_sampling_params
 from .logprobs import PromptLogprobs, append_rows, new_prompt_logprobs
 from .metrics import RequestStatistics
 from .outputs import RequestMetrics, RequestOutput
+from .pooling import PoolingRecord, make_pooling_admission
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
 from .sequence import Sequence as OutputSequence
 from .template import ChatOptions, read_template, render_chat
@@ -123,6 +125,30 @@ class RequestRecord:
         return output
 
 
+class Record(Protocol):
+    """What the front keeps of an unfinished request: `RequestRecord`, or `PoolingRecord`."""
+
+    admitted: Any
+    sequences: Any
+    metrics: RequestMetrics
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """Positions of the prompt whose log-probabilities were reported."""
+
+    def ends(self) -> list[tuple[str, int]]:
+        """How each sequence ended, and its tokens."""
+
+    def push(self, sequence: Any, output: EngineOutput, now: float) -> bool:
+        """Takes a step's output; returns whether the engine must end the sequence."""
+
+    def end(self, sequence: Any) -> None:
+        """Ends a sequence as aborted."""
+
+    def take(self, now: float) -> Any:
+        """The output to hand out now, or None."""
+
+
 class Front:
     """Admits requests and turns the engine's outputs into text.
 
@@ -146,9 +172,11 @@ class Front:
         self.chat_template = read_template(config.model.chat_template)
         self.statistics = None if config.observability.disable_log_stats else RequestStatistics()
         self._stream_interval = config.scheduler.stream_interval
+        self.pooling = info.pooling
         self._admission = Admission(self._limits(info), self.source, validators)
-        self._records: dict[str, RequestRecord] = {}
-        self._sequences: dict[str, tuple[RequestRecord, OutputSequence]] = {}
+        self._pooling = make_pooling_admission(config, self._admission.limits, info.pooling, self.source)
+        self._records: dict[str, Record] = {}
+        self._sequences: dict[str, tuple[Record, Any]] = {}
 
     def _limits(self, info: EngineInfo) -> Limits:
         model = self.config.model
@@ -187,7 +215,7 @@ class Front:
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
         kv_transfer: dict[str, Any] | None = None,
@@ -198,28 +226,61 @@ class Front:
         """
         if request_id in self._records:
             raise InvalidRequest(f"request id {request_id!r} is in use by an unfinished request", "request_id")
-        admitted = self._admission.admit(
-            request_id, parse_prompt(prompt), params, priority=priority, kv_transfer=kv_transfer
-        )
+        record = self._admit(request_id, parse_prompt(prompt), params, priority, kv_transfer)
+        admitted = record.admitted
         taken = next((one.request_id for one in admitted.requests if one.request_id in self._sequences), None)
         if taken is not None:  # child i of request "a" is "i_a"
             raise InvalidRequest(f"request id {request_id!r} needs {taken!r}, which is in use", "request_id")
-        record = RequestRecord(
-            admitted, self.source.get_or_none() if params.detokenize else None, self._stream_interval
-        )
         self._records[request_id] = record
         for sequence in record.sequences:
             self._sequences[sequence.request.request_id] = record, sequence
-        return admitted.requests
+        requests: list[EngineRequest] = admitted.requests
+        return requests
 
-    def tokenize(self, prompt: ParsedPrompt, params: SamplingParams) -> ParsedPrompt:
+    def _admit(
+        self,
+        request_id: str,
+        prompt: ParsedPrompt,
+        params: SamplingParams | PoolingParams,
+        priority: int,
+        kv_transfer: dict[str, Any] | None,
+    ) -> Record:
+        if isinstance(params, PoolingParams):
+            pooled = self._pooling.admit(request_id, prompt, params, priority=priority, kv_transfer=kv_transfer)
+            return PoolingRecord(pooled, self._pooling.facts)
+        self.require("generate")
+        admitted = self._admission.admit(request_id, prompt, params, priority=priority, kv_transfer=kv_transfer)
+        return RequestRecord(admitted, self.source.get_or_none() if params.detokenize else None, self._stream_interval)
+
+    def require(self, task: str) -> None:
+        """Raises `InvalidRequest` unless the model does `task`: "generate" or one of `PoolingTask`."""
+        served = ["generate"] if self.pooling is None else list(self.pooling.tasks)
+        if task not in served:
+            kind = "generates text" if self.pooling is None else "pools"
+            raise InvalidRequest(f"the model {kind}, so it cannot do {task!r}; it can: {', '.join(served)}", "model")
+
+    def tokenize(self, prompt: ParsedPrompt, params: SamplingParams | PoolingParams) -> ParsedPrompt:
         """The prompt with its ids, as `submit` would make them; for long texts, on another thread."""
+        if isinstance(params, PoolingParams):
+            return self._pooling.tokenize(prompt, params)
         return self._admission.tokenize(prompt, params)
 
-    def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
+    def pair(self, first: str, second: str, params: PoolingParams, chat_template: str | None = None) -> ParsedPrompt:
+        """Two texts as one prompt of a reranker: by its chat template where there is one, else joined.
+
+        A template gets two messages, of the roles "query" and "document".
+        """
+        template = chat_template or self.chat_template
+        if template is None:
+            return self._pooling.pair(first, second, params)
+        messages = [{"role": "query", "content": first}, {"role": "document", "content": second}]
+        chat = self.render_chat(messages, ChatOptions(chat_template=template, add_generation_prompt=False))
+        return self._pooling.tokenize(ParsedPrompt(chat.text, chat.token_ids), params)
+
+    def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[Any], list[str]]:
         """Takes what the engine emitted; returns what callers get, and engine ids to abort (stop strings)."""
         now = time.time()
-        touched: dict[str, RequestRecord] = {}
+        touched: dict[str, Record] = {}
         ended: list[str] = []
         for output in outputs:
             found = self._sequences.get(output.request_id)
@@ -246,15 +307,16 @@ class Front:
         if found is None:
             return None
         record, sequence = found
+        request: EngineRequest = sequence.request
         return msgspec.structs.replace(
-            sequence.request,
+            request,
             output_ids=list(sequence.token_ids),
             num_prompt_logprobs=record.num_prompt_logprobs if sequence.index == 0 else 0,
         )
 
-    def abort(self, request_ids: Iterable[str]) -> tuple[list[RequestOutput], list[str]]:
+    def abort(self, request_ids: Iterable[str]) -> tuple[list[Any], list[str]]:
         """Ends requests now; returns their last outputs and the engine ids to abort. Unknown ids are ignored."""
-        touched: dict[str, RequestRecord] = {}
+        touched: dict[str, Record] = {}
         ended: list[str] = []
         for request_id in request_ids:
             record = self._records.get(request_id)
@@ -280,7 +342,7 @@ class Front:
         self._admission.check_length(text, cut=True)
         return self.tokenizer().encode(text, add_special_tokens)
 
-    def _take(self, touched: dict[str, RequestRecord], now: float) -> list[RequestOutput]:
+    def _take(self, touched: dict[str, Record], now: float) -> list[Any]:
         outputs = []
         for request_id, record in touched.items():
             output = record.take(now)

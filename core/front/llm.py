@@ -12,6 +12,7 @@ from ..config.flat import from_flat
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from .beam import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from .llm_engine import LLMEngine, refuse_unserved
+from .llm_pooling import PoolingCalls
 from .metrics import Metric
 from .outputs import RequestOutput
 from .progress import Progress, ProgressOption
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(PoolingCalls):
     """A model and its engine.
 
     `LLM()` is the demo model that ships with frame. Keywords are the engine's settings under vLLM's names (the fields
@@ -222,12 +223,10 @@ class LLM:
             )
         return [(prompt, _final_only(one)) for prompt, one in zip(prompts, params, strict=True)]
 
-    def _run(
-        self, pairs: Sequence[tuple[Any, SamplingParams]], priorities: Sequence[int], use_tqdm: ProgressOption
-    ) -> list[RequestOutput]:
+    def _run(self, pairs: Sequence[tuple[Any, Any]], priorities: Sequence[int], use_tqdm: ProgressOption) -> list[Any]:
         engine = self.llm_engine
         positions: dict[str, int] = {}
-        results: list[RequestOutput | None] = [None] * len(pairs)
+        results: list[Any] = [None] * len(pairs)
         try:
             for position, (prompt, params) in enumerate(pairs):
                 request_id = str(next(self.request_counter))

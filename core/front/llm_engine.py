@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineCore
 from ..interfaces.engine import EngineStats
+from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from .front import Front
 from .metrics import Metric
-from .outputs import RequestOutput
 from .prompts import InvalidRequest
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         lora_request: Any = None,
         *,
@@ -85,8 +85,11 @@ class LLMEngine:
             raise
         return request_id
 
-    def step(self) -> list[RequestOutput]:
-        """Runs the engine until it has something to say; returns the outputs of requests that changed."""
+    def step(self) -> list[Any]:
+        """Runs the engine until it has something to say.
+
+        Returns the outputs of requests that changed: `RequestOutput`, or `PoolingRequestOutput` of a pooling model.
+        """
         outputs, ended = self.front.process(self.core.step())
         if ended:
             self.core.abort(ended)

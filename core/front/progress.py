@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from .outputs import RequestOutput
+from .pooled_outputs import PoolingRequestOutput
 
 #: False: none; True: tqdm; else what makes a bar, called with tqdm's keywords
 ProgressOption: TypeAlias = bool | Callable[..., Any]
@@ -32,12 +33,13 @@ class Progress:
         if self._bar is not None:
             self._bar.update(1)
 
-    def finish(self, output: RequestOutput) -> None:
+    def finish(self, output: RequestOutput | PoolingRequestOutput[Any]) -> None:
         """One request is done; shows tokens per second in and out."""
         if self._bar is None:
             return
         self._num_in += len(output.prompt_token_ids or ())
-        self._num_out += sum(len(completion.token_ids) for completion in output.outputs)
+        if isinstance(output, RequestOutput):
+            self._num_out += sum(len(completion.token_ids) for completion in output.outputs)
         seconds = max(time.perf_counter() - self._start, 1e-9)
         self._bar.set_postfix_str(
             f"input: {self._num_in / seconds:.0f} tok/s, output: {self._num_out / seconds:.0f} tok/s", refresh=False

@@ -40,11 +40,15 @@ _NOT_SERVED = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_pro
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """One prompt: `text`, or `token_ids` [n] int64, or both (then the ids count)."""
+    """One prompt: `text`, or `token_ids` [n] int64, or both (then the ids count).
+
+    `second_segment` is where the second text of a pair begins, -1 where there is one text.
+    """
 
     text: str | None = None
     token_ids: np.ndarray | None = None
     salt: str | None = None
+    second_segment: int = -1
 
     @property
     def ids(self) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from .pieces import Pieces, read_pieces
 from .prompts import InvalidRequest
+from .special_frame import SpecialFrame, read_frame
 
 #: tokenizer_config.json's classes that are nothing but tokenizer.json; loading them directly imports no torch.
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -83,6 +84,11 @@ class Tokenizer:
         """Matches the text of any added token."""
         texts = sorted(self.hf.get_added_vocab(), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts)) or "(?!)")
+
+    @cached_property
+    def frame(self) -> SpecialFrame:
+        """The special tokens around and between texts."""
+        return read_frame(self.hf, getattr(self.hf, "truncation_side", "right") == "left")
 
     @property
     def eos_token_id(self) -> int | None:

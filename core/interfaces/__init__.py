@@ -13,6 +13,8 @@ _HOMES = {
     "wire": ("decode", "encode"),
     "kv": ("ChunkedKV", "CrossKV", "FullKV", "KVGroup", "KVLayout", "KVSpec", "LatentKV", "SlidingKV", "StateKV"),
     "sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+    "pooling": ("Pooler", "PoolerRows", "PoolerSizes"),
+    "pooling_params": ("PoolingFacts", "PoolingParams"),
     "step": ("BlockAppend", "LogprobRows", "NewRequest", "StepPlan", "StepResult", "TokenMasks", "TransferReport"),
     "engine": ("EngineOutput", "EngineRequest", "EngineStats", "FinishReason"),
     "client": ("EngineClient", "EngineCore", "EngineDeadError", "EngineInfo"),

@@ -8,10 +8,14 @@ from typing import Any, Protocol
 import msgspec
 
 from .engine import EngineOutput, EngineRequest, EngineStats
+from .pooling_params import PoolingFacts
 
 
 class EngineInfo(msgspec.Struct, kw_only=True):
-    """What an engine tells its front once it is ready. `stages` are (name, seconds) of the start-up."""
+    """What an engine tells its front once it is ready. `stages` are (name, seconds) of the start-up.
+
+    `pooling` says what a pooling engine can do; None for one that generates.
+    """
 
     max_model_len: int
     vocab_size: int
@@ -21,6 +25,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     attention: list[str]
     dtype: str
     stages: list[tuple[str, float]] = []
+    pooling: PoolingFacts | None = None
 
 
 class BrokenEngineError(RuntimeError):

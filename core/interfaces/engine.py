@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from .pooling_params import PoolingParams
 from .sampling import SamplingParams
 from .step import LogprobRows
 
@@ -21,6 +22,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     `max_tokens` is final (never None). `salt`, `adapter_name` and `media_keys` enter the block hashes. A replayed
     request carries what it had already emitted in `output_ids`, and at how many positions of the prompt
     log-probabilities were reported.
+    With `pooling` it ends with its prefill, and its only output is `EngineOutput.pooled`.
     """
 
     request_id: str
@@ -36,6 +38,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     media_keys: list[str] = []
     output_ids: list[int] = []
     num_prompt_logprobs: int = 0
+    pooling: PoolingParams | None = None
     kv_transfer: dict[str, Any] | None = None
 
 
@@ -45,7 +48,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector, and `scheduled` is
     when the request left the queue for the first time, in seconds of `time.time`. `fault` says where an `error` lies:
     the request could never have run, the engine has too much to do, something broke, or the engine is gone and the
-    request may be replayed on the next one.
+    request may be replayed on the next one. `pooled` float32 [rows, size] is the whole answer of a pooling request.
     """
 
     request_id: str
@@ -58,6 +61,7 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     fault: Fault = "engine"
     num_cached: int | None = None
     scheduled: float | None = None
+    pooled: np.ndarray | None = None
     kv_transfer: dict[str, Any] | None = None
 
 

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from ..layers.weights import WeightMap
     from ..ops import Ops
     from ..parallel.group import ProcessGroup
+    from .attention import AttentionKind
 
 Shard = Literal["column", "row"]
+#: What `Model.logits` gives: scores of the vocabulary, scores of classes, or nothing.
+ModelOutput = Literal["tokens", "classes", "hidden"]
 
 
 class LayerHooks:
@@ -43,12 +46,14 @@ class LayerHooks:
 class ForwardStep:
     """What a forward pass needs beside its inputs. `plans[g]` is the attention plan of KV group g.
 
-    `tokens_per_rank` [data-parallel ranks] int32 when ranks run in lockstep.
+    `tokens_per_rank` [data-parallel ranks] int32 when ranks run in lockstep. `segments` int64 [T] says which text of a
+    pair each token is of (0 or 1); None when no row holds a pair.
     """
 
     plans: Sequence[Any]
     hooks: LayerHooks = field(default_factory=LayerHooks)
     tokens_per_rank: Tensor | None = None
+    segments: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,13 @@ class Build(ABC):
         soft_cap: float = 0.0,
         sinks: bool = False,
         alibi_slopes: Tensor | None = None,
+        kind: AttentionKind = "decoder",
     ) -> Attention:
-        """Paged attention over this rank's heads (`num_heads`, `num_kv_heads` are those of the whole model)."""
+        """Attention over this rank's heads (`num_heads`, `num_kv_heads` are those of the whole model).
+
+        "decoder" is causal and paged; "encoder_only" sees every token of its own row and keeps nothing, for models
+        that set `whole_prompts`.
+        """
 
     @abstractmethod
     def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:
@@ -162,15 +172,21 @@ class Build(ABC):
 
 
 class Model(nn.Module, ABC):
-    """A decoder. Built as `Class(build=…)`; parameters exist, on `build.device`, when the constructor returns.
+    """A decoder or an encoder. Built as `Class(build=…)`; parameters exist, on `build.device`, when it returns.
 
     `renames` are (pattern, replacement) pairs applied in order to checkpoint names; `ignores` are patterns of
     checkpoint tensors that are not loaded. Both are regular expressions that must match the whole name (`renames`
-    match anywhere).
+    match anywhere). `output` says what `logits` gives, `default_pooler` how a sequence is pooled where the checkpoint
+    does not say. With `whole_prompts` every token sees the whole prompt, which is therefore computed in one step;
+    `segments` says that the model reads `ForwardStep.segments`.
     """
 
     renames: ClassVar[Sequence[tuple[str, str]]] = ()
     ignores: ClassVar[Sequence[str]] = ()
+    output: ClassVar[ModelOutput] = "tokens"
+    default_pooler: ClassVar[str] = "last"
+    whole_prompts: ClassVar[bool] = False
+    segments: ClassVar[bool] = False
 
     def __init__(self, *, build: Build) -> None:
         super().__init__()
@@ -194,7 +210,10 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, vocab_size] in the model's dtype for hidden states [N, hidden_size] of the rows that need them."""
+        """[N, vocab_size] in the model's dtype for hidden states [N, hidden_size] of the rows that need them.
+
+        [N, classes] for a model whose `output` is "classes"; one of "hidden" raises.
+        """
 
     def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Copies whole tensors, under their checkpoint names, into the parameters; returns the names taken.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from .pooling_params import PoolingParams
 from .sampling import SamplingParams
 
 
@@ -19,6 +20,7 @@ class NewRequest(msgspec.Struct, kw_only=True):
     `prompt_len` counts the user's prompt; `token_ids` [prefill_len] are the tokens to prefill now: the prompt and
     whatever was generated before a preemption. `num_computed` of them are already in the KV cache. `block_ids[g]`
     are the blocks of KV group g, in order. `seed` is never missing: drawn at admission when the caller gave none.
+    A request with `pooling` yields a pooled row at the end of its prefill, and never a token.
     """
 
     slot: int
@@ -31,6 +33,7 @@ class NewRequest(msgspec.Struct, kw_only=True):
     seed: int
     eos_token_ids: list[int] = []
     adapter: int = 0
+    pooling: PoolingParams | None = None
     extras: dict[str, bytes] = {}
 
 
@@ -114,7 +117,8 @@ class StepResult(msgspec.Struct, kw_only=True):
 
     `token_ids` [B, 1 + max drafts] (-1 where there is none), `num_tokens` [B] valid ones per row. `logprobs[row]` and
     `prompt_logprobs[row]` only for rows that asked. `failed[row]` names why a single row could not be sampled (for
-    example non-finite logits); the other rows stand.
+    example non-finite logits); the other rows stand. `pooled[row]` float32 [rows, size] is what a pooling request gets
+    whose prompt ended with this step.
     """
 
     step: int
@@ -123,5 +127,6 @@ class StepResult(msgspec.Struct, kw_only=True):
     logprobs: dict[int, LogprobRows] = {}
     prompt_logprobs: dict[int, LogprobRows] = {}
     failed: dict[int, str] = {}
+    pooled: dict[int, np.ndarray] = {}
     transfer: TransferReport | None = None
     extras: dict[str, bytes] = {}

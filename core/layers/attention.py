@@ -15,7 +15,7 @@ from .weights import WeightSlot
 
 
 class Attention(nn.Module):
-    """Paged attention over this rank's heads. `name` is the checkpoint prefix, unique in a model.
+    """Attention over this rank's heads, paged or of a row over itself. `name` is the prefix, unique in a model.
 
     `sinks` [this rank's heads] are learned logits, read from "NAME.sinks"; `head_slice` says which of the model's
     heads these are.
@@ -41,6 +41,11 @@ class Attention(nn.Module):
         self.group = -1
         self.backend: AttentionBackend | None = None
 
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether it has a KV cache."""
+        return self.spec.kind == "decoder"
+
     def kv_spec(self) -> AnyKVSpec:
         """What this layer keeps per token."""
         spec = self.spec
@@ -50,11 +55,14 @@ class Attention(nn.Module):
         return FullKV(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype)
 
     def bind(self, group: int, backend: AttentionBackend, kv_cache: Tensor) -> None:
-        """Called by the worker once memory is there, and again when it moved; `group` is the KV group's number."""
+        """Called by the worker once memory is there, and again when it moved.
+
+        `group` is the number of its plan in a step; layers without a cache get an empty one.
+        """
         self.group, self.backend, self.kv_cache = group, backend, kv_cache
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:
-        """query [T, H, D], key and value [T, Hk, D] → [T, H · D]; stores key and value in the cache."""
+        """query [T, H, D], key and value [T, Hk, D] → [T, H · D]; stores key and value where there is a cache."""
         if self.backend is None:
             raise RuntimeError(f"attention layer {self.name!r} has no backend: bind() was not called")
         step.hooks.before(self.name)

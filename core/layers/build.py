@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..interfaces.attention import AttentionSpec
+from ..interfaces.attention import AttentionKind, AttentionSpec
 from ..interfaces.model import Build, Groups, Shard
 from ..ops import Ops
 from .attention import Attention, local_slopes
@@ -91,6 +91,7 @@ class ModelBuild(Build):
         soft_cap: float = 0.0,
         sinks: bool = False,
         alibi_slopes: Tensor | None = None,
+        kind: AttentionKind = "decoder",
     ) -> Attention:
         if prefix in self.attention_layers:
             raise ValueError(f"two attention layers are called {prefix!r}")
@@ -105,6 +106,7 @@ class ModelBuild(Build):
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
             device_type=self.device_type,
+            kind=kind,
             window=window,
             soft_cap=soft_cap,
             sinks=sinks,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import activation, attention, experts, linear, logits, norm, rotary, sampling, step
+from . import activation, attention, experts, linear, logits, norm, pooling, rotary, sampling, step
 
 
 class Ops:
@@ -35,6 +35,9 @@ class Ops:
     # experts
     route = staticmethod(experts.route)
     fused_experts = staticmethod(experts.fused_experts)
+    # pooling
+    sum_rows = staticmethod(pooling.sum_rows)
+    unit = staticmethod(pooling.unit)
     # sampling
     greedy = staticmethod(sampling.greedy)
     draw = staticmethod(sampling.draw)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .parser_suite import ToolParserSuite as ToolParserSuite
     from .platform_suite import PlatformSuite as PlatformSuite
     from .plugin_suite import PluginSuite as PluginSuite
+    from .pooler_suite import PoolerSuite as PoolerSuite
     from .processor_suite import LogitsProcessorSuite as LogitsProcessorSuite
     from .reference_attention import ReferenceAttention as ReferenceAttention
     from .scheduler_suite import SchedulerPolicySuite as SchedulerPolicySuite
@@ -46,6 +47,7 @@ _HOMES = {
     "model_suite": ("ModelSuite",),
     "parser_suite": ("ReasoningParserSuite", "ToolParserSuite"),
     "platform_suite": ("PlatformSuite",),
+    "pooler_suite": ("PoolerSuite",),
     "plugin_suite": ("PluginSuite",),
     "processor_suite": ("LogitsProcessorSuite",),
     "reference_attention": ("ReferenceAttention",),

@@ -157,7 +157,7 @@ def make_checkpoint(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _roughen(model, row.embedding_scale)
+        roughen(model, row.embedding_scale)
     sharding = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     model.to(dtype).save_pretrained(folder, **sharding)
     if tokenizer:
@@ -165,7 +165,7 @@ def make_checkpoint(
     return folder
 
 
-def _roughen(model: Any, embedding_scale: float) -> None:
+def roughen(model: Any, embedding_scale: float) -> None:
     """Norm weights and biases start at constants; random ones show whether they are read and applied."""
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(embedding_scale)

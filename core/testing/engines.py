@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ..config.tree import FrameConfig
@@ -17,6 +18,7 @@ from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.executor import Executor
 from ..interfaces.kv import KVLayout
+from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.scheduling import SchedulerPolicy
 from ..registry import Registry
@@ -79,6 +81,17 @@ def greedy(engine: Engine, given: Sequence[Sequence[int]], num_tokens: int = 12)
     """What the engine continues each prompt with, all of them at once."""
     outputs = drain(engine, [request(str(index), prompt, num_tokens) for index, prompt in enumerate(given)])
     return [tokens_of(outputs[str(index)]) for index in range(len(given))]
+
+
+def pooled(engine: Engine, given: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """The row that a pooling engine gives each prompt, all of them at once."""
+    asked = [
+        msgspec.structs.replace(request(str(index), prompt, 1), pooling=PoolingParams(reads_cache=False))
+        for index, prompt in enumerate(given)
+    ]
+    outputs = drain(engine, asked)
+    rows = [outputs[one.request_id][-1].pooled for one in asked]
+    return [row[0] for row in rows if row is not None]
 
 
 def fake_engine(

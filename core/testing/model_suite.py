@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from ..worker.kv_memory import KVMemory, plan_layout, with_blocks
 from ..worker.model_config import ModelConfig
 from ..worker.model_loading import choose_loader
 from .attention_case import make_case
-from .engines import SMALL, greedy, prompts, running
+from .engines import SMALL, greedy, pooled, prompts, running
 from .plugin_suite import PluginSuite
 from .reference_attention import ReferenceAttention
 from .tiny import write_tiny
@@ -134,6 +135,13 @@ class ModelSuite(PluginSuite):
         """Every tensor of the checkpoint, by name."""
         return [(tensor.name, tensor.read().clone()) for tensor in self.loader().tensors()]
 
+    def generating(self) -> type[Model]:
+        """The class under test; skips when its model pools instead of generating."""
+        found: type[Model] = self.found()
+        if found.output != "tokens":
+            pytest.skip(f"the model gives {found.output}, no tokens")
+        return found
+
     def given(self) -> list[list[int]]:
         """Prompts of the model's vocabulary."""
         return prompts(self.checkpoint().vocab_size)
@@ -195,6 +203,7 @@ class ModelSuite(PluginSuite):
         pytest.fail("load took no tensor of the checkpoint")
 
     def test_logits_are_finite_and_float32(self) -> None:
+        self.generating()
         model, build = self.loaded()
         ids = self.given()[0]
         hidden, logits = forward(model, build, ids, [len(ids)])
@@ -205,6 +214,7 @@ class ModelSuite(PluginSuite):
         assert torch.isfinite(logits).all(), "logits are not finite"
 
     def test_chunks_give_the_logits_of_the_whole(self) -> None:
+        self.generating()
         model, build = self.loaded()
         ids = self.given()[0]
         _, whole = forward(model, build, ids, [len(ids)])
@@ -215,6 +225,7 @@ class ModelSuite(PluginSuite):
             assert gap < self.tolerance, f"chunks {chunks} change the logits by {gap:.2g} of the largest"
 
     def test_tokens_do_not_depend_on_the_batch(self) -> None:
+        self.generating()
         given = self.given()
         with self.served() as engine:
             alone = [greedy(engine, [prompt], self.num_tokens)[0] for prompt in given]
@@ -224,6 +235,7 @@ class ModelSuite(PluginSuite):
             assert again[:left] == alone[0][8:], "tokens after a prefix from the cache differ"
 
     def test_tokens_do_not_depend_on_chunks_or_preemption(self) -> None:
+        self.generating()
         given = self.given()
         with self.served() as engine:
             want = greedy(engine, given, self.num_tokens)
@@ -236,12 +248,25 @@ class ModelSuite(PluginSuite):
             assert got == [want[index] for index in order], "preemption changes tokens"
 
     def test_tokens_equal_the_reference(self) -> None:
+        self.generating()
         given = self.given()
         want = self.reference(self.checkpoint_folder, given, self.num_tokens)
         if want is None:
             pytest.skip("there is no reference for this model: override reference()")
         with self.served() as engine:
             assert greedy(engine, given, self.num_tokens) == want, "greedy tokens differ from the reference"
+
+    def test_rows_do_not_depend_on_the_batch(self) -> None:
+        if self.found().output == "tokens":
+            return
+        given = self.given()
+        with self.served(runner="pooling") as engine:
+            alone = [pooled(engine, [prompt])[0] for prompt in given]
+            together = pooled(engine, given)
+        for one, other in zip(alone, together, strict=True):
+            assert np.isfinite(one).all(), "pooled rows are not finite"
+            gap = float(np.abs(one - other).max())
+            assert gap < self.tolerance, f"a batch changes the pooled row of a prompt by {gap:.2g}"
 
     @staticmethod
     def _assert_same(first: Model, second: Model, how: str) -> None:

@@ -16,6 +16,7 @@ from .model_suite import ModelSuite
 from .parser_suite import ReasoningParserSuite, ToolParserSuite
 from .platform_suite import PlatformSuite
 from .plugin_suite import PluginSuite
+from .pooler_suite import PoolerSuite
 from .processor_suite import LogitsProcessorSuite
 from .scheduler_suite import SchedulerPolicySuite
 from .sink_suite import MetricsSinkSuite
@@ -33,6 +34,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "grammar": GrammarBackendSuite,
     "tool-parser": ToolParserSuite,
     "reasoning-parser": ReasoningParserSuite,
+    "pooler": PoolerSuite,
     "endpoint": EndpointSuite,
     "command": CommandSuite,
     "sink": MetricsSinkSuite,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from .checkpoints import FAMILIES, make_checkpoint
+from .pooling_checkpoints import POOLING_FAMILIES, make_pooling_checkpoint
 
 _TEXT, _SEEING = "ForCausalLM", "ForConditionalGeneration"
 
@@ -18,6 +19,10 @@ def write_tiny(folder: Path, architecture: str) -> None:
     families: dict[str, str] = {}
     for name, row in FAMILIES.items():
         families.setdefault(row.architecture, name)
+    pooling = next((name for name, row in POOLING_FAMILIES.items() if row.architecture == architecture), None)
+    if pooling is not None:
+        make_pooling_checkpoint(folder, pooling)
+        return
     if architecture in families:
         make_checkpoint(folder, families[architecture])
         return

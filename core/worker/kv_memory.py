@@ -55,9 +55,12 @@ def full_bytes(layout: KVLayout, num_requests: int, max_model_len: int) -> int:
 
 
 def with_blocks(layout: KVLayout, available_bytes: int, override: int | None) -> KVLayout:
-    """The layout with as many blocks as fit, or exactly `override`; raises when not even two fit."""
+    """The layout with as many blocks as fit, or exactly `override`; raises when not even two fit.
+
+    A model that keeps nothing has two blocks of no bytes.
+    """
     per_block = layout.page_bytes * layout.num_slots
-    num_blocks = override or (available_bytes // per_block if per_block else 1)
+    num_blocks = override or (available_bytes // per_block if per_block else 2)
     if per_block and num_blocks < 2:
         raise ValueError(
             f"the KV cache gets {available_bytes} bytes, its least, two blocks of {layout.block_size} tokens, "

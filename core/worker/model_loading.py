@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.model import Groups, Model
 from ..interfaces.platform import Platform
 from ..layers.build import ModelBuild
+from ..layers.pooling_build import PoolingBuild
 from ..layers.weights import load_weights
 from ..parallel.group import SingleGroup
 from ..registry import Registry
@@ -44,7 +48,8 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
     dtype = resolve_dtype(config, checkpoint, platform)
     group = SingleGroup()
     kv_name = config.cache.kv_cache_dtype
-    build = ModelBuild(
+    model_class = choose_model(checkpoint, registry)
+    build = _build_kind(config, checkpoint, model_class)(
         config=ModelConfig(checkpoint.text),
         dtype=dtype,
         device=platform.device,
@@ -56,7 +61,6 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
         deterministic=config.model.deterministic,
         max_model_len=checkpoint.max_model_len,
     )
-    model_class = registry.resolve(registry.choose("model", checkpoint.architecture))
     with platform.memory().pool("weights"):
         model = model_class(build=build)
         loader = choose_loader(config, checkpoint, registry)
@@ -64,6 +68,31 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
     model.requires_grad_(False)
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
     return LoadedModel(model.eval(), build, weights_bytes, time.perf_counter() - start)
+
+
+def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:
+    """The class of the checkpoint's architecture.
+
+    A pooling checkpoint of an architecture that no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") takes
+    the family's generating model, which is built with another head.
+    """
+    architecture = checkpoint.architecture
+    if checkpoint.pooling is not None:
+        offered = {provider.name for provider in registry.providers("model")}
+        stem = re.sub(r"(ForSequenceClassification|RewardModel|Model)$", "", architecture)
+        relatives = (architecture, f"{stem}ForCausalLM", f"{stem}LMHeadModel")
+        architecture = next((name for name in relatives if name in offered), architecture)
+    found: type[Model] = registry.resolve(registry.choose("model", architecture))
+    return found
+
+
+def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[Model]) -> Callable[..., ModelBuild]:
+    """What makes the model's parts: with another head where a generating model is to pool."""
+    plan = checkpoint.pooling
+    keeps_head = config.model.convert == "none" and checkpoint.architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    if plan is None or model_class.output != "tokens" or keeps_head:
+        return ModelBuild
+    return partial(PoolingBuild, num_labels=0 if plan.purpose == "embed" else plan.num_labels)
 
 
 def choose_loader(config: FrameConfig, checkpoint: Checkpoint, registry: Registry) -> Any:

@@ -47,6 +47,9 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     positions = torch.arange(num_tokens, device=device) % checkpoint.max_model_len
     hidden = loaded.model(ids, positions, ForwardStep(plans=[None]))
+    if checkpoint.pooling is not None:
+        platform.streams().synchronize()
+        return
     logits = loaded.model.logits(hidden[:num_rows]).float()
     zeros = torch.zeros(num_rows, dtype=torch.int64, device=device)
     scores = logits / 2.0  # what temperature and filters copy

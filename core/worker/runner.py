@@ -23,6 +23,7 @@ from ..interfaces.platform import Graphs, StepShape, Streams
 from ..interfaces.step import StepPlan, TransferReport
 from ..ops import Ops
 from ..ops.step import StepBuffers
+from .pooling import NullPooling
 from .prompt_logprobs import PromptLogprobs
 from .request_state import BlockTables, RequestState
 from .sampler import Sampler
@@ -67,6 +68,7 @@ class Runner:
         buffers: StepBuffers,
         sampler: Sampler,
         connector: ConnectorWorker,
+        pooling: NullPooling,
     ) -> None:
         self.device = device
         self.model = model
@@ -75,11 +77,18 @@ class Runner:
         self.state = state
         self.tables = tables
         self.inputs = InputBuilder(
-            state, tables, buffers=buffers, block_size=layout.block_size, ops=device.ops, streams=device.streams
+            state,
+            tables,
+            buffers=buffers,
+            block_size=layout.block_size,
+            ops=device.ops,
+            streams=device.streams,
+            num_cacheless=len(backends) - len(layout.groups),
         )
         self.sampler = sampler
         self.prompt_logprobs = PromptLogprobs(ops=device.ops, logprobs_mode=sampler.logprobs_mode)
         self.connector = connector
+        self.pooling = pooling
         self._executed: _Executed | None = None
         self._pending: deque[PendingStep] = deque()
 
@@ -96,7 +105,7 @@ class Runner:
         if len(plan.slots):
             shape = self.device.graphs.shape(plan)
             inputs = self.inputs.build(plan, shape)
-            hidden = self._forward(inputs, shape)
+            hidden = self._forward(inputs, shape, self.pooling.segments(plan, inputs.positions))
         self._executed = _Executed(plan, inputs, hidden, self.connector.end_step(plan.finished_ids))
 
     @torch.inference_mode()
@@ -118,20 +127,23 @@ class Runner:
             self.state.remove(slot)
             self.sampler.remove(slot)
             self.prompt_logprobs.remove(slot)
+            self.pooling.remove(slot)
         for request in plan.added:
             self.state.add(request)
             self.tables.add(request)
             self.sampler.add(request)
             self.prompt_logprobs.add(request)
+            self.pooling.add(request)
         self.tables.append(plan.appends)
         self.state.apply_staged_writes()
         self.tables.apply_staged_writes()
         self.sampler.apply_staged_writes()
 
-    def _forward(self, inputs: StepInputs, shape: StepShape) -> Tensor:
+    def _forward(self, inputs: StepInputs, shape: StepShape, segments: Tensor | None = None) -> Tensor:
         def forward() -> Tensor:
             pairs = zip(self.backends, inputs.batches, strict=True)
-            step = ForwardStep(plans=[backend.plan(batch) for backend, batch in pairs], hooks=self.connector.hooks)
+            plans = [backend.plan(batch) for backend, batch in pairs]
+            step = ForwardStep(plans=plans, hooks=self.connector.hooks, segments=segments)
             hidden: Tensor = self.model(inputs.input_ids, inputs.positions, step)
             return hidden
 
@@ -171,6 +183,7 @@ class Runner:
         step.prompt_logprobs = self.prompt_logprobs.collect(
             step.plan, hidden, self.state.token_ids, self.model.logits, self.device.streams
         )
+        step.pooled = self.pooling.collect(step.plan, hidden)
         if not len(inputs.host_slots):
             return
         rows = inputs.rows

@@ -10,6 +10,7 @@ from ..interfaces.platform import HostCopy, Streams
 from ..interfaces.step import StepPlan, StepResult, TransferReport
 
 if TYPE_CHECKING:
+    from .pooling import PooledRows
     from .prompt_logprobs import PromptChunks
     from .sampled import Sampled
     from .sampler import Sampler
@@ -26,6 +27,7 @@ class PendingStep:
     def __init__(self, plan: StepPlan, transfer: TransferReport, sampler: Sampler) -> None:
         self.plan = plan
         self.prompt_logprobs: PromptChunks | None = None
+        self.pooled: PooledRows | None = None
         self._transfer = transfer
         self._sampler = sampler
         self._sampled: Sampled | None = None
@@ -43,7 +45,9 @@ class PendingStep:
         self._copy = streams.copy_out(sampled.tensors())
 
     def ready(self) -> bool:
-        return self._result is not None or self._copy is None or self._copy.ready()
+        if self._result is not None:
+            return True
+        return (self._copy is None or self._copy.ready()) and (self.pooled is None or self.pooled.ready())
 
     def deliver(self) -> None:
         """Waits for the tokens and hands them to host-side logits processors, once."""
@@ -60,6 +64,9 @@ class PendingStep:
             self._fill(result, self._copy.wait(), self._sampled)
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.rows()
+        if self.pooled is not None:
+            result.pooled, failed = self.pooled.rows()
+            result.failed.update(failed)
         self._result = result
 
     def _fill(self, result: StepResult, arrays: dict[str, np.ndarray], sampled: Sampled) -> None:

@@ -49,7 +49,10 @@ class _Views:
 
 
 class InputBuilder:
-    """Builds the inputs of one worker's steps, in buffers that never move."""
+    """Builds the inputs of one worker's steps, in buffers that never move.
+
+    `num_cacheless` plans are made besides those of KV groups.
+    """
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class InputBuilder:
         block_size: int,
         ops: Ops,
         streams: Streams,
+        num_cacheless: int = 0,
     ) -> None:
         self.buffers = buffers
         self._state = state
@@ -67,6 +71,8 @@ class InputBuilder:
         self._block_size = block_size
         self._ops = ops
         self._streams = streams
+        nothing = buffers.query_start.new_empty(0)
+        self._cacheless = [(nothing.view(0, 0), nothing)] * num_cacheless
         # decode steps follow one another in the same sizes, and cutting a tensor costs more than what is cut from it
         self._cut: tuple[tuple[int, int, int], _Views] | None = None
 
@@ -121,7 +127,7 @@ class InputBuilder:
         max_blocks: int,
         deterministic: bool = False,
     ) -> list[AttentionBatch]:
-        """What the buffers hold, as each KV group's backend sees it."""
+        """What the buffers hold, as each KV group's backend sees it, then those of layers without a cache."""
         views = self._views(shape, max_blocks)
         return [
             AttentionBatch(
@@ -134,7 +140,7 @@ class InputBuilder:
                 host_seq_lens=seq_lens,
                 deterministic=deterministic,
             )
-            for table, mapping in views.groups
+            for table, mapping in (*views.groups, *self._cacheless)
         ]
 
     def _views(self, shape: StepShape, max_blocks: int) -> _Views:

@@ -30,6 +30,8 @@ from ..registry import Registry
 from .kv_memory import KVMemory, full_bytes, group_layers, plan_layout, with_blocks
 from .model_loading import LoadedModel, load_model, resolve_dtype
 from .numerics import block_numerics
+from .pooling import NullPooling
+from .pooling_setup import make_pooling
 from .processors import load_processors
 from .profile import profile_step
 from .profiler import Profiler
@@ -162,10 +164,12 @@ class Worker:
     def _start_cache(self, checkpoint: Checkpoint, platform: Platform, loaded: LoadedModel, before: Any) -> KVLayout:
         cache = self.config.cache
         layers = loaded.build.attention_layers
-        groups = group_layers({name: layer.kv_spec() for name, layer in layers.items()}, cache.block_size)
+        kept = {name: layer.kv_spec() for name, layer in layers.items() if layer.keeps_tokens}
+        groups = group_layers(kept, cache.block_size)
         layout = plan_layout(groups)
         needed = full_bytes(layout, self.config.scheduler.max_num_seqs, checkpoint.max_model_len)
-        platform.prepare_kernels(partial(self._run_spare, [], checkpoint, layout, loaded))
+        if checkpoint.pooling is None:
+            platform.prepare_kernels(partial(self._run_spare, [], checkpoint, layout, loaded))
         if platform.memory().needs_profile:
             profile_step(self.config, checkpoint, loaded, platform)
         available = cache.kv_cache_memory_bytes or platform.memory().kv_bytes(
@@ -180,7 +184,8 @@ class Worker:
             "deterministic": self.config.model.deterministic,
             **{name: self.facts[name] for name in ("platform", "dtype", "attention")},
         }
-        layout = structs.replace(layout, numerics=block_numerics(loaded.model, layout, backends, facts))
+        numerics = block_numerics(loaded.model, layout, backends[: len(layout.groups)], facts)
+        layout = structs.replace(layout, numerics=numerics)
         graphs = platform.graphs()
         model, connector = graphs.prepare(loaded.model), self._make_connector(layout)
         connector.register(self.memory.layer_bytes())
@@ -206,12 +211,15 @@ class Worker:
             pass
 
     def _bind_layers(self, layout: KVLayout, loaded: LoadedModel, platform: Platform) -> list[AttentionBackend]:
-        """Chooses one backend per KV group and gives every layer its cache."""
+        """Chooses one backend per KV group and gives every layer its cache; layers without one share plans by spec."""
         backends: list[AttentionBackend] = []
         chosen: list[str] = []
         name, ops = self.config.attention.attention_backend, platform.ops()
-        for index, group in enumerate(layout.groups):
-            layers = [loaded.build.attention_layers[layer] for layer in group.layers]
+        made = loaded.build.attention_layers
+        groups = [[made[layer] for layer in group.layers] for group in layout.groups]
+        cacheless = [layer for layer in made.values() if not layer.keeps_tokens]
+        groups += [[layer for layer in cacheless if layer.spec == spec] for spec in {one.spec: 0 for one in cacheless}]
+        for index, layers in enumerate(groups):
             spec = layers[0].spec
             provider = self.registry.select(
                 "attention", name, partial(_against, spec=spec), partial(_preference, spec=spec)
@@ -219,7 +227,8 @@ class Worker:
             kind = self.registry.resolve(provider)
             backend = self.registry.make("attention", provider, self.config, spec, ops=ops)
             for layer in layers:
-                layer.bind(index, backend, self.memory.layer_view(layer.name, kind, spec))
+                cache = self.memory.layer_view(layer.name, kind, spec) if layer.keeps_tokens else torch.empty(0)
+                layer.bind(index, backend, cache)
             backends.append(backend)
             chosen.append(provider.name)
         self.facts["attention"] = chosen
@@ -263,7 +272,15 @@ class Worker:
             buffers=buffers,
             sampler=sampler,
             connector=connector,
+            pooling=self._make_pooling(checkpoint, model),
         )
+
+    def _make_pooling(self, checkpoint: Checkpoint, model: Model) -> NullPooling:
+        if checkpoint.pooling is None:
+            return NullPooling()
+        pooling = make_pooling(self.config, checkpoint.pooling, model, self.registry, self.platform)
+        self.facts["pooling"] = structs.asdict(pooling.facts)
+        return pooling
 
     def _make_connector(self, layout: KVLayout) -> ConnectorWorker:
         name = self.config.transfer.kv_connector

@@ -23,6 +23,7 @@ class Capabilities:
     max_head_dim: int = 1 << 16
     sinks: bool = True
     alibi: bool = True
+    kinds: tuple[str, ...] = ("decoder",)
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -51,8 +52,11 @@ def reasons(spec: AttentionSpec, can: Capabilities) -> list[str]:
         found.append("attention sinks not supported")
     if spec.alibi and not can.alibi:
         found.append("ALiBi not supported")
-    if spec.kind != "decoder":
-        found.append(f"attention kind {spec.kind!r} not supported (there are: 'decoder')")
+    if spec.kind not in can.kinds:
+        choices = ", ".join(map(repr, can.kinds))
+        found.append(f"attention kind {spec.kind!r} not supported (there are: {choices})")
+    if spec.kind == "encoder_only" and (spec.window or spec.alibi or spec.sinks):
+        found.append("windows, ALiBi and sinks not supported without a cache")
     if can.devices and spec.device_type not in can.devices:
         found.append(f"device {spec.device_type!r} not supported (there are: {', '.join(can.devices)})")
     return found

@@ -1,13 +1,15 @@
 """Attention in plain torch: any device and any dtype, and the backend that CPU speed rests on.
 
 Decode rows of similar length are gathered into one workspace and attended in one call, with the query heads of a KV
-head as its query tokens; prompt rows go one by one, in tiles. Deterministic steps take tiles at absolute positions
+head as its query tokens; prompt rows go one by one, in tiles; rows without a cache go together where they are equally
+long. Deterministic steps take tiles at absolute positions
 instead, so that a token's bits depend on nothing but its own row. Knows no kernel of ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch.nn import functional
 from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
 
 from .invariant import InvariantRow, invariant_row
+from .own_rows import OwnRows, own_rows
 from .paging import TILE, CachedTokens, DecodeGroup, PromptRow, StepRows, Tile, buckets, decode_group, prompt_row
 from .reasons import Capabilities, reasons
 from .token_cache import TokenCache, Workspace
@@ -77,14 +80,33 @@ class TorchAttention(AttentionBackend):
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
-        return "; ".join(reasons(spec, Capabilities(dtypes=FLOATS, kv_dtypes=FLOATS))) or None
+        can = Capabilities(dtypes=FLOATS, kv_dtypes=FLOATS, kinds=("decoder", "encoder_only"))
+        return "; ".join(reasons(spec, can)) or None
 
     @classmethod
     def kv_stride_order(cls) -> tuple[int, ...]:
         """Block, token, key or value: a token's key and value are one piece, and tokens lie at even distances."""
         return 1, 2, 0, 3, 4
 
-    def plan(self, batch: AttentionBatch) -> TorchPlan:
+    def plan(self, batch: AttentionBatch) -> TorchPlan | OwnRows:
+        if self.spec.kind == "encoder_only":
+            return own_rows(batch, alone=self.spec.deterministic or batch.deterministic)
+        return self._paged_plan(batch)
+
+    def forward(
+        self,
+        layer: LayerParams,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        plan: TorchPlan | OwnRows,
+    ) -> Tensor:
+        if isinstance(plan, OwnRows):
+            return plan.attend(partial(attend, layer), query, key, value)
+        return self._paged(layer, query, key, value, kv_cache, plan)
+
+    def _paged_plan(self, batch: AttentionBatch) -> TorchPlan:
         spec, rows = self.spec, StepRows.of(batch)
         live = (rows.query_lens > 0) & (rows.seq_lens > 0)
         kept, slots = _stored(batch)
@@ -103,7 +125,7 @@ class TorchAttention(AttentionBackend):
         plan.prompts = [prompt_row(rows, row, spec) for row in several]
         return plan
 
-    def forward(
+    def _paged(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TorchPlan
     ) -> Tensor:
         cache = self._caches.get(id(kv_cache))

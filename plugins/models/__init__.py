@@ -14,6 +14,16 @@ _FAMILIES = (
     ("Gemma3ForCausalLM", "gemma3:Gemma3ForCausalLM", "Gemma 3, text"),
     ("Gemma3ForConditionalGeneration", "gemma3:Gemma3ForConditionalGeneration", "Gemma 3, text part only"),
     ("GPT2LMHeadModel", "gpt2:GPT2LMHeadModel", "GPT-2"),
+    ("BertModel", "bert:BertModel", "BERT, for embeddings"),
+    ("BertForSequenceClassification", "bert:BertForSequenceClassification", "BERT, for classes and reranking"),
+    ("RobertaModel", "roberta:RobertaModel", "RoBERTa, for embeddings"),
+    ("RobertaForSequenceClassification", "roberta:RobertaForSequenceClassification", "RoBERTa, for classes"),
+    ("XLMRobertaModel", "roberta:RobertaModel", "XLM-RoBERTa, for embeddings"),
+    (
+        "XLMRobertaForSequenceClassification",
+        "roberta:RobertaForSequenceClassification",
+        "XLM-RoBERTa, for classes and reranking",
+    ),
 )
 
 

@@ -122,6 +122,8 @@ class Decoder(Model):
     (hidden, residual).
     """
 
+    #: a checkpoint of the bare model leaves "model." out
+    renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^(?=(embed_tokens|layers|norm)\.)", "model."),)
     ignores: ClassVar[Sequence[str]] = (r".*rotary_emb\.inv_freq",)
 
     def __init__(self, *, build: Build, make_layer: Callable[[str, int], nn.Module], norm_offset: float = 0.0) -> None:

@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from .core.front.logprobs import Logprob as Logprob
     from .core.front.outputs import CompletionOutput as CompletionOutput
     from .core.front.outputs import RequestOutput as RequestOutput
+    from .core.front.pooled_outputs import ClassificationOutput as ClassificationOutput
+    from .core.front.pooled_outputs import ClassificationRequestOutput as ClassificationRequestOutput
+    from .core.front.pooled_outputs import EmbeddingOutput as EmbeddingOutput
+    from .core.front.pooled_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from .core.front.pooled_outputs import PoolingOutput as PoolingOutput
+    from .core.front.pooled_outputs import PoolingRequestOutput as PoolingRequestOutput
+    from .core.front.pooled_outputs import ScoringOutput as ScoringOutput
+    from .core.front.pooled_outputs import ScoringRequestOutput as ScoringRequestOutput
     from .core.front.prompts import PromptType as PromptType
     from .core.front.prompts import TextPrompt as TextPrompt
     from .core.front.prompts import TokensPrompt as TokensPrompt
     from .core.hookspecs import hookimpl as hookimpl
+    from .core.interfaces.pooling_params import PoolingParams as PoolingParams
     from .core.interfaces.provider import API_VERSION as API_VERSION
     from .core.interfaces.provider import Provider as Provider
     from .core.interfaces.sampling import RequestOutputKind as RequestOutputKind
@@ -40,6 +49,17 @@ _HOMES = {
     "front.beam": ("BeamSearchParams",),
     "front.logprobs": ("Logprob",),
     "front.outputs": ("CompletionOutput", "RequestOutput"),
+    "front.pooled_outputs": (
+        "ClassificationOutput",
+        "ClassificationRequestOutput",
+        "EmbeddingOutput",
+        "EmbeddingRequestOutput",
+        "PoolingOutput",
+        "PoolingRequestOutput",
+        "ScoringOutput",
+        "ScoringRequestOutput",
+    ),
+    "interfaces.pooling_params": ("PoolingParams",),
     "front.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -22,7 +22,7 @@ OTHER_VALUES = {
     "model": "/m", "dtype": "bfloat16", "logprobs_mode": "raw_logits", "kv_cache_dtype": "fp8_e5m2",
     "prefix_caching_hash_algo": "xxhash", "kv_role": "consumer", "kv_load_failure_policy": "fail",
     "gpu_memory_utilization": 0.5, "max_long_partial_prefills": 1, "profile_dir": "/tmp/p", "log_level": "debug",
-    "drain_seconds": 1.5, "ready_seconds": 2.5,
+    "drain_seconds": 1.5, "ready_seconds": 2.5, "runner": "pooling", "convert": "embed", "returned_token_ids": [5],
 }  # fmt: skip
 
 

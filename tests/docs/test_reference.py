@@ -26,6 +26,8 @@ EXAMPLES: dict[str, tuple[Any, str, Any]] = {
     "profiler_config": ({"profiler": "torch", "torch_profiler_dir": "/traces"}, "profile_dir", "/traces"),
     "structured_outputs_config": ({"backend": "guidance"}, "structured_outputs_backend", "guidance"),
     "guided_decoding_backend": ("guidance", "structured_outputs_backend", "guidance"),
+    "pooler_config": ({"pooling_type": "CLS", "logit_bias": 0.5}, "pooler_logit_bias", 0.5),
+    "task": ("embed", "convert", "embed"),
     "device": ("cpu", "platform", "cpu"),
     "disable_uvicorn_access_log": (True, "disable_access_log", True),
     "enable_log_requests": (True, "metrics_sinks", ["log"]),

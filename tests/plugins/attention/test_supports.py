@@ -44,7 +44,7 @@ def test_three_faults_give_three_reasons_in_order() -> None:
         ({"dtype": torch.int8}, "dtype int8 not supported"),
         ({"kv_dtype": torch.float8_e5m2}, "KV-cache dtype float8_e5m2 not supported"),
         ({"block_size": 0}, "block size 0 not supported"),
-        ({"kind": "encoder_only"}, "attention kind 'encoder_only' not supported (there are: 'decoder')"),
+        ({"kind": "cross"}, "attention kind 'cross' not supported (there are: 'decoder'"),
         ({"mla": True}, "MLA not supported"),
     ],
 )

@@ -1,0 +1,170 @@
+"""How a checkpoint makes vectors: from its architecture, the files of sentence-transformers, and the user's settings.
+
+Reads the small JSON files only. What the folder leaves open stays None, because it follows from the model's class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .errors import ConfigError
+from .json_file import read_list, read_optional
+from .tree import FrameConfig
+
+Purpose = Literal["embed", "classify", "reward"]
+Activation = Literal["identity", "sigmoid", "softmax"]
+
+#: Endings of architectures -> what such a model is for; the first that fits counts.
+_ENDINGS: tuple[tuple[str, Purpose | None], ...] = (
+    ("ForCausalLM", None),
+    ("LMHeadModel", None),
+    ("ForConditionalGeneration", None),
+    ("ForSequenceClassification", "classify"),
+    ("RewardModel", "reward"),
+    ("Model", "embed"),
+)
+#: 1_Pooling/config.json's switches -> pooler
+_MODES = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
+_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
+
+
+@dataclass(frozen=True)
+class PoolingPlan:
+    """What is known of a pooling model before its class is.
+
+    `pooler` None: as its class says. `matryoshka` are the sizes that embeddings may be cut to, () for any when
+    `is_matryoshka`. `activation` makes probabilities of `num_labels` scores. `max_len` is the longest text in tokens
+    that the model was trained on, where that is shorter than its positions.
+    """
+
+    purpose: Purpose
+    pooler: str | None
+    normalize: bool
+    activation: Activation
+    use_activation: bool
+    num_labels: int
+    labels: tuple[str, ...] = ()
+    max_len: int | None = None
+    is_matryoshka: bool = False
+    matryoshka: tuple[int, ...] = ()
+
+
+def read_pooling(config: FrameConfig, folder: Path, hf: Mapping[str, Any], architecture: str) -> PoolingPlan | None:
+    """The plan of the pooling model in `folder`; None when the engine is to generate.
+
+    Raises `ConfigError` for a folder or settings that ask for what is not there.
+    """
+    modules = read_list(folder / "modules.json")
+    purpose = _purpose(config, architecture, bool(modules))
+    if purpose is None:
+        return None
+    stored = _sentence_modules(folder, modules) if purpose == "embed" else {}
+    sizes = tuple(int(size) for size in hf.get("matryoshka_dimensions") or ())
+    labels = _labels(hf)
+    wanted = config.pooler
+    normalize = stored.get("normalize", True) if wanted.normalize is None else wanted.normalize
+    use_activation = purpose == "classify" if wanted.use_activation is None else wanted.use_activation
+    pooler = stored.get("pooler") if wanted.pooling_type == "auto" else wanted.pooling_type
+    if pooler is None and purpose == "reward":
+        pooler = "all"
+    return PoolingPlan(
+        purpose=purpose,
+        pooler=pooler,
+        normalize=bool(normalize),
+        activation=_activation(hf, len(labels)),
+        use_activation=use_activation,
+        num_labels=len(labels),
+        labels=labels,
+        max_len=_sentence_length(folder),
+        is_matryoshka=bool(hf.get("is_matryoshka") or sizes),
+        matryoshka=sizes,
+    )
+
+
+def _purpose(config: FrameConfig, architecture: str, has_modules: bool) -> Purpose | None:
+    runner, convert = config.model.runner, config.model.convert
+    ending = next((purpose for suffix, purpose in _ENDINGS if architecture.endswith(suffix)), None)
+    if runner == "generate" or (runner == "auto" and convert == "none" and ending is None):
+        if ending is not None and convert != "auto":
+            raise ConfigError(f"convert {convert!r} needs runner 'pooling', got runner {runner!r}")
+        return None
+    if convert != "auto" and convert != "none":
+        return convert
+    if ending is not None:
+        return ending
+    if convert == "none" and runner == "pooling":
+        return "reward"  # scores of the vocabulary, as they are
+    return "embed" if has_modules or runner == "pooling" else None
+
+
+def _labels(hf: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes, in order; config.json states names or only their number, and two is the default."""
+    names = hf.get("id2label")
+    if isinstance(names, Mapping) and names:
+        ordered = sorted(names.items(), key=lambda item: int(item[0]))
+        return tuple(str(name) for _, name in ordered)
+    return tuple(f"LABEL_{index}" for index in range(int(hf.get("num_labels") or 2)))
+
+
+def _activation(hf: Mapping[str, Any], num_labels: int) -> Activation:
+    """What cross-encoders of sentence-transformers state, else what the kind of problem means."""
+    stated = (hf.get("sentence_transformers") or {}).get("activation_fn") or hf.get(
+        "sbert_ce_default_activation_function"
+    )
+    if isinstance(stated, str):
+        name = stated.rpartition(".")[2].lower()
+        known: Mapping[str, Activation] = {"identity": "identity", "sigmoid": "sigmoid", "softmax": "softmax"}
+        if name not in known:
+            raise ConfigError(f"no activation {stated!r}; there are: {', '.join(known)}")
+        return known[name]
+    problems: Mapping[str, Activation] = {
+        "regression": "identity",
+        "single_label_classification": "softmax",
+        "multi_label_classification": "sigmoid",
+    }
+    return problems.get(str(hf.get("problem_type")), "sigmoid" if num_labels < 2 else "softmax")
+
+
+def _sentence_modules(folder: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
+    """Pooler and normalisation as the modules of sentence-transformers say; {} without such modules."""
+    if not modules:
+        return {}
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    unknown = [kind for kind in kinds if kind not in _MODULES]
+    if unknown:
+        raise ConfigError(f"{folder / 'modules.json'} names a module {unknown[0]!r}; there are: {', '.join(_MODULES)}")
+    found: dict[str, Any] = {"normalize": "Normalize" in kinds}
+    if "Pooling" in kinds:
+        path = folder / str(modules[kinds.index("Pooling")].get("path", "")) / "config.json"
+        found["pooler"] = _sentence_pooler(path, read_optional(path))
+    return found
+
+
+def _sentence_pooler(path: Path, settings: Mapping[str, Any]) -> str:
+    stated = settings.get("pooling_mode")
+    modes = [stated] if isinstance(stated, str) else stated
+    if not modes:
+        modes = [
+            key.removeprefix("pooling_mode_") for key, on in settings.items() if key[:13] == "pooling_mode_" and on
+        ]
+    names = {**_MODES, "cls": "cls", "mean": "mean"}
+    unknown = [mode for mode in modes if mode not in names]
+    if unknown or len(modes) != 1:
+        raise ConfigError(
+            f"{path} pools by {', '.join(map(str, modes)) or 'nothing'}; choose cls, mean or last with --pooling-type"
+        )
+    return names[modes[0]]
+
+
+def _sentence_length(folder: Path) -> int | None:
+    """max_seq_length of sentence-transformers: its file is named after the model's family."""
+    for path in sorted(folder.glob("sentence_*_config.json")):
+        if re.fullmatch(r"sentence_\w+_config\.json", path.name):
+            length = read_optional(path).get("max_seq_length")
+            if isinstance(length, int) and length > 0:
+                return length
+    return None

@@ -1,0 +1,197 @@
+"""The calls of `LLM` for pooling models: encode, embed, classify, reward, score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..interfaces.pooling_params import PoolingParams, PoolingTask
+from .llm_engine import LLMEngine, refuse_unserved
+from .pooled_outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from .pooling import cosine
+from .progress import ProgressOption
+from .prompts import InvalidRequest, ParsedPrompt, as_prompts, parse_prompt
+
+Params = PoolingParams | Sequence[PoolingParams] | None
+
+
+class PoolingCalls:
+    """A part of `LLM`. One PoolingParams serves all prompts, a list pairs with them; outputs come in their order."""
+
+    llm_engine: LLMEngine
+
+    def _run(self, pairs: Sequence[tuple[Any, Any]], priorities: Sequence[int], use_tqdm: ProgressOption) -> list[Any]:
+        """The finished outputs of (prompt, parameters), in order."""
+        raise NotImplementedError
+
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: Params = None,
+        *,
+        use_tqdm: ProgressOption = True,
+        lora_request: Any = None,
+        pooling_task: PoolingTask | None = None,
+        **unused: Any,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The model's rows as they are; `pooling_task` says which, by default what the model does first.
+
+        Raises `InvalidRequest` (a `ValueError`) before anything runs for what cannot be served.
+        """
+        refuse_unserved(lora_request=lora_request, **unused)
+        given = as_prompts(prompts)
+        pairs = list(zip(given, _pair(pooling_params, len(given), pooling_task), strict=True))
+        outputs = self._run(_tokenize(self.llm_engine, pairs), [0] * len(pairs), use_tqdm)
+        for place, output in enumerate(outputs):
+            if output.outputs.error is not None:
+                raise RuntimeError(f"prompt {place} was not pooled: {output.outputs.error}")
+        return outputs
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: ProgressOption = True,
+        pooling_params: Params = None,
+        lora_request: Any = None,
+        **unused: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each text."""
+        outputs = self.encode(
+            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed", **unused
+        )
+        return [EmbeddingRequestOutput.from_base(output) for output in outputs]
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: ProgressOption = True,
+        pooling_params: Params = None,
+        lora_request: Any = None,
+        **unused: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """The probability of each class for each text."""
+        outputs = self.encode(
+            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="classify", **unused
+        )
+        return [ClassificationRequestOutput.from_base(output) for output in outputs]
+
+    def reward(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: ProgressOption = True,
+        pooling_params: Params = None,
+        lora_request: Any = None,
+        **unused: Any,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """A row of scores for each token of each text, or for those that end a step."""
+        return self.encode(
+            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="reward", **unused
+        )
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        *,
+        use_tqdm: ProgressOption = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Any = None,
+        chat_template: str | None = None,
+        **unused: Any,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts fit: one with one, one with each of many, or many pairwise.
+
+        A cross-encoder reads each pair; with an embedding model the score is the cosine of two embeddings.
+        """
+        first, second = _sides(data_1, data_2)
+        front = self.llm_engine.front
+        params = pooling_params or PoolingParams()
+        options: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request, **unused}
+        if front.pooling is not None and "embed" in front.pooling.tasks:
+            return _cosines(self.embed([*first, *second], pooling_params=params, **options), len(first), len(second))
+        front.require("score")
+        texts = zip(first * (len(second) // len(first)), second, strict=True)
+        pairs = [front.pair(one, other, params, chat_template) for one, other in texts]
+        outputs = self.encode(pairs, params, pooling_task="score", **options)
+        return [ScoringRequestOutput.from_base(output) for output in outputs]
+
+
+def _pair(params: Params, count: int, task: PoolingTask | None) -> list[PoolingParams]:
+    """One PoolingParams for each prompt; a task of the call beats theirs."""
+    given = list(params) if isinstance(params, Sequence) else [params or PoolingParams()] * count
+    if len(given) != count:
+        raise InvalidRequest(f"{len(given)} pooling params were given for {count} prompts", "pooling_params")
+    ready: dict[int, PoolingParams] = {}
+    for one in given:
+        if not isinstance(one, PoolingParams):
+            raise InvalidRequest(f"pooling_params must be PoolingParams, got {type(one).__name__}", "pooling_params")
+        if id(one) not in ready:
+            ready[id(one)] = one.clone()
+            ready[id(one)].task = task or one.task
+    return [ready[id(one)] for one in given]
+
+
+def _tokenize(engine: LLMEngine, pairs: list[tuple[Any, PoolingParams]]) -> list[tuple[Any, PoolingParams]]:
+    """The texts among the prompts with their ids, all at once, which the tokenizer does on several threads.
+
+    Those to be cut, and those that may be too long, are left to admission.
+    """
+    parsed = [(parse_prompt(prompt), params) for prompt, params in pairs]
+    bound = engine.front.max_model_len * 16
+    plain = [
+        place
+        for place, (prompt, params) in enumerate(parsed)
+        if prompt.text
+        and prompt.token_ids is None
+        and params.truncate_prompt_tokens is None
+        and len(prompt.text) < bound
+    ]
+    if not plain:
+        return list(parsed)
+    ready: list[tuple[Any, PoolingParams]] = list(parsed)
+    encoded = engine.front.tokenizer().encode_batch([parsed[place][0].text or "" for place in plain])
+    for place, ids in zip(plain, encoded, strict=True):
+        prompt, params = parsed[place]
+        ready[place] = ParsedPrompt(prompt.text, np.array(ids, np.int64), prompt.salt), params
+    return ready
+
+
+def _sides(data_1: Any, data_2: Any) -> tuple[list[str], list[str]]:
+    first = [data_1] if isinstance(data_1, str) else list(data_1)
+    second = [data_2] if isinstance(data_2, str) else list(data_2)
+    for text in (*first, *second):
+        if not isinstance(text, str):
+            raise InvalidRequest(f"texts to score must be strings, got {type(text).__name__}", "data_1")
+    if not first or not second:
+        raise InvalidRequest("there is nothing to score: give texts on both sides", "data_1")
+    if len(first) not in (1, len(second)):
+        raise InvalidRequest(
+            f"{len(first)} texts cannot be scored against {len(second)}: give one, or as many as on the other side",
+            "data_1",
+        )
+    return first, second
+
+
+def _cosines(found: list[EmbeddingRequestOutput], num_first: int, num_second: int) -> list[ScoringRequestOutput]:
+    first, second = found[:num_first], found[num_first:]
+    return [
+        ScoringRequestOutput(
+            output.request_id,
+            ScoringOutput(cosine(first[place % num_first].outputs.embedding, output.outputs.embedding)),
+            [*first[place % num_first].prompt_token_ids, *output.prompt_token_ids],
+            output.num_cached_tokens,
+        )
+        for place, output in enumerate(second)
+    ]

@@ -1,0 +1,119 @@
+"""What a caller of a pooling model gets back: vectors, probabilities and scores. Plain data; rows are numpy arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
+
+import numpy as np
+
+from ..interfaces.engine import Fault
+
+T = TypeVar("T")
+
+
+@dataclass
+class PoolingOutput:
+    """float32 `data`: [size], or [rows, size] where every token has a row. `error` says why there is none."""
+
+    data: np.ndarray
+    error: str | None = None
+    fault: Fault = "engine"
+
+
+@dataclass
+class EmbeddingOutput:
+    """One text as a vector."""
+
+    embedding: list[float]
+
+    @classmethod
+    def from_base(cls, output: PoolingOutput) -> Self:
+        """Raises `ValueError` for rows of tokens."""
+        return cls(_vector(output, "embedding").tolist())
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of the embedding."""
+        return len(self.embedding)
+
+
+@dataclass
+class ClassificationOutput:
+    """What each class gets: a probability, unless use_activation is off."""
+
+    probs: list[float]
+
+    @classmethod
+    def from_base(cls, output: PoolingOutput) -> Self:
+        """Raises `ValueError` for rows of tokens."""
+        return cls(_vector(output, "classification").tolist())
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the model."""
+        return len(self.probs)
+
+
+@dataclass
+class ScoringOutput:
+    """How well two texts fit."""
+
+    score: float
+
+    @classmethod
+    def from_base(cls, output: PoolingOutput) -> Self:
+        """Raises `ValueError` unless there is one number."""
+        values = _vector(output, "score")
+        if len(values) != 1:
+            raise ValueError(f"a score is one number, the model gives {len(values)}")
+        return cls(float(values[0]))
+
+
+@dataclass
+class PoolingRequestOutput(Generic[T]):
+    """The answer to one prompt."""
+
+    request_id: str
+    outputs: T
+    prompt_token_ids: list[int]
+    num_cached_tokens: int | None = None
+    finished: bool = True
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """An embedding with its request."""
+
+    @classmethod
+    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """The same request, its row read as an embedding."""
+        return cls(
+            base.request_id, EmbeddingOutput.from_base(base.outputs), base.prompt_token_ids, base.num_cached_tokens
+        )
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """Probabilities with their request."""
+
+    @classmethod
+    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """The same request, its row read as classes."""
+        outputs = ClassificationOutput.from_base(base.outputs)
+        return cls(base.request_id, outputs, base.prompt_token_ids, base.num_cached_tokens)
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """A score with its request."""
+
+    @classmethod
+    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """The same request, its row read as a score."""
+        return cls(
+            base.request_id, ScoringOutput.from_base(base.outputs), base.prompt_token_ids, base.num_cached_tokens
+        )
+
+
+def _vector(output: PoolingOutput, what: str) -> np.ndarray:
+    if output.data.ndim != 1:
+        raise ValueError(f"one row is needed for a {what}, the pooler gives {len(output.data)}; ask with `encode`")
+    return output.data

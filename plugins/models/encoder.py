@@ -1,0 +1,122 @@
+"""What encoder-only families share: embeddings, post-norm layers whose tokens all see each other, the stack.
+
+Knows no family: prefixes, positions and heads come from the family's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from frame.core.interfaces.model import Build, ForwardStep, Model, ModelOutput
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
+
+
+class EncoderEmbeddings(nn.Module):
+    """norm(word + position + segment); positions count from `first_position` on."""
+
+    def __init__(self, build: Build, first_position: int) -> None:
+        super().__init__()
+        config, prefix = build.config, "embeddings"
+        size, self.first_position = config.hidden_size, first_position
+        self.words = build.embedding(f"{prefix}.word_embeddings", config.vocab_size, size)
+        self.positions = build.embedding(
+            f"{prefix}.position_embeddings", config.max_position_embeddings, size, shard=False
+        )
+        self.segments = build.embedding(f"{prefix}.token_type_embeddings", config.type_vocab_size, size, shard=False)
+        self.norm = build.norm(f"{prefix}.LayerNorm", size, eps=config.layer_norm_eps, kind="layer")
+
+    def forward(self, embeds: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
+        """`embeds` [T, hidden_size] are those of the words; `segments` None: all tokens are of the first text."""
+        hidden = embeds + self.positions(positions + self.first_position)
+        hidden = hidden + self.segments(positions.new_zeros(1) if segments is None else segments)
+        out: Tensor = self.norm(hidden)
+        return out
+
+
+class EncoderLayer(nn.Module):
+    """norm(x + attention(x)), then the same with the feed-forward part."""
+
+    def __init__(self, build: Build, prefix: str) -> None:
+        super().__init__()
+        config = build.config
+        size, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
+        heads, head_dim = config.num_attention_heads, size // config.num_attention_heads
+        name = f"{prefix}.attention"
+        self.inputs = build.attention_input(
+            f"{name}.self", size, heads, heads, head_dim, bias=True, names=("query", "key", "value")
+        )
+        self.attention = build.attention(
+            f"{name}.self", heads, heads, head_dim, scale=head_dim**-0.5, kind="encoder_only"
+        )
+        self.output = build.linear(f"{name}.output.dense", size, size, bias=True, shard="row")
+        self.attention_norm = build.norm(f"{name}.output.LayerNorm", size, eps=eps, kind="layer")
+        self.up = build.linear(f"{prefix}.intermediate.dense", size, inner, bias=True, shard="column")
+        self.down = build.linear(f"{prefix}.output.dense", inner, size, bias=True, shard="row")
+        self.mlp_norm = build.norm(f"{prefix}.output.LayerNorm", size, eps=eps, kind="layer")
+        if config.hidden_act not in _ACTIVATIONS:
+            raise ValueError(f"no activation {config.hidden_act!r}; there are: {', '.join(sorted(_ACTIVATIONS))}")
+        self.activation = _ACTIVATIONS[config.hidden_act]
+
+    def forward(self, hidden: Tensor, step: ForwardStep) -> Tensor:
+        """[T, hidden_size] → [T, hidden_size]."""
+        query, key, value = self.inputs(hidden)
+        hidden = self.attention_norm(hidden + self.output(self.attention(query, key, value, step)))
+        out: Tensor = self.mlp_norm(hidden + self.down(self.activation(self.up(hidden))))
+        return out
+
+
+class Encoder(Model):
+    """Embeddings and layers under BERT's names ("embeddings.…", "encoder.layer.0.…"); gives hidden states.
+
+    A family that classifies overrides `logits` and `output`.
+    """
+
+    ignores: ClassVar[Sequence[str]] = (r".*embeddings\.position_ids", r"pooler\..*", r"(cls|lm_head)\..*")
+    output: ClassVar[ModelOutput] = "hidden"
+    default_pooler: ClassVar[str] = "cls"
+    whole_prompts: ClassVar[bool] = True
+
+    def __init__(self, *, build: Build, first_position: int = 0) -> None:
+        super().__init__(build=build)
+        config = build.config
+        kind = getattr(config, "position_embedding_type", "absolute") or "absolute"
+        if kind != "absolute":
+            raise ValueError(f"position embeddings must be 'absolute', the checkpoint has {kind!r}")
+        self.embeddings = EncoderEmbeddings(build, first_position)
+        self.layers = build.layers(
+            config.num_hidden_layers, lambda index: EncoderLayer(build, f"encoder.layer.{index}")
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        step: ForwardStep,
+        *,
+        embeds: Tensor | None = None,
+        stage_inputs: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        del stage_inputs  # `Build.layers` makes no stages
+        if embeds is None:
+            if input_ids is None:
+                raise ValueError("a forward pass needs input_ids or embeds")
+            embeds = self.embeddings.words(input_ids)
+        hidden: Tensor = self.embeddings(embeds, positions, step.segments)
+        for layer in self.layers:
+            hidden = layer(hidden, step)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Raises: there is no head."""
+        raise ValueError(f"{type(self).__name__} has no output head, it gives hidden states of size {hidden.shape[-1]}")

@@ -1,0 +1,4 @@
+from frame.testing import PoolerSuite
+from tests.contract.installed import classes
+
+globals().update(classes(PoolerSuite, step={"settings": {"step_tag_id": 7}}))
