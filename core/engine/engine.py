@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -32,9 +32,6 @@ from .kv_cache import max_request_len
 from .scheduler import Scheduler
 from .step_budget import resolve_budget
 from .suspects import Suspects
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("frame.engine")
 
