@@ -85,8 +85,11 @@ class Admission:
         count = self._allocate(request, hit, num_computed, count)
         if count == 0:
             return False
+        if not self._lifecycle.transfers.allocated(request, num_computed, external):
+            kv.free(request)
+            draft.undecided = True
+            return True
         self._note_cached(request, hit, num_computed)
-        self._lifecycle.transfers.allocated(request, num_computed, external)
         request.unconfirmed_load = external > 0
         self._enter(draft, request, num_computed, count)
         return True
@@ -95,9 +98,12 @@ class Admission:
         lifecycle = self._lifecycle
         if not lifecycle.kv.admit(request, hit, num_computed, num_computed):
             return False
+        if not lifecycle.transfers.allocated(request, num_computed, external):
+            lifecycle.kv.free(request)
+            draft.undecided = True
+            return True
         self._note_cached(request, hit, num_computed)
         request.num_loaded = num_computed
-        lifecycle.transfers.allocated(request, num_computed, external)
         lifecycle.load(request)
         draft.loads.append(request)
         return True

@@ -75,6 +75,17 @@ class Lifecycle:
             self.kv.free(request)
         request.num_unanswered -= dropped  # earlier steps may still answer
 
+    def load_nothing(self, step: LaunchedStep, launched: Iterable[LaunchedStep]) -> None:
+        """Nobody told the workers what this step loads: whoever waits for it starts again without the connector."""
+        for request in step.loads:
+            self.kv.free(request)
+            request.use_connector = False
+            self.loaded(request)
+        for row in step.requests:
+            if row is not None and row.unconfirmed_load:
+                row.use_connector = False
+                self.roll_back(row, launched)
+
     def load(self, request: Request) -> None:
         """A waiting request's blocks are being filled by the connector."""
         self.waiting.remove(request)

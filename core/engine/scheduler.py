@@ -157,9 +157,10 @@ class Scheduler:
             return None
         launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
         lifecycle.removed_slots, lifecycle.finished_ids = [], []
-        self._transfers.attach(launched.plan)
         self._launched[launched.plan.step] = launched
         self._num_steps += 1
+        if not self._transfers.attach(launched.plan):
+            lifecycle.load_nothing(launched, list(self._launched.values()))
         return launched.plan
 
     def _isolate(self) -> None:
@@ -233,10 +234,12 @@ class Scheduler:
         """Applies the answer to a launched plan; plans are answered in the order of their launch."""
         step = self._answered(plan)
         outputs = []
-        if result.transfer is not None:
-            outputs += self._answers.apply_transfer(result.transfer, [step, *self._launched.values()])
-        outputs += self._answers.accept(step, result)
-        self._lifecycle.answer(plan.slots)
+        try:
+            if result.transfer is not None:
+                outputs += self._answers.apply_transfer(result.transfer, [step, *self._launched.values()])
+            outputs += self._answers.accept(step, result)
+        finally:
+            self._lifecycle.answer(plan.slots)
         return outputs
 
     def fail(self, plan: StepPlan, error: str) -> list[EngineOutput]:

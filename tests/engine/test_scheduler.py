@@ -7,7 +7,7 @@ from frame.core.engine.request import QueueFullError
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepResult
 from tests.engine.fake_connector import FakeConnector
-from tests.engine.fake_worker import Simulation, draw, expected, fingerprints, make_layout, make_request
+from tests.engine.fake_worker import BAD, Simulation, draw, expected, fingerprints, make_layout, make_request
 
 
 def simulation(num_blocks: int = 100, windows: tuple[int | None, ...] = (None,), **fields: object) -> Simulation:
@@ -406,6 +406,35 @@ def test_or_the_request_fails_when_the_policy_says_so(later):
     sim = loading(later, failing=(0,), policy="fail")
     assert sim.reason("b") == "error"
     assert "could not be loaded" in sim.outputs["b"][-1].error
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("method", ["matched_tokens", "allocated", "build_message", "finished", "update"])
+def test_a_connector_that_raises_costs_its_help_and_nothing_else(method, later, monkeypatch, caplog):
+    layout = make_layout(60)
+    connector = FakeConnector(layout=layout, later=later)
+    sim = Simulation(layout=layout, connector=connector)
+    sim.add(make_request("a", list(range(13))))
+    sim.run()
+    sim.scheduler.reset_prefix_cache()
+    sound = getattr(connector, method)
+
+    def once(*arguments):
+        if method == "build_message":  # that step reads what nobody loads, and its tokens are dropped
+            for position in range(12):
+                block = connector.messages[0].blocks[0][position // 4]
+                sim.worker.memory.setdefault(block, {})[position % 4] = (0, position, BAD)
+        monkeypatch.setattr(connector, method, sound)
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(connector, method, once)
+    requests = [make_request("b", list(range(13))), make_request("c", [7, 8, 9] * 4)]
+    for request in requests:
+        sim.add(request)
+    sim.run()
+    for request in requests:
+        sim.check(request)
+    assert f"the KV connector failed in {method}" in caplog.text
 
 
 def test_a_connector_may_hold_the_blocks_of_a_finished_request():
