@@ -13,6 +13,11 @@ class ChatCommand(Command):
     """Keeps the history; the end of input or ctrl-C at the prompt ends it, ctrl-C in an answer ends the answer."""
 
     help = "Chat with a running server."
+    examples = (
+        "frame chat",
+        'frame chat -q "What is the capital of France?"',
+        'frame chat --url http://host:8000 --api-key "$KEY" --system-prompt "Answer in French."',
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The server, the system prompt, and the one-shot question."""

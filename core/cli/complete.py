@@ -13,6 +13,7 @@ class CompleteCommand(Command):
     """Each line is continued by itself; the end of input or ctrl-C at the prompt ends it."""
 
     help = "Have a running server continue a text."
+    examples = ('frame complete -q "The sea is" --max-tokens 20',)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The server and the one-shot text."""

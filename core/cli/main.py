@@ -5,6 +5,7 @@ Errors that are the user's to mend end as one sentence on stderr and status 1; a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,10 @@ BUILT_IN: Mapping[str, str] = MappingProxyType({
     "chat": "chat:ChatCommand",
     "complete": "complete:CompleteCommand",
     "run-batch": "run_batch:RunBatchCommand",
+    "models": "models:ModelsCommand",
     "plugins": "plugins:PluginsCommand",
+    "collect-env": "collect_env:CollectEnvCommand",
+    "completion": "completion:CompletionCommand",
     "engine": "engine:EngineCommand",
     "api": "api:ApiCommand",
     "worker": "worker:WorkerCommand",
@@ -32,6 +36,23 @@ BUILT_IN: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 #: Subcommands that frame starts itself, as child processes.
 HIDDEN = frozenset(("engine", "api", "worker", "grammar"))
+
+
+_HELP = """\
+usage: frame COMMAND [ARGUMENTS]
+
+LLM inference and serving whose every replaceable part is a plugin.
+
+{commands}
+
+start here:
+  frame serve                          # the demo model at http://127.0.0.1:8000, with a page to talk to it
+  frame chat -q "Hello!"               # in another terminal
+  frame models /path/to/folder         # can a checkpoint be served?
+  frame serve /path/to/folder
+
+`frame COMMAND --help` has flags and examples; `frame --version` prints the version.
+exit codes: 0 done, 1 failed (one sentence on stderr says why), 2 misspelt command or flag, 130 interrupted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,10 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and len(arguments) > 1:  # frame help serve
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if arguments else 2
-    if arguments[0] in ("-V", "--version", "version"):
+    if arguments[0] in ("-V", "-v", "--version", "version"):
         from importlib.metadata import version
 
         print(f"frame {version('frame-llm')}")
@@ -65,6 +88,7 @@ def _run(arguments: list[str]) -> int:
         return 2
     parser = FlagParser(prog=f"frame {name}", description=command.help)
     command.add_arguments(parser)
+    parser.epilog = "\n\n".join(filter(None, (_examples(command), parser.epilog)))
     parsed = parser.parse_args(rest)
     configure_logging(getattr(parsed, "log_level", "info"))
     return command.run(parsed)
@@ -87,17 +111,28 @@ def _built_in(name: str) -> Command:
     return command
 
 
+def commands() -> dict[str, Command]:
+    """Every command that a person may type, ours first; those of plugins that cannot be built are left out."""
+    found = {name: _built_in(name) for name in BUILT_IN if name not in HIDDEN}
+    registry = Registry.load()
+    for provider in registry.providers("command"):
+        with contextlib.suppress(PluginError):
+            found.setdefault(provider.name, registry.resolve(provider)())
+    return found
+
+
+def _examples(command: Command) -> str:
+    return "examples:\n" + "\n".join(f"  {line}" for line in command.examples) if command.examples else ""
+
+
 def _help() -> str:
     lines = {name: _built_in(name).help for name in BUILT_IN if name not in HIDDEN}
     registry = Registry.load()
     for provider in registry.providers("command"):
         lines.setdefault(provider.name, provider.summary)
     width = max(map(len, lines))
-    commands = "\n".join(f"  {name:<{width}}  {about}" for name, about in lines.items())
-    return (
-        f"usage: frame COMMAND [ARGUMENTS]\n\nLLM inference and serving whose every replaceable part is a plugin.\n\n"
-        f"{commands}\n\n`frame COMMAND --help` says more; `frame --version` prints the version."
-    )
+    listed = "\n".join(f"  {name:<{width}}  {about}" for name, about in lines.items())
+    return _HELP.format(commands=listed)
 
 
 if __name__ == "__main__":

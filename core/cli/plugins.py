@@ -34,6 +34,10 @@ class PluginsCommand(Command):
     """Lists plugins, or runs the contract suite of their kind against one."""
 
     help = "List installed plugins, or check one: frame plugins check NAME."
+    examples = (
+        "frame plugins --kind attention",
+        "frame plugins check my-plugin",
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares `[check NAME]` and `--json`."""

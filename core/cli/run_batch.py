@@ -28,6 +28,7 @@ class RunBatchCommand(Command):
     """Reads and writes files or URLs; a run that was stopped is continued by the same command."""
 
     help = "Answer a file of requests: frame run-batch -i IN.jsonl -o OUT.jsonl [MODEL]."
+    examples = ("frame run-batch -i requests.jsonl -o answers.jsonl /models/qwen3",)
     #: what starts the engine process, for tests
     engine_command: ClassVar[Sequence[str] | None] = None
 

@@ -16,6 +16,12 @@ class ServeCommand(Command):
     """Checks what can be checked at once, then starts the server."""
 
     help = "Serve a model over HTTP: frame serve [MODEL]."
+    examples = (
+        "frame serve                                            # the demo model",
+        "frame serve /models/qwen3 --max-model-len 8k --port 8001",
+        'frame serve --config serve.yaml --api-key "$KEY"        # flags beat the file',
+        "frame serve --help=scheduler                           # the settings of a group",
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """All settings of the configuration tree."""

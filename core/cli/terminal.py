@@ -19,11 +19,13 @@ class TerminalError(Exception):
     """The server cannot be reached, or refuses; the message is one sentence."""
 
 
-def add_client_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every terminal client takes."""
+def add_client_arguments(parser: argparse.ArgumentParser, *, sampling: bool = True) -> None:
+    """What every terminal client takes; those that ask no model leave `sampling` out."""
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="Address of the server (default: %(default)s).")
-    parser.add_argument("--model-name", help="Model to ask; default: the first that the server names.")
     parser.add_argument("--api-key", help="Key to present.")
+    if not sampling:
+        return
+    parser.add_argument("--model-name", help="Model to ask; default: the first that the server names.")
     parser.add_argument("--max-tokens", type=int, help="Most tokens of an answer; default: the server's.")
     parser.add_argument("--temperature", type=float, help="Sampling temperature; default: the model's.")
 
@@ -38,9 +40,11 @@ class TerminalClient:
         self._prefix = self._url.path.rstrip("/").removesuffix("/v1")
         self._key = arguments.api_key
         self._settings = {
-            name: value for name in ("max_tokens", "temperature") if (value := getattr(arguments, name)) is not None
+            name: value
+            for name in ("max_tokens", "temperature")
+            if (value := getattr(arguments, name, None)) is not None
         }
-        self.model = arguments.model_name or self._first_model()
+        self.model = getattr(arguments, "model_name", None) or self.served_models()[0]
 
     def chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
         """Streams the answer to a conversation."""
@@ -52,10 +56,10 @@ class TerminalClient:
         for choice in self._stream("/v1/completions", {"prompt": prompt}):
             yield choice["text"]
 
-    def _first_model(self) -> str:
-        response = self._request("GET", "/v1/models", None)
-        name: str = json.loads(response.read())["data"][0]["id"]
-        return name
+    def served_models(self) -> list[str]:
+        """The names that the server answers to."""
+        with self._request("GET", "/v1/models", None) as response:
+            return [str(model["id"]) for model in json.loads(response.read())["data"]]
 
     def _stream(self, path: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         body = {"model": self.model, "stream": True, **self._settings, **fields}
@@ -78,7 +82,7 @@ class TerminalClient:
     def _request(self, method: str, path: str, body: bytes | None) -> http.client.HTTPResponse:
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = kind(self._url.hostname or "", self._url.port, timeout=_CONNECT_SECONDS)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Connection": "close"}  # so that the response owns the socket
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         try:
@@ -90,7 +94,8 @@ class TerminalClient:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise TerminalError(f"no server answers at {self._url.geturl()}: {reason}") from None
         if response.status != http.client.OK:
-            raise TerminalError(_message(response.status, response.read()))
+            with response:
+                raise TerminalError(_message(response.status, response.read()))
         return response
 
 

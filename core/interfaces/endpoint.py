@@ -130,6 +130,8 @@ class Command(ABC):
 
     #: one line for `frame --help`
     help: str
+    #: command lines that its own `--help` ends with
+    examples: tuple[str, ...] = ()
 
     def __init__(self, *, config: Any = None, options: Any = None) -> None:
         self.config = config

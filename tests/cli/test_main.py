@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -132,3 +133,28 @@ def test_check_runs_the_suite_of_the_kind(tmp_path, capfd, monkeypatch):
         assert done.returncode == status, done.stdout + done.stderr
         assert "platform frame-llm:cpu" in done.stdout
         assert ("2 passed, 0 failed" if status == 0 else "1 passed, 1 failed") in done.stdout
+
+
+def test_help_of_a_command_is_found_both_ways_and_ends_with_examples(capsys):
+    texts = []
+    for line in (["help", "plugins"], ["plugins", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(line)
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert texts[0].rstrip().endswith("frame plugins check my-plugin")
+
+
+def test_examples_in_help_can_be_typed():
+    """Every line parses: its command exists and takes its flags."""
+    for name, command in cli.commands().items():
+        assert command.examples or command.__class__.__module__.startswith("tests"), f"frame {name} has no examples"
+        for line in command.examples:
+            words = shlex.split(line.replace("<(", " ").replace(")", " "), comments=True)
+            words = words[: words.index(">")] if ">" in words else words
+            start = words.index("frame") + 1
+            parser = cli.FlagParser(prog=f"frame {name}")
+            assert words[start] == name, line
+            command.add_arguments(parser)
+            if not words[-1].startswith("--help"):
+                parser.parse_args(words[start + 1 :])
