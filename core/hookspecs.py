@@ -74,6 +74,15 @@ def frame_schedulers() -> list[Provider]:
 
 
 @hookspec
+def frame_speculators() -> list[Provider]:
+    """Speculators: `frame.interfaces.Speculator` classes.
+
+    A worker builds the one that the configuration names when the KV cache exists; it lives as long as the worker.
+    """
+    return []
+
+
+@hookspec
 def frame_weight_loaders() -> list[Provider]:
     """Weight loaders: `frame.interfaces.WeightLoader` classes.
 

@@ -51,6 +51,7 @@ KINDS = {
     "connector": Kind("frame_kv_connectors", "KV connector", "connector:ConnectorScheduler"),
     "executor": Kind("frame_executors", "executor", "executor:Executor"),
     "scheduler": Kind("frame_schedulers", "scheduling policy", "scheduling:SchedulerPolicy"),
+    "speculator": Kind("frame_speculators", "speculator", "speculator:Speculator"),
     "loader": Kind("frame_weight_loaders", "weight loader", "loader:WeightLoader"),
     "processor": Kind("frame_logits_processors", "logits processor"),  # vLLM-style classes are adapted
     "grammar": Kind("frame_grammars", "grammar backend", "grammar:GrammarBackend"),

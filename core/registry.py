@@ -312,6 +312,8 @@ def named_plugins(config: Any) -> list[tuple[str, str]]:
     named += [("sink", name) for name in config.observability.metrics_sinks]
     if config.transfer.kv_connector is not None:
         named.append(("connector", config.transfer.kv_connector))
+    if config.speculation.speculator is not None:
+        named.append(("speculator", config.speculation.speculator))
     return named
 
 

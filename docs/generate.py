@@ -73,6 +73,8 @@ _TRANSLATED: Mapping[str, str] = {
     "kv_transfer_config": "`kv_connector`, `kv_role`, `kv_load_failure_policy`; "
     "`kv_connector_extra_config` is `plugin.CONNECTOR`",
     "attention_config": "`attention_backend` (its key `backend`)",
+    "speculative_config": "`speculator` (its key `method`), `num_speculative_tokens`, `disable_by_batch_size`; "
+    "other keys are `plugin.METHOD`",
     "profiler_config": "`profile_dir` (its key `torch_profiler_dir`)",
     "structured_outputs_config": "`structured_outputs_backend` (its key `backend`), and its other keys by name",
     "guided_decoding_backend": "`structured_outputs_backend`",

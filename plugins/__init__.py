@@ -19,6 +19,7 @@ from .poolers import frame_poolers
 from .processors import frame_logits_processors
 from .schedulers import frame_schedulers
 from .sinks import frame_metrics_sinks
+from .speculators import frame_speculators
 
 __all__ = [
     "frame_attention_backends",
@@ -34,6 +35,7 @@ __all__ = [
     "frame_poolers",
     "frame_reasoning_parsers",
     "frame_schedulers",
+    "frame_speculators",
     "frame_tool_parsers",
     "frame_weight_loaders",
 ]

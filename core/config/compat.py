@@ -61,6 +61,22 @@ def _transfer(value: Any) -> dict[str, Any]:
     return settings
 
 
+def _speculative(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"speculative_config must be a mapping, got {value!r:.200}")
+    given = {name: one for name, one in value.items() if one is not None}
+    if given.get("model") in ("ngram", "[ngram]"):
+        given.setdefault("method", given.pop("model").strip("[]"))
+    settings = {name: given.pop(name) for name in ("num_speculative_tokens", "disable_by_batch_size") if name in given}
+    if "method" in given:
+        settings["speculator"] = given.pop("method")
+    elif settings or given:
+        raise ConfigError("speculative_config needs a method, the name of a speculator (`frame plugins` lists them)")
+    if given:
+        settings["plugin"] = {str(settings["speculator"]): given}
+    return settings
+
+
 def _attention(value: Any) -> dict[str, Any]:
     given = dict(value)
     backend = given.pop("backend", None)
@@ -127,6 +143,7 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "distributed_executor_backend": _executor,
     "kv_transfer_config": _transfer,
     "attention_config": _attention,
+    "speculative_config": _speculative,
     "profiler_config": _profiler,
     "structured_outputs_config": _structured_outputs,
     "guided_decoding_backend": lambda value: {"structured_outputs_backend": value},
@@ -214,7 +231,6 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "rope_theta": Unused('give hf_overrides={"rope_parameters": …} instead', (None,)),
     "safetensors_load_strategy": Unused(_NO_EFFECT),
     "scheduler_cls": Unused("give --scheduling-policy, the name of a plugin", (None,)),
-    "speculative_config": Unused("speculation is not supported yet", (None, {})),
     "swap_space": Unused(_NO_EFFECT),
     "tokenizer_mode": Unused("tokenizers are read by transformers", (None, "auto", "hf", "fast")),
     "tokenizer_revision": Unused("give --tokenizer, a folder", (None,)),

@@ -169,6 +169,16 @@ class AttentionConfig(Section):
     attention_backend: str = Field("auto", description="Attention backend plugin.")
 
 
+class SpeculationConfig(Section):
+    """Guessing several tokens that one step then checks; what is generated stays the same."""
+
+    speculator: str | None = Field(None, description="Speculator plugin; default: none.")
+    num_speculative_tokens: int = Field(5, ge=1, le=64, description="Most drafts of a request in a step.")
+    disable_by_batch_size: int | None = Field(
+        None, ge=1, description="No drafts while more requests than this run; default: no limit."
+    )
+
+
 class LoadConfig(Section):
     """Reading weights."""
 
@@ -295,6 +305,7 @@ class FrameConfig(Section):
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()
     attention: AttentionConfig = AttentionConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     load: LoadConfig = LoadConfig()
     transfer: TransferConfig = TransferConfig()
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()

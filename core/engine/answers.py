@@ -58,6 +58,55 @@ class Answers:
                 outputs.append(output)
         return outputs
 
+    def accept_several(self, step: LaunchedStep, result: StepResult) -> list[EngineOutput]:
+        """As `accept`, where rows may have got several tokens: the plan's counts are bounds, the tokens tell."""
+        plan, kv = step.plan, self._lifecycle.kv
+        computed = (plan.num_computed + plan.num_scheduled).tolist()
+        outputs: list[EngineOutput] = []
+        for row, request in enumerate(step.requests):
+            if request is None or request.state is RequestState.FINISHED:
+                continue
+            if request.batch is None:
+                request.num_unanswered -= 1
+            else:
+                request.unconfirmed_load = False
+                if not plan.samples[row]:
+                    kv.publish(request, computed[row])
+            if row in result.failed:
+                outputs.append(self._fail(request, result.failed[row]))
+                continue
+            if request.pools:
+                outputs += self._end_pooling(request, step, row, result)
+                continue
+            output, tokens = None, result.token_ids[row, : result.num_tokens[row]].tolist()
+            if plan.samples[row]:
+                if not tokens:
+                    outputs.append(self._fail(request, "the step returned no token for the request"))
+                    continue
+                output = self._append_several(request, tokens)
+                if result.num_drafts is not None:
+                    output.num_drafts, output.num_accepted = int(result.num_drafts[row]), len(tokens) - 1
+            output = self._add_logprobs(output, request, step, row, result)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _append_several(self, request: Request, tokens: list[int]) -> EngineOutput:
+        """Tokens up to the first that ends the output; all that are known before the last are computed."""
+        kept, length = tokens, len(request.token_ids)
+        for index, token in enumerate(tokens, 1):
+            if token in request.stop_ids and length + index >= request.min_len:
+                kept = tokens[:index]
+                break
+        request.token_ids.extend(kept[:-1])
+        self.generated_tokens += len(kept) - 1
+        if request.batch is not None:
+            self._lifecycle.kv.publish(request, len(request.token_ids))
+        output = self._append(request, kept[-1])
+        if len(kept) > 1:
+            output.token_ids = kept
+        return output
+
     def _append(self, request: Request, token: int) -> EngineOutput:
         ends = token in request.stop_ids and len(request.token_ids) + 1 >= request.min_len
         if request.grammar is not None and not ends and not request.grammar.advance(token):
@@ -111,7 +160,8 @@ class Answers:
             if output is not None:
                 output.prompt_logprobs = prompt
         if output is not None:
-            output.logprobs = result.logprobs.get(row)
+            rows = result.logprobs.get(row)
+            output.logprobs = None if rows is None else first_rows(rows, len(output.token_ids))
         return output
 
     def fail_step(
@@ -211,3 +261,10 @@ def drop_rows(rows: LogprobRows, count: int) -> LogprobRows:
     if count <= 0:
         return rows
     return LogprobRows(token_ids=rows.token_ids[count:], logprobs=rows.logprobs[count:], ranks=rows.ranks[count:])
+
+
+def first_rows(rows: LogprobRows, count: int) -> LogprobRows:
+    """The first `count` positions."""
+    if count >= len(rows.ranks):
+        return rows
+    return LogprobRows(token_ids=rows.token_ids[:count], logprobs=rows.logprobs[:count], ranks=rows.ranks[:count])

@@ -13,8 +13,9 @@ class Batch:
 
     Arrays are int32 [num_slots], by slot: `num_computed` tokens in the cache once all launched steps are done,
     `num_planned` tokens that exist then (known ones and sampled ones still in flight), `max_len` the most tokens,
-    `covered` the tokens that the request's blocks have room for. `constrained`, `deterministic` and `pools` are the
-    slots of requests that follow a grammar, ask for equal bits, or yield no token.
+    `covered` the tokens that the request's blocks have room for. The first two count `num_unsure` drafts in flight,
+    which may not hold; `num_drafts` are worth planning in the next step. `constrained`, `deterministic` and `pools` are
+    the slots of requests that follow a grammar, ask for equal bits, or yield no token.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -23,6 +24,8 @@ class Batch:
         self.num_planned = np.zeros(num_slots, np.int32)
         self.max_len = np.zeros(num_slots, np.int32)
         self.covered = np.zeros(num_slots, np.int32)
+        self.num_unsure = np.zeros(num_slots, np.int32)
+        self.num_drafts = np.zeros(num_slots, np.int32)
         self.constrained: set[int] = set()
         self.deterministic: set[int] = set()
         self.pools: set[int] = set()
@@ -45,6 +48,10 @@ class Batch:
             self._order_array = np.fromiter(self._order, np.int32, len(self._order))
         return self._order_array
 
+    def least_computed(self, slot: int) -> int:
+        """Tokens in the cache once all launched steps are done, should no draft hold."""
+        return int(self.num_computed[slot] - self.num_unsure[slot])
+
     def enter(self, request: Request, num_computed: int, covered: int) -> int:
         """Gives the request a slot, all of whose fields are set anew; returns the slot."""
         slot = self.slots.take()
@@ -52,6 +59,7 @@ class Batch:
         self.num_planned[slot] = request.num_tokens
         self.max_len[slot] = request.max_len
         self.covered[slot] = covered
+        self.num_unsure[slot] = self.num_drafts[slot] = 0
         if request.grammar is not None:
             self.constrained.add(slot)
         if request.params.deterministic:

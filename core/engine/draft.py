@@ -27,7 +27,10 @@ class LaunchedStep:
 
 @dataclass
 class StepDraft:
-    """Tokens given to running requests so far. `counts` int32 [num_slots]; `budget` tokens are left."""
+    """Tokens given to running requests so far. `counts` int32 [num_slots]; `budget` tokens are left.
+
+    `drafts` int32 [num_slots] of the counts are drafts; None: there are none.
+    """
 
     budget: int
     counts: np.ndarray
@@ -35,6 +38,7 @@ class StepDraft:
     loads: list[Request] = field(default_factory=list)
     publications: dict[int, list[Publication]] = field(default_factory=dict)  # by slot
     preempted: bool = False
+    drafts: np.ndarray | None = None
     several: bool = False  # a row has more than one token
     undecided: bool = False  # the connector wants to be asked about a request again
     num_partial: int = 0  # prompts that stay partly computed after this step
@@ -54,9 +58,11 @@ class StepDraft:
         self._grown = [entry for entry in self._grown if entry[0] != slot]
         return self.publications.pop(slot, [])
 
-    def grow(self, slot: int, group: int, offset: int, blocks: list[int]) -> None:
-        """Notes that the slot's table of `group` gained `blocks` from `offset` on."""
-        self._grown.append((slot, group, offset, blocks))
+    def note_blocks(self, request: Request, before: list[int]) -> None:
+        """Notes the blocks that a request's tables gained since they had the lengths `before`."""
+        for group, start in enumerate(before):
+            if len(request.blocks[group]) > start:
+                self._grown.append((request.slot, group, start, request.blocks[group][start:]))
 
     def _appends(self) -> list[BlockAppend]:
         rows: dict[int, tuple[list[int], list[int], list[int]]] = {}
@@ -86,6 +92,11 @@ class StepDraft:
             slots, counts = slots[order], counts[order]
         computed, planned = batch.num_computed[slots], batch.num_planned[slots]
         after = computed + counts
+        drafts = np.zeros(len(slots), np.int32)
+        if self.drafts is not None:
+            drafts = self.drafts[slots]
+            planned = planned + drafts
+            batch.num_unsure[slots] += drafts
         samples = after == planned
         numbers = slots.tolist()
         if batch.pools:
@@ -99,7 +110,7 @@ class StepDraft:
             num_scheduled=counts,
             num_computed=computed,
             samples=samples,
-            num_drafts=np.zeros(len(slots), np.int32),
+            num_drafts=drafts,
             finished_ids=finished_ids,
             deterministic=not batch.deterministic.isdisjoint(numbers),
         )

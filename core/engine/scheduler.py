@@ -22,6 +22,7 @@ from .answers import Answers
 from .batch import Batch
 from .constraints import Constraints
 from .draft import LaunchedStep, StepDraft
+from .drafting import Drafting
 from .grammar_compiler import GrammarCompiler
 from .hashing import BlockHasher
 from .kv_cache import KVCache, blocks_needed
@@ -67,6 +68,7 @@ class Scheduler:
         self._answers = Answers(self._lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
         self._launched: dict[int, LaunchedStep] = {}  # by step, oldest first
         self._counts = np.zeros(self._config.max_num_seqs, np.int32)
+        self._drafting = Drafting(config.speculation, self._batch, self._kv, exact=max_in_flight == 1)
         self._num_steps = 0
         self._num_added = 0
 
@@ -146,12 +148,15 @@ class Scheduler:
         self._counts.fill(0)
         draft = StepDraft(self._config.max_num_batched_tokens, self._counts)
         order, todo = self._batch.order, self._todo()
-        self._continue_decodes(draft, order[todo == 1])
+        decodes = order[todo == 1]
+        self._continue_decodes(draft, decodes)
         several = todo > 1
         if np.count_nonzero(several):
             self._continue_prefills(draft, order[several].tolist(), todo[several].tolist())
         if not draft.preempted:
             self._admission.admit(draft)
+        if self._drafting.active:
+            self._drafting.extend(draft, decodes)
         lifecycle = self._lifecycle
         if not self._worth_a_step(draft):
             return None
@@ -213,9 +218,9 @@ class Scheduler:
     def _grow(self, draft: StepDraft, request: Request, count: int) -> bool:
         """Makes room for `count` more tokens, at the cost of others; False when not, or when it gave way itself."""
         kv, batch, slot = self._kv, self._batch, request.slot
-        num_computed = int(batch.num_computed[slot])
+        least, total = batch.least_computed(slot), int(batch.num_computed[slot]) + count
         before = [len(table) for table in request.blocks]
-        while not kv.extend(request, num_computed, num_computed + count):
+        while not kv.extend(request, least, total):
             if self._admission.reclaim():
                 continue
             if len(batch) == 1:
@@ -225,9 +230,7 @@ class Scheduler:
             if victim is request:
                 return False
         batch.covered[slot] = kv.capacity(request)
-        for group, start in enumerate(before):
-            if len(request.blocks[group]) > start:
-                draft.grow(slot, group, start, request.blocks[group][start:])
+        draft.note_blocks(request, before)
         return True
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
@@ -237,7 +240,9 @@ class Scheduler:
         try:
             if result.transfer is not None:
                 outputs += self._answers.apply_transfer(result.transfer, [step, *self._launched.values()])
-            outputs += self._answers.accept(step, result)
+            self._drafting.answer(step, result)
+            accept = self._answers.accept if result.num_drafts is None else self._answers.accept_several
+            outputs += accept(step, result)
         finally:
             self._lifecycle.answer(plan.slots)
         return outputs
@@ -315,7 +320,7 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """Counters since the start and gauges of now; `step_seconds` is the engine loop's to fill."""
         lifecycle, admission = self._lifecycle, self._admission
-        return EngineStats(
+        stats = EngineStats(
             running=len(self._batch),
             waiting=lifecycle.num_waiting,
             kv_usage=self._kv.pool.usage,
@@ -328,3 +333,5 @@ class Scheduler:
             steps=self._num_steps,
             finished=dict(lifecycle.finished_counts),
         )
+        self._drafting.fill(stats)
+        return stats

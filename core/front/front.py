@@ -287,6 +287,8 @@ class Front:
             if found is None:
                 continue  # ended here before the engine knew
             record, sequence = found
+            if output.num_drafts:
+                record.metrics.count_drafts(output.num_drafts, output.num_accepted)
             # most outputs of an offline run: nothing to show before the end
             if sequence.quiet and output.finish_reason is None and record.metrics.first_token_time is not None:
                 sequence.token_ids += output.token_ids

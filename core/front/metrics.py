@@ -101,6 +101,10 @@ class RequestStatistics:
             Counter("frame_num_preemptions", stats.preemptions),
             Counter("frame_prompt_tokens", stats.prompt_tokens),
             Counter("frame_generation_tokens", stats.generated_tokens),
+            Counter("frame_spec_decode_num_drafts", stats.num_drafts),
+            Counter("frame_spec_decode_num_draft_tokens", stats.num_draft_tokens),
+            Counter("frame_spec_decode_num_accepted_tokens", stats.num_accepted_tokens),
+            Vector("frame_spec_decode_num_accepted_tokens_per_pos", list(stats.num_accepted_per_place)),
             *(
                 Counter("frame_request_success", count, labels={"finished_reason": reason})
                 for reason, count in self._finished.items()

@@ -16,13 +16,30 @@ __all__ = ["CompletionOutput", "FlatLogprobs", "Logprob", "RequestMetrics", "Req
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of `time.time`; None: not yet."""
+    """When things happened to a request, in seconds of `time.time`; None: not yet. And what its drafts came to.
+
+    `num_drafts` times drafts were checked, together `num_draft_tokens`, of which `num_accepted_tokens` held.
+    """
 
     arrival_time: float
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """Adds the drafts that one step checked for one sequence."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a step with drafts brought on average: those that held, and the one drawn after them."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
 
 
 @dataclass

@@ -27,6 +27,7 @@ _HOMES = {
     "connector": (
         "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker", "RequestView",
     ),
+    "speculator": ("DraftContext", "Drafts", "NullSpeculator", "Speculator"),
     "executor": ("Executor", "StepHandle", "WorkerFactory", "WorkerProtocol"),
     "scheduling": ("Schedulable", "SchedulerPolicy"),
     "grammar": ("Grammar", "GrammarBackend", "GrammarMatcher", "Vocabulary"),

@@ -46,9 +46,10 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step added to one request. `stop_reason` is the stop token id, None for EOS or length.
 
     `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector, and `scheduled` is
-    when the request left the queue for the first time, in seconds of `time.time`. `fault` says where an `error` lies:
-    the request could never have run, the engine has too much to do, something broke, or the engine is gone and the
-    request may be replayed on the next one. `pooled` float32 [rows, size] is the whole answer of a pooling request.
+    when the request left the queue for the first time, in seconds of `time.time`. `num_drafts` were checked in this
+    step, of which the first `num_accepted` held. `fault` says where an `error` lies: the request could never have run,
+    the engine has too much to do, something broke, or the engine is gone and the request may be replayed on the next
+    one. `pooled` float32 [rows, size] is the whole answer of a pooling request.
     """
 
     request_id: str
@@ -62,6 +63,8 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_cached: int | None = None
     scheduled: float | None = None
     pooled: np.ndarray | None = None
+    num_drafts: int = 0
+    num_accepted: int = 0
     kv_transfer: dict[str, Any] | None = None
 
 
@@ -69,7 +72,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     """Counters and gauges of one engine since its start; times in seconds.
 
     `prefix_queries` and `prefix_hits` count prompt tokens looked up and found. `step_seconds` is the host and device
-    time of the newest step, `busy_seconds` that of all steps together.
+    time of the newest step, `busy_seconds` that of all steps together. `num_drafts` times a request's drafts were
+    checked, together `num_draft_tokens`, of which `num_accepted_tokens` held; `num_accepted_per_place` says how many
+    did at each place after the last known token.
     """
 
     running: int = 0
@@ -85,3 +90,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     step_seconds: float = 0.0
     busy_seconds: float = 0.0
     finished: dict[str, int] = {}
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_per_place: list[int] = []

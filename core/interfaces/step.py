@@ -118,7 +118,8 @@ class StepResult(msgspec.Struct, kw_only=True):
     `token_ids` [B, 1 + max drafts] (-1 where there is none), `num_tokens` [B] valid ones per row. `logprobs[row]` and
     `prompt_logprobs[row]` only for rows that asked. `failed[row]` names why a single row could not be sampled (for
     example non-finite logits); the other rows stand. `pooled[row]` float32 [rows, size] is what a pooling request gets
-    whose prompt ended with this step.
+    whose prompt ended with this step. With a speculator, `num_drafts` [B] of each row were checked (of which
+    `num_tokens - 1` held), and `num_next_drafts` [B] were proposed for its next step; else both are None.
     """
 
     step: int
@@ -128,5 +129,7 @@ class StepResult(msgspec.Struct, kw_only=True):
     prompt_logprobs: dict[int, LogprobRows] = {}
     failed: dict[int, str] = {}
     pooled: dict[int, np.ndarray] = {}
+    num_drafts: np.ndarray | None = None
+    num_next_drafts: np.ndarray | None = None
     transfer: TransferReport | None = None
     extras: dict[str, bytes] = {}

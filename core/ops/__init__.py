@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import activation, attention, experts, linear, logits, norm, pooling, rotary, sampling, step
+from . import activation, attention, experts, linear, logits, norm, pooling, rotary, sampling, speculation, step
 
 
 class Ops:
@@ -49,6 +49,7 @@ class Ops:
     penalize = staticmethod(logits.penalize)
     count_tokens = staticmethod(logits.count_tokens)
     top_logprobs = staticmethod(logits.top_logprobs)
+    accept_drafts = staticmethod(speculation.accept_drafts)
     # the step
     write_rows = staticmethod(step.write_rows)
     write_values = staticmethod(step.write_values)

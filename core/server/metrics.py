@@ -37,6 +37,9 @@ _ENGINE_COUNTERS = (
     ("num_preemptions", "Requests that gave way and were computed again.", "preemptions"),
     ("engine_steps", "Steps that the engine has run.", "steps"),
     ("engine_busy_seconds", "Seconds that the engine spent in steps.", "busy_seconds"),
+    ("spec_decode_num_drafts", "Times that drafts of a request were checked.", "num_drafts"),
+    ("spec_decode_num_draft_tokens", "Drafts that were checked.", "num_draft_tokens"),
+    ("spec_decode_num_accepted_tokens", "Drafts that held.", "num_accepted_tokens"),
 )
 _COUNTERS = (
     ("prompt_tokens", "Prompt tokens taken in."),
@@ -178,6 +181,12 @@ class ServerMetrics:
             counter = CounterMetricFamily(name, text, labels=names)
             counter.add_metric(labels, getattr(self._stats, field))
             yield counter
+        places = CounterMetricFamily(
+            "spec_decode_num_accepted_tokens_per_pos", "Drafts that held, by place.", labels=[*names, "position"]
+        )
+        for place, count in enumerate(self._stats.num_accepted_per_place):
+            places.add_metric([*labels, str(place)], count)
+        yield places
         if self._info is not None:
             info = self._info
             facts = {"block_size": info.block_size, "num_gpu_blocks": info.num_blocks, "cache_dtype": info.dtype}

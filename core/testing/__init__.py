@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .reference_attention import ReferenceAttention as ReferenceAttention
     from .scheduler_suite import SchedulerPolicySuite as SchedulerPolicySuite
     from .sink_suite import MetricsSinkSuite as MetricsSinkSuite
+    from .speculator_suite import SpeculatorSuite as SpeculatorSuite
     from .suites import SUITES as SUITES
 
 _HOMES = {
@@ -53,6 +54,7 @@ _HOMES = {
     "reference_attention": ("ReferenceAttention",),
     "scheduler_suite": ("SchedulerPolicySuite",),
     "sink_suite": ("MetricsSinkSuite",),
+    "speculator_suite": ("SpeculatorSuite",),
     "suites": ("SUITES",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

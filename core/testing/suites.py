@@ -20,6 +20,7 @@ from .pooler_suite import PoolerSuite
 from .processor_suite import LogitsProcessorSuite
 from .scheduler_suite import SchedulerPolicySuite
 from .sink_suite import MetricsSinkSuite
+from .speculator_suite import SpeculatorSuite
 
 #: Kind → suite.
 SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
@@ -29,6 +30,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "connector": ConnectorSuite,
     "executor": ExecutorSuite,
     "scheduler": SchedulerPolicySuite,
+    "speculator": SpeculatorSuite,
     "loader": WeightLoaderSuite,
     "processor": LogitsProcessorSuite,
     "grammar": GrammarBackendSuite,

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..interfaces.platform import Streams
 from ..interfaces.step import NewRequest
 from ..ops import Ops
+from .draws import Ahead
 
 
 class Penalties:
@@ -66,21 +67,33 @@ class Penalties:
             self._ops.count_tokens(self._counts, self._spread(rows, outputs), self._join(outputs))
         self._pending.clear()
 
-    def apply(self, logits: Tensor, slots: np.ndarray, penalized: np.ndarray, key: object) -> None:
-        """Penalises the rows of `logits` where `penalized` bool [N]; `key` stands for this batch composition."""
+    def apply(
+        self, logits: Tensor, slots: np.ndarray, penalized: np.ndarray, key: object, ahead: Ahead | None = None
+    ) -> None:
+        """Penalises the rows of `logits` where `penalized` bool [N]; `key` stands for this batch composition.
+
+        Drafts `ahead` of a row count as output for it alone.
+        """
         rows, counts, factors = self._of(slots, penalized, key)
-        self._ops.penalize(
-            logits,
-            rows,
-            self._in_prompt.index_select(0, counts),
-            self._counts.index_select(0, counts),
-            *factors,
-        )
+        seen = self._counts.index_select(0, counts)
+        if ahead is not None:
+            ahead.add_counts(seen, rows)
+        self._ops.penalize(logits, rows, self._in_prompt.index_select(0, counts), seen, *factors)
 
     def count(self, token_ids: Tensor, slots: np.ndarray, penalized: np.ndarray, key: object) -> None:
         """Counts the tokens int32 [N] just drawn for the penalised rows."""
         rows, counts, _ = self._of(slots, penalized, key)
         self._ops.count_tokens(self._counts, counts, token_ids.index_select(0, rows))
+
+    def count_several(self, token_ids: Tensor, slots: np.ndarray) -> None:
+        """Counts the tokens int32 [S, n] that slots [S] got, but those that are -1."""
+        chosen = np.flatnonzero(self._row[slots] >= 0)
+        if not len(chosen):
+            return
+        rows, counts = self._streams.stage(np.stack((chosen, self._row[slots[chosen]])))
+        tokens = token_ids.index_select(0, rows)
+        amounts = (tokens >= 0).to(self._counts.dtype)
+        self._counts.index_put_((counts[:, None], tokens.clamp(min=0).long()), amounts, accumulate=True)
 
     def _of(self, slots: np.ndarray, penalized: np.ndarray, key: object) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         """(rows of the batch, their rows of the counts, their factors or None where all are neutral)."""

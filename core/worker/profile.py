@@ -40,7 +40,9 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     Attention's own workspace is small beside the products' and is not part of it.
     """
     num_tokens = min(config.scheduler.max_num_batched_tokens, max(checkpoint.max_model_len, 1) * 64)
-    num_rows = min(config.scheduler.max_num_seqs, num_tokens)
+    speculation = config.speculation
+    draws = 1 + (speculation.num_speculative_tokens if speculation.speculator is not None else 0)
+    num_rows = min(config.scheduler.max_num_seqs * draws, num_tokens)
     device, ops = platform.device, platform.ops()
     for layer in loaded.build.attention_layers.values():
         layer.bind(0, NoAttention(layer.spec, config=config, ops=ops), torch.empty(0, device=device))

@@ -1,8 +1,8 @@
 """The runner: one list of phases for every model and platform.
 
 finish → add → extend → staged writes → (no tokens: connector only) → shape → inputs and attention plans → connector
-begin → forward → connector end | logits → sample → copy out → advance. Anything rarer than "every model" lives in a
-collaborator with a null default. Knows no scheduling, no text and no particular device.
+begin → forward → connector end | logits → sample → keep and propose drafts → copy out → advance. Anything rarer than
+"every model" lives in a collaborator with a null default. Knows no scheduling, no text and no particular device.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .pooling import NullPooling
 from .prompt_logprobs import PromptLogprobs
 from .request_state import BlockTables, RequestState
 from .sampler import Sampler
+from .speculation import NoSpeculation
 from .step_handle import PendingStep
 from .step_inputs import InputBuilder, StepInputs
 
@@ -67,6 +68,7 @@ class Runner:
         tables: BlockTables,
         buffers: StepBuffers,
         sampler: Sampler,
+        speculation: NoSpeculation,
         connector: ConnectorWorker,
         pooling: NullPooling,
     ) -> None:
@@ -79,6 +81,7 @@ class Runner:
         self.inputs = InputBuilder(
             state,
             tables,
+            correct=speculation.correct,
             buffers=buffers,
             block_size=layout.block_size,
             ops=device.ops,
@@ -86,6 +89,7 @@ class Runner:
             num_cacheless=len(backends) - len(layout.groups),
         )
         self.sampler = sampler
+        self.speculation = speculation
         self.prompt_logprobs = PromptLogprobs(ops=device.ops, logprobs_mode=sampler.logprobs_mode)
         self.connector = connector
         self.pooling = pooling
@@ -126,18 +130,21 @@ class Runner:
         for slot in plan.removed_slots.tolist():
             self.state.remove(slot)
             self.sampler.remove(slot)
+            self.speculation.remove(slot)
             self.prompt_logprobs.remove(slot)
             self.pooling.remove(slot)
         for request in plan.added:
             self.state.add(request)
             self.tables.add(request)
             self.sampler.add(request)
+            self.speculation.add(request)
             self.prompt_logprobs.add(request)
             self.pooling.add(request)
         self.tables.append(plan.appends)
         self.state.apply_staged_writes()
         self.tables.apply_staged_writes()
         self.sampler.apply_staged_writes()
+        self.speculation.apply_staged_writes()
 
     def _forward(self, inputs: StepInputs, shape: StepShape, segments: Tensor | None = None) -> Tensor:
         def forward() -> Tensor:
@@ -186,11 +193,12 @@ class Runner:
         step.pooled = self.pooling.collect(step.plan, hidden)
         if not len(inputs.host_slots):
             return
-        rows = inputs.rows
+        draws = self.speculation.draws(step.plan, inputs, masks)
+        rows = draws.rows
         logits = self.model.logits(hidden[: len(inputs.host_slots)] if rows is None else hidden.index_select(0, rows))
         if self.sampler.needs_host_tokens(inputs.host_slots):
             for earlier in self._pending:
                 earlier.deliver()
-        sampled = self.sampler.sample(logits, inputs.slots, inputs.host_slots, inputs.lengths, masks)
-        step.start_copy(sampled, self.device.streams)
-        self.device.ops.advance(self.state.token_ids, inputs.slots, inputs.lengths, sampled.token_ids)
+        sampled = self.sampler.sample(logits, draws.host_slots, draws.lengths, masks, draws.ahead)
+        step.start_copy(self.speculation.keep(step.plan, inputs, draws, sampled), self.device.streams)
+        self.speculation.advance(inputs, sampled)

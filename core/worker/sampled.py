@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from ..interfaces.step import LogprobRows
+from ..interfaces.step import LogprobRows, StepResult
+
+NOT_FINITE = "the model produced logits that are not finite"
+NO_CHOICE = (
+    "no token is left: grammar, allowed_token_ids, bad_words, logit_bias, processors and min_tokens forbid them all"
+)
 
 
 @dataclass(frozen=True)
@@ -40,18 +45,67 @@ class Sampled:
             named |= {f"ids.{index}": part.ids, f"values.{index}": part.values, f"ranks.{index}": part.ranks}
         return named
 
-    def logprob_rows(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[int, LogprobRows]:
-        """The log-probabilities by row of the plan, from the host's copy of `tensors()`.
+    def fill(self, result: StepResult, arrays: Mapping[str, np.ndarray], samples: np.ndarray) -> None:
+        """Puts the host's copy of `tensors()` into a result; `samples` bool [B] are the plan's rows that sample."""
+        result.token_ids[samples, 0] = arrays["token_ids"]
+        finite = np.isfinite(arrays["drawn"])
+        if self.logprobs or np.count_nonzero(finite) < len(finite):
+            rows = np.flatnonzero(samples)
+            result.logprobs = self._logprob_rows(arrays, rows, np.arange(len(rows)), np.ones(len(rows), np.int64))
+            _fail_unsound(result, arrays["drawn"], rows)
 
-        `rows` [N] are the plan's rows that were sampled.
-        """
+    def _logprob_rows(
+        self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, starts: np.ndarray, counts: np.ndarray
+    ) -> dict[int, LogprobRows]:
+        """By row of the plan: those of the first `counts[i]` draws from `starts[i]` on, for row `rows[i]`."""
         found = {}
         for index, part in enumerate(self.logprobs):
             ids, values, ranks = (arrays[f"{name}.{index}"] for name in ("ids", "values", "ranks"))
-            for place, (row, count) in enumerate(zip(part.rows.tolist(), part.counts.tolist(), strict=True)):
+            firsts = np.searchsorted(part.rows, starts).clip(max=len(part.rows) - 1)
+            for row in np.flatnonzero(part.rows[firsts] == starts).tolist():
+                first = int(firsts[row])
+                places, width = slice(first, first + int(counts[row])), int(part.counts[first]) + 1
                 found[int(rows[row])] = LogprobRows(
-                    token_ids=ids[place : place + 1, : count + 1],
-                    logprobs=values[place : place + 1, : count + 1],
-                    ranks=ranks[place : place + 1],
+                    token_ids=ids[places, :width], logprobs=values[places, :width], ranks=ranks[places]
                 )
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedTokens(Sampled):
+    """Several tokens a row: `token_ids` and `drawn` [S, k+1], the first `counts[i]` (int32 [S]) being row i's.
+
+    Of row i, `num_drafts[i]` drafts were checked and `num_next_drafts[i]` were proposed; on the host, its first draw is
+    one of `num_draws[i]`, and `alone[i]` says that drafts are of no use to it.
+    """
+
+    counts: Tensor
+    num_drafts: Tensor
+    num_next_drafts: Tensor
+    num_draws: np.ndarray
+    alone: np.ndarray
+
+    def tensors(self) -> dict[str, Tensor]:
+        counts = {"counts": self.counts, "num_drafts": self.num_drafts, "num_next_drafts": self.num_next_drafts}
+        return super().tensors() | counts
+
+    def fill(self, result: StepResult, arrays: Mapping[str, np.ndarray], samples: np.ndarray) -> None:
+        rows = np.flatnonzero(samples)
+        counts, batch = arrays["counts"], len(result.num_tokens)
+        result.token_ids = np.full((batch, arrays["token_ids"].shape[1]), -1, np.int32)
+        result.token_ids[rows] = arrays["token_ids"]
+        result.num_tokens[rows] = counts
+        result.num_drafts, result.num_next_drafts = np.zeros((2, batch), np.int32)
+        result.num_drafts[rows] = arrays["num_drafts"]
+        result.num_next_drafts[rows] = np.where(self.alone, 0, arrays["num_next_drafts"])
+        result.logprobs = self._logprob_rows(arrays, rows, np.cumsum(self.num_draws) - self.num_draws, counts)
+        drawn = arrays["drawn"]
+        kept = np.arange(drawn.shape[1]) < counts[:, None]
+        # the worst that a row keeps: NaN, else whether something is infinite
+        _fail_unsound(result, np.where(kept, drawn, 0).min(-1) + np.where(kept, drawn, 0).max(-1), rows)
+
+
+def _fail_unsound(result: StepResult, drawn: np.ndarray, rows: np.ndarray) -> None:
+    """Fails each of `rows` [N] whose drawn logit [N] is not finite."""
+    for index in np.flatnonzero(~np.isfinite(drawn)).tolist():
+        result.failed[int(rows[index])] = NO_CHOICE if np.isneginf(drawn[index]) else NOT_FINITE

@@ -17,10 +17,11 @@ from ..interfaces.platform import Streams
 from ..interfaces.step import NewRequest, TokenMasks
 from ..interfaces.wire import decode
 from ..ops import Ops
+from .draws import Ahead
 from .penalties import Penalties
 from .processor_slots import ProcessorSlots
 from .sampled import LogprobTensors, Sampled
-from .sampling_slots import EDITS, BatchParameters, LogprobGroup, Need, SamplingSlots
+from .sampling_slots import EDITS, ONE_ROW, BatchParameters, LogprobGroup, Need, SamplingSlots
 from .token_rules import TokenRules
 
 
@@ -82,15 +83,32 @@ class Sampler:
         """Tokens [N] of slots [N] reached the host; called once for each, in step order."""
         self._processors.deliver(host_slots, token_ids)
 
-    def sample(
-        self, logits: Tensor, slots: Tensor, host_slots: np.ndarray, lengths: Tensor, masks: bytes = b""
-    ) -> Sampled:
-        """Draws one token a row. Row i of `logits` float [N, V], which may be overwritten, belongs to `slots[i]`.
+    def draws_alone(self, host_slots: np.ndarray, masks: bytes = b"") -> np.ndarray:
+        """bool [N]: slots that may have one row only: their processors or masks follow what was drawn before."""
+        alone: np.ndarray = (self._slots.needs[host_slots] & ONE_ROW) != 0
+        if masks:
+            alone |= np.isin(host_slots, decode(masks, TokenMasks).slots)
+        return alone
 
-        `host_slots` are the same slots on the host, `lengths` int [N] the tokens each row knows so far, which is
-        the position of the token being drawn; `masks` an encoded `TokenMasks` or empty.
+    def remember(self, token_ids: Tensor, counts: Tensor, host_slots: np.ndarray) -> None:
+        """What slots [S] got after a draw with `ahead`: the first `counts[i]` of `token_ids[i]`, the rest being -1."""
+        self._penalties.count_several(token_ids, host_slots)
+        self._rules.extend_several(token_ids, counts, host_slots)
+
+    def sample(
+        self,
+        logits: Tensor,
+        host_slots: np.ndarray,
+        lengths: Tensor,
+        masks: bytes = b"",
+        ahead: Ahead | None = None,
+    ) -> Sampled:
+        """Draws one token a row. Row i of `logits` float [N, V], which may be overwritten, is of slot `host_slots[i]`.
+
+        `lengths` int [N] are the tokens that each row knows so far, which is the position of the token being drawn;
+        `masks` an encoded `TokenMasks` or empty. With drafts `ahead` a slot may have several rows, unless it
+        `draws_alone`, and the caller must tell with `remember` what came of them.
         """
-        del slots
         batch = self._slots.batch(host_slots)
         if not batch.need and not masks:
             return Sampled(*self._ops.greedy(logits))
@@ -102,13 +120,14 @@ class Sampler:
         if masks:
             self._apply_masks(logits, host_slots, masks)
         if batch.need & EDITS:
-            logits = self._edit(logits, host_slots, lengths, batch)
+            logits = self._edit(logits, host_slots, lengths, batch, ahead)
         token_ids, drawn = self._draw(logits, host_slots, lengths, batch)
         logprobs = [
             self._logprobs(group, logits, raw, token_ids, batch)
             for group, raw in zip(batch.logprobs, kept, strict=True)
         ]
-        self._remember(token_ids, host_slots, batch)
+        if ahead is None:
+            self._remember(token_ids, host_slots, batch)
         return Sampled(token_ids, drawn, logprobs)
 
     def _apply_masks(self, logits: Tensor, host_slots: np.ndarray, masks: bytes) -> None:
@@ -119,13 +138,20 @@ class Sampler:
             rows = np.array([row_of[int(given.slots[place])] for place in places], np.int64)
             self._ops.apply_bitmask(logits, self._streams.stage(rows), self._streams.stage(given.words[places]))
 
-    def _edit(self, logits: Tensor, host_slots: np.ndarray, lengths: Tensor, batch: BatchParameters) -> Tensor:
+    def _edit(
+        self,
+        logits: Tensor,
+        host_slots: np.ndarray,
+        lengths: Tensor,
+        batch: BatchParameters,
+        ahead: Ahead | None,
+    ) -> Tensor:
         if batch.need & (Need.RULES | Need.TAILS):
-            self._rules.apply(logits, lengths, host_slots, batch.key)
+            self._rules.apply(logits, lengths, host_slots, batch.key, ahead)
         if batch.need & Need.PROCESSORS:
             logits = self._processors.apply(logits, host_slots, invariant=False)
         if batch.need & Need.PENALTIES:
-            self._penalties.apply(logits, host_slots, _asked(batch, Need.PENALTIES), batch.key)
+            self._penalties.apply(logits, host_slots, _asked(batch, Need.PENALTIES), batch.key, ahead)
         return logits
 
     def _draw(

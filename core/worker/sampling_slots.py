@@ -36,6 +36,9 @@ class Need(IntFlag):
 #: What changes logits before the draw.
 EDITS = Need.PENALTIES | Need.RULES | Need.TAILS | Need.PROCESSORS
 
+#: What works on one row of a slot at a time.
+ONE_ROW = Need.PROCESSORS | Need.INVARIANT_PROCESSORS
+
 
 @dataclass(frozen=True)
 class DrawParameters:

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from .sampled import Sampled
     from .sampler import Sampler
 
-NOT_FINITE = "the model produced logits that are not finite"
-NO_CHOICE = (
-    "no token is left: grammar, allowed_token_ids, bad_words, logit_bias, processors and min_tokens forbid them all"
-)
-
 
 class PendingStep:
     """The handle that the engine waits on. `result` may be called once the step was sampled, any number of times."""
@@ -61,27 +56,14 @@ class PendingStep:
             transfer=self._transfer,
         )
         if self._copy is not None and self._sampled is not None:
-            self._fill(result, self._copy.wait(), self._sampled)
+            self._sampled.fill(result, self._copy.wait(), plan.samples)
+            self._sampler.deliver(plan.slots[plan.samples], result.token_ids[plan.samples, 0])
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.rows()
         if self.pooled is not None:
             result.pooled, failed = self.pooled.rows()
             result.failed.update(failed)
         self._result = result
-
-    def _fill(self, result: StepResult, arrays: dict[str, np.ndarray], sampled: Sampled) -> None:
-        """Puts what was sampled into the rows that sample."""
-        plan, tokens = self.plan, arrays["token_ids"]
-        result.token_ids[plan.samples, 0] = tokens
-        finite = np.isfinite(arrays["drawn"])
-        if sampled.logprobs or np.count_nonzero(finite) < len(finite):
-            rows = np.flatnonzero(plan.samples)
-            result.logprobs = sampled.logprob_rows(arrays, rows)
-            result.failed = {
-                int(row): NO_CHOICE if np.isneginf(drawn) else NOT_FINITE
-                for row, drawn in zip(rows[~finite], arrays["drawn"][~finite], strict=True)
-            }
-        self._sampler.deliver(plan.slots[plan.samples], tokens)
 
     def result(self) -> StepResult:
         """Waits for the step and returns what it produced."""

@@ -5,7 +5,7 @@ Built on the device from a few small host arrays. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +51,8 @@ class _Views:
 class InputBuilder:
     """Builds the inputs of one worker's steps, in buffers that never move.
 
-    `num_cacheless` plans are made besides those of KV groups.
+    `num_cacheless` plans are made besides those of KV groups. `correct` makes the plan's counts exact on the device:
+    int32 [3, B] slots, tokens computed, tokens scheduled.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class InputBuilder:
         state: RequestState,
         tables: BlockTables,
         *,
+        correct: Callable[[Tensor], None],
         buffers: StepBuffers,
         block_size: int,
         ops: Ops,
@@ -68,6 +70,7 @@ class InputBuilder:
         self.buffers = buffers
         self._state = state
         self._tables = tables
+        self._correct = correct
         self._block_size = block_size
         self._ops = ops
         self._streams = streams
@@ -91,6 +94,7 @@ class InputBuilder:
             staged, rows, slots, lengths = self._stage_rows(plan, sampling, host_slots, host_seq_lens[sampling])
         max_blocks = -(-int(host_seq_lens.max()) // self._block_size)
         sizes = StepSizes(shape.num_tokens, shape.padded_tokens, shape.padded_rows, max_blocks, self._block_size)
+        self._correct(staged)
         self._ops.build_inputs(self.buffers, self._state.token_ids, self._tables.tables, staged, sizes)
         views = self._views(shape, max_blocks)
         if decodes:

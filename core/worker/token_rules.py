@@ -11,6 +11,7 @@ from torch import Tensor
 from ..interfaces.platform import Streams
 from ..interfaces.step import NewRequest
 from ..ops import Ops
+from .draws import Ahead, newest
 from .sampling_slots import Need
 
 _FOREVER = np.iinfo(np.int64).max
@@ -100,8 +101,13 @@ class TokenRules:
         self._tails[slots] = self._streams.stage(tails)
         self._pending.clear()
 
-    def apply(self, logits: Tensor, lengths: Tensor, slots: np.ndarray, key: object) -> None:
-        """Applies the rules of rows `slots` to `logits`; `lengths` [N] are the positions of the tokens to be drawn."""
+    def apply(
+        self, logits: Tensor, lengths: Tensor, slots: np.ndarray, key: object, ahead: Ahead | None = None
+    ) -> None:
+        """Applies the rules of rows `slots` to `logits`; `lengths` [N] are the positions of the tokens to be drawn.
+
+        Drafts `ahead` of a row stand between its tail and that position.
+        """
         batch = self._of(slots, key)
         if batch.allowed is not None:
             self._ops.keep_only(logits, *batch.allowed)
@@ -111,7 +117,10 @@ class TokenRules:
             self._ops.add_bias(logits, rows, token_ids, active)
         if batch.words is not None:
             rows, word_slots, patterns, last_ids = batch.words
-            matches = self._ops.match_tails(self._tails.index_select(0, word_slots), patterns)
+            tails = self._tails.index_select(0, word_slots)
+            if ahead is not None:
+                tails = ahead.shift(tails, rows)
+            matches = self._ops.match_tails(tails, patterns)
             self._ops.add_bias(logits, rows, last_ids, torch.where(matches, -torch.inf, 0.0))
 
     def extend(self, token_ids: Tensor, slots: np.ndarray, key: object) -> None:
@@ -121,6 +130,15 @@ class TokenRules:
             older = self._tails.index_select(0, batch.tail_slots)[:, 1:]
             newest = token_ids.index_select(0, batch.tail_rows)[:, None]
             self._tails[batch.tail_slots] = torch.cat([older, newest], -1)
+
+    def extend_several(self, token_ids: Tensor, counts: Tensor, slots: np.ndarray) -> None:
+        """Appends the first `counts[i]` of `token_ids[i]` (int32 [S, n]) to the tails of slots [S] that keep one."""
+        found = [(row, slot) for row, slot in enumerate(slots.tolist()) if slot in self._rules]
+        chosen = [(row, slot) for row, slot in found if self._rules[slot].words]
+        if chosen:
+            rows, tail_slots = self._streams.stage(np.array(chosen, np.int64).T)
+            tokens, added = token_ids.index_select(0, rows), counts.index_select(0, rows)
+            self._tails[tail_slots] = newest(self._tails.index_select(0, tail_slots), tokens, added.long())
 
     def _bans(self, request: NewRequest) -> tuple[list[tuple[int, int]], list[list[int]]]:
         """([(forbidden id, length from which it is free)], bad words of several tokens)."""

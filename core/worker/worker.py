@@ -38,6 +38,7 @@ from .profiler import Profiler
 from .request_state import BlockTables, RequestState
 from .runner import Device, Runner
 from .sampler import Sampler
+from .speculation import make_speculation
 from .warm_up import warm_up
 
 logger = logging.getLogger("frame.worker")
@@ -262,6 +263,9 @@ class Worker:
             logprobs_mode=self.config.model.logprobs_mode,
             processors=processors,
         )
+        speculation = make_speculation(
+            self.config, self.registry, sampler, state.token_ids, ops=ops, streams=streams, device=device
+        )
         return Runner(
             device=Device(ops, streams, graphs, device),
             model=model,
@@ -271,6 +275,7 @@ class Worker:
             tables=tables,
             buffers=buffers,
             sampler=sampler,
+            speculation=speculation,
             connector=connector,
             pooling=self._make_pooling(checkpoint, model),
         )

@@ -25,6 +25,7 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("processor", "Liar", "it keeps the most likely token when it says so", BOOST),
         ("scheduler", "Moody", "keys depend on the request alone", {}),
         ("scheduler", "Careless", "looking changes nothing", {}),
+        ("speculator", "Peeking", "what lies behind the known tokens is not read", {}),
         ("command", "Heavy", "nothing heavy is imported before run", {}),
         ("loader", "Sloppy", "slices are read as of the whole", {}),
         ("loader", "Forgetful", "every tensor comes once with its facts", {}),

@@ -18,6 +18,8 @@ from frame.core.testing.reference_attention import ReferenceAttention
 from frame.interfaces import (
     AttentionSpec,
     Command,
+    DraftContext,
+    Drafts,
     Endpoint,
     LayerParams,
     LazyTensor,
@@ -26,6 +28,7 @@ from frame.interfaces import (
 )
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 from frame.plugins.platforms.cpu import CpuPlatform, HostStreams
+from frame.plugins.speculators.ngram import NgramOptions, NgramSpeculator
 from tests.contract.processors import Boost
 
 _COUNT = itertools.count()
@@ -191,3 +194,13 @@ class Rounding(CpuPlatform):
 
     def ops(self) -> Ops:
         return _RoundingOps()
+
+
+class Peeking(NgramSpeculator):
+    """Reads what lies behind the known tokens."""
+
+    def __init__(self, *, options: Any = None, **given: Any) -> None:
+        super().__init__(options=NgramOptions(prompt_lookup_max=2), **given)
+
+    def propose(self, context: DraftContext) -> Drafts:
+        return super().propose(replace(context, lengths=context.lengths + 1, longest=context.longest + 1))

@@ -7,6 +7,7 @@ function of that prefix, so any mistake that the checks miss still changes the o
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,6 +81,7 @@ class Resident:
     tables: list[list[int]]
     prompt_logprobs: bool = False
     spoiled: bool = False
+    drafts: list[int] = field(default_factory=list)  # proposed after its newest token
 
 
 @dataclass
@@ -91,6 +93,8 @@ class FakeWorker:
     memory: dict[int, dict[int, tuple[int, int, int]]] = field(default_factory=dict)  # block → offset → entry
     transfer: Any = None  # a FakeTransferWorker
     unanswered: list[StepPlan] = field(default_factory=list)
+    most_drafts: int = 0  # 0: no speculator
+    luck: random.Random = field(default_factory=random.Random)  # how many drafts there are, and how many of them hold
 
     def execute(self, plan: StepPlan, *, spoiled: bool = False) -> StepResult:
         """Runs a step; a `spoiled` one (its answer will be an error) leaves garbage in all that it writes."""
@@ -99,14 +103,22 @@ class FakeWorker:
             self.transfer.begin_step(plan.extras.get("connector", b""))
         rows = [(self.slots[slot], n) for slot, n in zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True)]
         assert len({id(resident) for resident, _ in rows}) == len(rows)
-        for (resident, n), computed in zip(rows, plan.num_computed.tolist(), strict=True):
-            assert computed == resident.num_computed, (resident.request_id, computed, resident.num_computed)
-            assert computed + n <= len(resident.tokens), "a token that does not exist is computed"
-            assert computed + n < resident.max_len, "a token past the last is planned"
+        planned = plan.num_drafts.tolist()
+        for row, ((resident, n), computed) in enumerate(zip(rows, plan.num_computed.tolist(), strict=True)):
+            if self.most_drafts:
+                assert computed >= resident.num_computed, "fewer tokens are taken as computed than are"
+            else:
+                assert computed == resident.num_computed, (resident.request_id, computed, resident.num_computed)
+            n -= planned[row]
+            assert not planned[row] or (n == 1 and planned[row] <= self.most_drafts)
+            assert resident.num_computed + n <= len(resident.tokens), "a token that does not exist is computed"
+            assert computed + n + planned[row] < resident.max_len, "a token past the last is planned"
+            rows[row] = resident, n
             resident.spoiled |= spoiled
-            self._write(resident, computed, n)
-        tokens = np.full((len(rows), 1), -1, np.int32)
-        counts = np.zeros(len(rows), np.int32)
+            self._write(resident, resident.num_computed, n)
+            self._write_drafts(resident, planned[row])
+        tokens = np.full((len(rows), 1 + self.most_drafts), -1, np.int32)
+        counts, checked, following = np.zeros((3, len(rows)), np.int32)
         prompts = {}
         for row, (resident, n) in enumerate(rows):
             self._check_reads(resident, n)
@@ -121,13 +133,49 @@ class FakeWorker:
                     token_ids=ids[:, None], logprobs=-ids[:, None].astype(np.float32), ranks=np.ones(len(ids), np.int32)
                 )
             if samples:
-                token = GARBAGE if resident.spoiled else draw(resident.prints[-1], resident.seed)
-                resident.tokens.append(token)
-                resident.prints.append(chain(resident.prints[-1], token))
-                tokens[row], counts[row] = token, 1
+                checked[row] = min(planned[row], len(resident.drafts))
+                drawn = self._draw(resident, int(checked[row]))
+                tokens[row, : len(drawn)], counts[row] = drawn, len(drawn)
+                following[row] = self._guess(resident)
         self.unanswered.append(plan)
         report = None if self.transfer is None or spoiled else self.transfer.end_step(plan.finished_ids)
-        return StepResult(step=plan.step, token_ids=tokens, num_tokens=counts, prompt_logprobs=prompts, transfer=report)
+        result = StepResult(
+            step=plan.step, token_ids=tokens, num_tokens=counts, prompt_logprobs=prompts, transfer=report
+        )
+        if self.most_drafts:
+            result.num_drafts, result.num_next_drafts = checked, following
+        return result
+
+    def _draw(self, resident: Resident, num_drafts: int) -> list[int]:
+        """Adds one token, and one more for each of the drafts that hold; keys and values of those are there."""
+        drawn: list[int] = []
+        for draft in [*resident.drafts[:num_drafts], None]:
+            token = GARBAGE if resident.spoiled else draw(resident.prints[-1], resident.seed)
+            resident.tokens.append(token)
+            resident.prints.append(chain(resident.prints[-1], token))
+            drawn.append(token)
+            if token != draft:
+                break
+            resident.num_computed += 1
+        return drawn
+
+    def _guess(self, resident: Resident) -> int:
+        """Drafts behind its newest token, right up to some place; returns how many."""
+        prints, resident.drafts = resident.prints[-1], []
+        for _ in range(self.luck.randrange(self.most_drafts + 1)):
+            right = draw(prints, resident.seed)
+            resident.drafts.append(right if self.luck.random() < 0.7 else (right + 1) % VOCAB)
+            prints = chain(prints, resident.drafts[-1])
+        return len(resident.drafts)
+
+    def _write_drafts(self, resident: Resident, count: int) -> None:
+        """The keys and values of drafts stand for the prefixes that they would make."""
+        known = len(resident.tokens)
+        given = (resident.drafts + [0] * count)[:count]  # the plan may reserve more than there are
+        for offset, draft in enumerate(given):
+            resident.prints.append(chain(resident.prints[-1], draft))
+            self._write(resident, known + offset, 1)
+        del resident.prints[known:]
 
     def answered(self, plan: StepPlan) -> None:
         self.unanswered.remove(plan)
@@ -240,6 +288,7 @@ class Simulation:
         max_in_flight: int = 2,
         connector: Any = None,
         priority: bool = False,
+        seed: int = 0,
         **flat: object,
     ) -> None:
         self.config = make_config(**{"max_num_seqs": 128, "max_num_batched_tokens": 2048, **flat})
@@ -255,7 +304,13 @@ class Simulation:
             max_model_len=max_model_len,
             max_in_flight=max_in_flight,
         )
-        self.worker = FakeWorker(layout, self.config.scheduler.max_num_seqs)
+        speculation = self.config.speculation
+        self.worker = FakeWorker(
+            layout,
+            self.config.scheduler.max_num_seqs,
+            most_drafts=speculation.num_speculative_tokens if speculation.speculator else 0,
+            luck=random.Random(seed),
+        )
         if connector is not None:
             self.worker.transfer = connector.attach(self.worker.memory)
         self.in_flight: list[tuple[StepPlan, StepResult]] = []

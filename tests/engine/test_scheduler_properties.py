@@ -187,6 +187,8 @@ def test_thousands_of_random_lives(start):
             "max_num_partial_prefills": rng.randrange(1, 4),
             "long_prefill_token_threshold": rng.choice([0, 4]),
         }
+        if rng.random() < 0.5:
+            setup |= {"speculator": "luck", "num_speculative_tokens": rng.randrange(1, 6), "seed": seed}
         connector = None
         if rng.random() < 0.5:
             failing = [rng.randrange(12) for _ in range(rng.randrange(5))]
@@ -196,3 +198,26 @@ def test_thousands_of_random_lives(start):
         for _ in range(200):
             life.apply(rng.choice(names), rng.randrange(2**32))
         life.check()
+
+
+drafting = st.fixed_dictionaries(
+    {"num_speculative_tokens": st.integers(1, 5), "disable_by_batch_size": st.sampled_from([None, None, 1, 3])}
+)
+
+
+@examples(120)
+@given(setup=setups, speculation=drafting, script=operations, seed=st.integers(0, 99))
+def test_drafts_change_no_tokens(setup, speculation, script, seed):
+    life = Life(simulate({**setup, **speculation, "speculator": "luck", "seed": seed}))
+    for operation, number in script:
+        life.apply(operation, number)
+    life.check()
+
+
+@examples(60)
+@given(setup=setups, speculation=drafting, script=operations, seed=st.integers(0, 99))
+def test_drafts_change_no_tokens_when_steps_fail(setup, speculation, script, seed):
+    life = Life(simulate({**setup, **speculation, "speculator": "luck", "seed": seed}), breaks=0.15)
+    for operation, number in script:
+        life.apply(operation, number)
+    life.check()

@@ -76,20 +76,19 @@ def sampler_of(ops: Ops, mode: str) -> Sampler:
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_a_mixed_batch_draws_what_the_references_draw(mode: str) -> None:
     host_slots = np.arange(7, dtype=np.int32)
-    slots = torch.from_numpy(host_slots).to(DEVICE)
     words = np.full((1, (VOCAB + 31) // 32), 0x55555555, np.int32)
     masks = encode(TokenMasks(slots=np.array([2], np.int32), words=words))
     fast, plain = sampler_of(KernelOps(), mode), sampler_of(Ops(), mode)
     for step in range(4):
         given = (torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(step)) * 3).to(DEVICE)
         lengths = torch.full((7,), 3 + step, dtype=torch.int64).to(DEVICE)
-        expected = plain.sample(given.clone(), slots, host_slots, lengths, masks)
+        expected = plain.sample(given.clone(), host_slots, lengths, masks)
         copy = given.clone()
         if step == 0:
-            found = fast.sample(copy, slots, host_slots, lengths, masks)  # compiles
+            found = fast.sample(copy, host_slots, lengths, masks)  # compiles
         else:
             with no_waits():
-                found = fast.sample(copy, slots, host_slots, lengths, masks)
+                found = fast.sample(copy, host_slots, lengths, masks)
         assert found.token_ids.tolist() == expected.token_ids.tolist()
         for name, tensor in expected.tensors().items():
             if "ids" not in name or name == "token_ids":

@@ -84,6 +84,22 @@ def test_after_preemption(checkpoint):
     llm.close()
 
 
+def test_with_speculation(checkpoint):
+    folder, expected = checkpoint
+    speculation = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    llm = make_llm(folder, speculative_config=speculation, max_num_batched_tokens=40, block_size=8)
+    prompts = make_prompts()
+    assert generate(llm, prompts) == expected
+    # what was generated stands in these prompts, so drafts from there are right
+    told = [(prompt + tokens[:12]) for prompt, tokens in zip(prompts, expected, strict=True)]
+    repeated = [prompt + prompt[:8] for prompt in told if len(prompt) < 50]
+    alone = make_llm(folder)
+    assert generate(llm, repeated) == generate(alone, repeated)
+    alone.close()
+    assert llm.llm_engine.core.stats().num_draft_tokens > 0
+    llm.close()
+
+
 def test_sync_scheduling(checkpoint):
     folder, expected = checkpoint
     llm = make_llm(folder, async_scheduling=False)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from frame.core.interfaces import NewRequest, SamplingParams
+from frame.core.interfaces import NewRequest, SamplingParams, StepResult
 from frame.core.ops import Ops
 from frame.core.worker.sampler import Sampler
 from frame.plugins.platforms.cpu import HostStreams
@@ -46,11 +46,12 @@ def add(sampler, *requests):
 def sample(sampler, logits, slots, lengths, masks=b""):
     """Samples copies of `logits`; everything that reached the host, by name, and the log-probabilities by row."""
     host_slots = np.array(slots, np.int32)
-    sampled = sampler.sample(
-        logits.clone(), torch.from_numpy(host_slots), host_slots, torch.tensor(lengths, dtype=torch.int64), masks
-    )
-    arrays = {name: tensor.numpy() for name, tensor in sampled.tensors().items()}
-    return arrays, sampled.logprob_rows(arrays, np.arange(len(slots)))
+    sampled = sampler.sample(logits.clone(), host_slots, torch.tensor(lengths, dtype=torch.int64), masks)
+    arrays = {name: tensor.cpu().numpy() for name, tensor in sampled.tensors().items()}
+    empty = np.full((len(slots), 1), -1, np.int32)
+    result = StepResult(step=0, token_ids=empty, num_tokens=np.zeros(len(slots), np.int32))
+    sampled.fill(result, arrays, np.ones(len(slots), bool))
+    return arrays, result.logprobs
 
 
 def draw(sampler, logits, slots, lengths):

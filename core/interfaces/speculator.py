@@ -1,0 +1,81 @@
+"""A speculator: guesses the next tokens of requests, which the model then checks all at once.
+
+Guesses cost time when they are wrong and never change what is generated. State follows slots; everything that `propose`
+reads and returns is on the device, so that a step needs no answer of the one before. Knows no scheduler and no text.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .step import NewRequest
+
+if TYPE_CHECKING:
+    from ..ops import Ops
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """The S rows that just got tokens. R slots.
+
+    `token_ids` int32 [R, width] holds the tokens of every slot, `slots` int32 [S] are the rows' slots (distinct) and
+    `lengths` int32 [S] their known tokens; what lies behind is not to be read. No length is above `longest`.
+    """
+
+    token_ids: Tensor
+    slots: Tensor
+    lengths: Tensor
+    longest: int
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Guesses: row i's next tokens are thought to be the first `counts[i]` of `token_ids[i]`; int32 [S, k] and [S]."""
+
+    token_ids: Tensor
+    counts: Tensor
+
+
+class Speculator(ABC):
+    """Built once per worker as `Class(config=…, options=…, ops=…, device=…)`.
+
+    `num_drafts` is k, the most tokens that it may guess for a row: `num_speculative_tokens` of the configuration.
+    """
+
+    def __init__(self, *, config: Any, options: Any = None, ops: Ops, device: torch.device) -> None:
+        self.config = config
+        self.options = options
+        self.ops = ops
+        self.device = device
+        self.num_drafts: int = config.speculation.num_speculative_tokens
+
+    def add(self, request: NewRequest) -> None:
+        """A request took its slot; whatever was there is gone."""
+
+    def remove(self, slot: int) -> None:
+        """The request left `slot`; an empty slot is fine."""
+
+    @abstractmethod
+    def propose(self, context: DraftContext) -> Drafts:
+        """Guesses for the rows of a step that just got tokens; changes nothing it is given.
+
+        Every returned id must lie in the vocabulary. The same context gives the same guesses on every rank.
+        """
+
+
+class NullSpeculator(Speculator):
+    """No speculation: one token a step."""
+
+    def __init__(self, *, config: Any = None, options: Any = None, ops: Ops, device: torch.device) -> None:
+        self.config, self.options, self.ops, self.device = config, options, ops, device
+        self.num_drafts = 0
+
+    def propose(self, context: DraftContext) -> Drafts:
+        rows = len(context.slots)
+        nothing = torch.zeros((rows, 0), dtype=torch.int32, device=self.device)
+        return Drafts(nothing, torch.zeros(rows, dtype=torch.int32, device=self.device))

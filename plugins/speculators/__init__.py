@@ -1,0 +1,22 @@
+"""The speculators that ship with frame."""
+
+from __future__ import annotations
+
+from frame import Provider, hookimpl
+
+
+@hookimpl
+def frame_speculators() -> list[Provider]:
+    """Guesses from the request's own text."""
+    here = "frame.plugins.speculators.ngram"
+    return [
+        Provider(
+            "ngram",
+            f"{here}:NgramSpeculator",
+            api=">=0.1,<0.2",
+            summary="repeats what followed the newest tokens earlier in the request (prompt lookup)",
+            options=f"{here}:NgramOptions",
+            # what `frame plugins check` sets
+            tags={"options": '{"prompt_lookup_max": 3}'},
+        )
+    ]

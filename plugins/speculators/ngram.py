@@ -1,0 +1,82 @@
+"""Prompt lookup: what followed the newest tokens when they last stood in the request may follow them again.
+
+After Saxena, "Prompt Lookup Decoding" (2023). The whole search is a few tensor operations over all rows at once, so it
+runs where the tokens are. Knows no model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from frame.core.interfaces.speculator import DraftContext, Drafts, Speculator
+
+
+class NgramOptions(BaseModel):
+    """Settings of the n-gram speculator."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt_lookup_max: int = Field(ge=1, le=32, description="Most newest tokens that are looked up.")
+    prompt_lookup_min: int = Field(1, ge=1, description="Fewest newest tokens that must be found.")
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min {self.prompt_lookup_min} is above prompt_lookup_max {self.prompt_lookup_max}"
+            )
+        return self
+
+
+class NgramSpeculator(Speculator):
+    """Keeps nothing: everything it needs is in the token table."""
+
+    def __init__(self, *, config: Any, options: NgramOptions, ops: Any, device: torch.device) -> None:
+        super().__init__(config=config, options=options, ops=ops, device=device)
+        self._min = options.prompt_lookup_min
+        self._max = options.prompt_lookup_max
+
+    def propose(self, context: DraftContext) -> Drafts:
+        slots, lengths = context.slots.long(), context.lengths.long()
+        tokens = context.token_ids[:, : context.longest].index_select(0, slots)
+        matched = match_lengths(tokens, lengths, self._max)
+        start, found = best_start(matched, lengths, self.num_drafts)
+        places = start[:, None] + torch.arange(self.num_drafts, device=tokens.device)
+        drafts = tokens.gather(1, places.clamp(max=tokens.shape[1] - 1))
+        counts = (lengths - start).clamp(max=self.num_drafts).masked_fill(found < self._min, 0)
+        return Drafts(drafts, counts.to(torch.int32))
+
+
+def match_lengths(tokens: Tensor, lengths: Tensor, most: int) -> Tensor:
+    """int64 [S, L]: how many tokens before place p of `tokens` [S, L] equal the newest ones, `most` at most.
+
+    The newest token of row i is at lengths[i] - 1. 0 from that length on, where nothing would follow.
+    """
+    width = tokens.shape[1]
+    places = torch.arange(width, device=tokens.device)
+    running = places < lengths[:, None]
+    matched = torch.zeros(tokens.shape, dtype=torch.int64, device=tokens.device)
+    for back in range(1, min(most, width - 1) + 1):
+        newest = tokens.gather(1, (lengths - back).clamp(min=0)[:, None])
+        equal = torch.zeros_like(running)
+        equal[:, back:] = tokens[:, : width - back] == newest
+        running = running & equal
+        matched += running
+    return matched
+
+
+def best_start(matched: Tensor, lengths: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
+    """(where the drafts start, how long its match is), int64 [S]: the longest match, and of those the newest.
+
+    A match that `wanted` tokens follow beats one of the same length that fewer follow.
+    """
+    width = matched.shape[1]
+    places = torch.arange(width, device=matched.device)
+    # among matches that too few follow, the older one has more to offer
+    rank = torch.where(places + wanted <= lengths[:, None], width + places, width - places)
+    start = (matched * (2 * width + 1) + rank.masked_fill(matched == 0, 0)).argmax(1)
+    return start, matched.gather(1, start[:, None]).squeeze(1)
