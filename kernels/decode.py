@@ -43,21 +43,36 @@ def _store_token(keys, values, key, value, place, dim, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def _join(out, partial, lse, first_head, GROUPS: tl.constexpr, SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):  # fmt: skip  # noqa: E501
-    """out = Σ 2^(lse_i - peak) partial_i / Σ 2^(lse_i - peak) for the heads from `first_head` on."""
-    split, dim = tl.arange(0, SPLITS), tl.arange(0, DIM)
-    within = dim < HEAD_DIM
-    for head in tl.range(first_head, first_head + GROUPS):
-        part = tl.load(lse + head * SPLITS + split, cache_modifier=".cg")
-        peak = tl.max(part, 0)
-        weight = tl.exp2(part - tl.where(peak == float("-inf"), 0.0, peak))
-        total = tl.sum(weight, 0)
-        weight = weight / tl.where(total == 0.0, 1.0, total)
+def _join(
+    out, partial, lse, first_head, used,
+    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """out = Σ 2^(lse_i - peak) partial_i / Σ 2^(lse_i - peak) over the first `used` splits, for GROUPS heads."""
+    TOGETHER: tl.constexpr = 4 if SPLITS > 4 else SPLITS
+    lane, split, dim = tl.arange(0, BLOCK_M), tl.arange(0, SPLITS), tl.arange(0, DIM)
+    head = first_head + lane
+    real = lane < GROUPS
+    parts = tl.load(
+        lse + (head * SPLITS)[:, None] + split[None, :], real[:, None] & (split < used)[None, :],
+        other=float("-inf"), cache_modifier=".cg",
+    )  # fmt: skip
+    peak = tl.max(parts, 1)
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.exp2(parts - peak[:, None]), 1)
+    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    for first in range(0, used, TOGETHER):
+        some = first + tl.arange(0, TOGETHER)
+        place = (head * SPLITS)[:, None] + some[None, :]
+        there = real[:, None] & (some < used)[None, :]
+        weight = tl.exp2(tl.load(lse + place, there, other=float("-inf"), cache_modifier=".cg") - peak[:, None])
         value = tl.load(
-            partial + (head * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :],
-            (weight != 0.0)[:, None] & within[None, :], other=0.0, cache_modifier=".cg",
+            partial + place[:, :, None] * HEAD_DIM + dim[None, None, :],
+            (weight != 0.0)[:, :, None] & (dim < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
-        tl.store(out + head * HEAD_DIM + dim, tl.sum(value * weight[:, None], 0).to(out.dtype.element_ty), within)
+        acc += tl.sum(value * weight[:, :, None], 1)
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    within = real[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(out + head[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
 
 
 @triton.jit
@@ -88,6 +103,7 @@ def _decode_attention_kernel(
         first_key = tl.maximum(seq_len - WINDOW, 0)
     low = first_key // BLOCK_N * BLOCK_N
     high = seq_len
+    span = seq_len
     if SPLITS > 1:
         span = tl.cdiv(tl.cdiv(seq_len - low, SPLITS), BLOCK_N) * BLOCK_N
         low += split * span
@@ -143,7 +159,9 @@ def _decode_attention_kernel(
     arrival = arrivals + row * tl.num_programs(1) + kv_head
     if tl.atomic_add(arrival, 1, sem="acq_rel") == SPLITS - 1:
         tl.store(arrival, 0)  # for the next launch
-        _join(out, partial, lse, row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + kv_head * GROUPS, GROUPS, SPLITS, HEAD_DIM, DIM)  # fmt: skip  # noqa: E501
+        used = tl.cdiv(seq_len - first_key // BLOCK_N * BLOCK_N, span)
+        first_head = row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + kv_head * GROUPS
+        _join(out, partial, lse, first_head, used, GROUPS, BLOCK_M, SPLITS, HEAD_DIM, DIM)
 
 
 def decode_attention(

@@ -6,8 +6,10 @@ A cold start spends most of its time compiling one kernel after another, each at
 from __future__ import annotations
 
 import os
+import signal
+import time
+import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Token
 from typing import Any
 
@@ -19,7 +21,8 @@ try:
 except ImportError:  # a later Triton: kernels compile when they are first launched
     _async_compile = None
 
-_MAX_THREADS = 16
+#: Compiling one kernel takes up to some seconds.
+_MAX_SECONDS = 60.0
 
 
 class Unlaunched:
@@ -43,18 +46,22 @@ class Zeros(TorchFunctionMode):
 
 
 class CompileMode:
-    """Implements what Triton asks of its asynchronous compile mode; kernels are there when it ends."""
+    """Implements what Triton asks of its asynchronous compile mode; kernels are there when it ends.
+
+    Each is compiled in a forked process, which leaves it in Triton's cache on disk: a good part of a compilation is
+    Python. The children touch no device. What none of them could compile is compiled here.
+    """
 
     def __init__(self) -> None:
-        # Most of a compilation runs outside of Python's lock: LLVM in native code, ptxas in a process.
-        self._threads = ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1))
-        self._compiling: dict[str, tuple[Future[Any], list[Callable[[Any], None]]]] = {}
+        self._compiling: dict[str, tuple[Callable[[], Any], list[Callable[[Any], None]]]] = {}
+        self._children: list[int] = []
         self._token: Token[Any] | None = None
 
     def submit(self, key: str, compile_kernel: Callable[[], Any], finalize: Callable[[Any], None]) -> Unlaunched:
         """Called by Triton for a kernel that it lacks; `finalize` puts one into its cache."""
         if key not in self._compiling:
-            self._compiling[key] = (self._threads.submit(compile_kernel), [])
+            self._compiling[key] = (compile_kernel, [])
+            self._children.append(_fork(compile_kernel))
         self._compiling[key][1].append(finalize)
         finalize(Unlaunched())
         return Unlaunched()
@@ -66,11 +73,36 @@ class CompileMode:
     def __exit__(self, *_: object) -> None:
         if self._token is not None:
             _async_compile.active_mode.reset(self._token)
-        with self._threads:
-            for future, finalizers in self._compiling.values():
-                kernel = future.result()
-                for finalize in finalizers:
-                    finalize(kernel)
+        deadline = time.monotonic() + _MAX_SECONDS
+        for child in self._children:
+            _wait(child, deadline)
+        for compile_kernel, finalizers in self._compiling.values():
+            kernel = compile_kernel()
+            for finalize in finalizers:
+                finalize(kernel)
+
+
+def _fork(work: Callable[[], Any]) -> int:
+    with warnings.catch_warnings():
+        # Newer Pythons warn of locks that other threads may hold: a child that waits for one is killed in the end.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        os.nice(1)
+        work()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _wait(child: int, deadline: float) -> None:
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.005)
 
 
 def rehearse(run: Callable[[], None]) -> None:

@@ -113,9 +113,10 @@ LONG = [(0, 1), (300, 1), (0, 130), (77, 200), (0, 64), (128, 128), (1000, 65)]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="Gluon ignores the interpreter")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("block_size", [16, 64, 128, 256])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "dtype"),
+    [(128, 16, torch.bfloat16), (64, 16, torch.float16), (128, 64, torch.float16), (64, 256, torch.bfloat16)],
+)
 @pytest.mark.parametrize("rows", [LONG, LONG[2:], [(5, 700)], [(0, 128)]], ids=["mixed", "prompts", "one", "tile"])
 def test_the_hopper_kernel_equals_the_reference(rows: list, head_dim: int, block_size: int, dtype: torch.dtype) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
