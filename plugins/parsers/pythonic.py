@@ -168,9 +168,15 @@ class PythonicReader(CallReader):
     def _in_key(self) -> bool:
         match = _NAME.match(self.scan.text, self.scan.at)
         self._key += self.scan.take(self.scan.at if match is None else match.end())
-        if not self.scan.skip_space() and len(self._key) <= MAX_NAME:
+        if self.scan.empty and not self.scan.ended:
             return False
-        if self.scan.empty or self.scan.text[self.scan.at] != "=" or not self._key:
+        self.state = self._after_key
+        return True
+
+    def _after_key(self) -> bool:
+        if not self.scan.skip_space():
+            return False
+        if self.scan.text[self.scan.at] != "=" or not self._key:
             self.arguments(self._key)  # no keyword: no JSON can come of it
             self._span, self.state = LiteralSpan(")"), self._broken
             return True

@@ -1,0 +1,178 @@
+"""Every default parser: golden outputs, and streams that equal the whole under any cut of any text."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from frame.core.config.tree import FrameConfig
+from frame.core.registry import Registry
+from frame.interfaces import (
+    AssistantMessage,
+    CallArguments,
+    CallBegin,
+    Content,
+    OutputEvent,
+    ParserRequest,
+    Reasoning,
+    joined,
+)
+from tests.parsers.golden import CASES, REASONING, TOOLS
+
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def render(messages: Any, *, tools: Any = None, add_generation_prompt: bool = True, **_: Any) -> str:
+    text = ""
+    for message in messages:
+        text += f"<|{message['role']}|>{message.get('content') or ''}"
+        for call in message.get("tool_calls") or ():
+            text += f"<call>{json.dumps(call['function'])}</call>"
+    return text
+
+
+@cache
+def parser(kind: str, name: str) -> Any:
+    registry = Registry.load()
+    return registry.make(kind, name, FrameConfig(), render=render)
+
+
+def read(parser: Any, pieces: list[str], prompt: str = "") -> list[OutputEvent]:
+    reader = parser.start(ParserRequest(tools=TOOLS, prompt=prompt))
+    events: list[OutputEvent] = []
+    for piece in pieces:
+        events += reader.feed(piece, ())
+    return joined([*events, *reader.finish()])
+
+
+def message(events: list[OutputEvent]) -> AssistantMessage:
+    found = AssistantMessage()
+    found.add(events)
+    return found
+
+
+GOLDEN = [(name, case) for name, cases in CASES.items() for case in cases]
+
+
+@pytest.mark.parametrize(("name", "case"), GOLDEN, ids=[f"{name}-{number}" for number, (name, _) in enumerate(GOLDEN)])
+def test_golden_outputs(name: str, case: Any) -> None:
+    for pieces in ([case.text], list(case.text)):
+        said = message(read(parser("tool-parser", name), pieces))
+        assert [(call.name, json.loads(call.arguments)) for call in said.calls] == case.calls
+        assert (said.content, said.reasoning) == (case.content, case.reasoning)
+        if case.ids is not None:
+            assert [call.id for call in said.calls] == case.ids
+
+
+THOUGHTS = [(name, *case) for name, cases in REASONING.items() for case in cases]
+
+
+@pytest.mark.parametrize(("name", "prompt", "text", "reasoning", "content"), THOUGHTS)
+def test_golden_reasoning(name: str, prompt: str, text: str, reasoning: str, content: str) -> None:
+    for pieces in ([text], list(text)):
+        said = message(read(parser("reasoning-parser", name), pieces, prompt))
+        assert (said.reasoning, said.content, said.calls) == (reasoning, content, [])
+
+
+MARKERS = [
+    "\n", " ", '"', '" string="true">', '">', '"arguments": ', '"get_weather"', '"name": ', "'", "'''", "(", ")", ",",
+    "3", ": ", "</arg_key>", "</arg_value>", "</call>", "</function>", "</parameter>", "</think>", "</tool_call>",
+    "</｜DSML｜invoke>", "</｜DSML｜parameter>", "<arg_key>", "<arg_value>", "<call>", "<function=", "<parameter=",
+    "<think>", "<tool_call>", "<|call|>", "<|channel|>", "<|end|>", "<|message|>", "<|python_end|>",
+    "<|python_start|>", "<|python_tag|>", "<|start|>assistant", "<|tool_call_argument_begin|>", "<|tool_call_begin|>",
+    "<|tool_call_end|>", "<|tool_calls_section_begin|>", '<｜DSML｜invoke name="', '<｜DSML｜parameter name="',
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+    ">", "[", "[/THINK]", "[ARGS]", "[CALL_ID]", "[THINK]", "[TOOL_CALLS]", "\\", "]", "```json\n", "analysis",
+    "city", "city=", "commentary to=functions.get_weather", "final", "function<｜tool▁sep｜>", "functions.", "functools",
+    "get_weather", "null", "x", "{", "}", "日本 😀",
+]  # fmt: skip
+SOUP = st.lists(st.one_of(st.sampled_from(MARKERS), st.text(max_size=5)), max_size=30).map("".join)
+
+
+@st.composite
+def cut(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> tuple[str, list[str]]:
+    """A text and pieces of it."""
+    text = draw(texts)
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return text, [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def near_golden(cases: list[str]) -> st.SearchStrategy[str]:
+    """Golden texts, and what becomes of them when some characters are lost or something is put in."""
+
+    @st.composite
+    def damaged(draw: st.DrawFn) -> str:
+        text = draw(st.sampled_from(cases))
+        at = draw(st.integers(0, len(text)))
+        return text[:at] + draw(st.sampled_from(["", *MARKERS])) + text[at + draw(st.integers(0, 3)) :]
+
+    return st.one_of(damaged(), SOUP)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_stream_equals_the_whole(name: str) -> None:
+    found = parser("tool-parser", name)
+
+    @QUICK
+    @given(cut(near_golden([case.text for case in CASES[name]])))
+    def check(example: tuple[str, list[str]]) -> None:
+        text, pieces = example
+        whole = read(found, [text])
+        assert read(found, pieces) == whole
+        assert read(found, list(text)) == whole
+
+    check()
+
+
+@pytest.mark.parametrize("name", sorted(REASONING))
+@pytest.mark.parametrize("prompt", ["", "<think>\n", "</think>\n"])
+def test_a_stream_of_reasoning_equals_the_whole(name: str, prompt: str) -> None:
+    found = parser("reasoning-parser", name)
+
+    @QUICK
+    @given(cut(near_golden([text for _, text, _, _ in REASONING[name]])))
+    def check(example: tuple[str, list[str]]) -> None:
+        text, pieces = example
+        whole = read(found, [text], prompt)
+        assert read(found, pieces, prompt) == whole
+        assert read(found, list(text), prompt) == whole
+
+    check()
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_no_word_is_lost(name: str) -> None:
+    """Characters that are no part of any format come out, in order, wherever they stand."""
+    found = parser("tool-parser", name)
+    words = st.lists(st.one_of(st.sampled_from(MARKERS), st.sampled_from(["@", "§", "ß", "Ω"])), max_size=25)
+
+    @QUICK
+    @given(words.map("".join))
+    def check(text: str) -> None:
+        said = "".join(
+            event.text if isinstance(event, (Content, Reasoning, CallArguments)) else getattr(event, "name", "")
+            for event in read(found, [text])
+        )
+        for mark in "@§ßΩ":
+            kept = said.count(mark)
+            assert kept <= text.count(mark)
+            if "<" not in text and "[" not in text and "{" not in text and "functools" not in text:
+                assert kept == text.count(mark)
+
+    check()
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_arguments_are_complete_json_when_the_call_ends(name: str) -> None:
+    """Calls of values of every kind, as the parser's own golden texts write them, give JSON that parses."""
+    for case in CASES[name]:
+        for event in read(parser("tool-parser", name), [case.text]):
+            if isinstance(event, CallArguments):
+                assert isinstance(json.loads(event.text), dict)
+            if isinstance(event, CallBegin):
+                assert event.name in ("get_weather", "get_time", "search", "other")
