@@ -43,5 +43,5 @@ class JsonListParser(ToolParser):
         return JsonCallReader(request, bare=True)
 
     def constraint(self, request: ParserRequest) -> StructuredOutputsParams | None:
-        """The list as a schema."""
-        return StructuredOutputsParams(json=calls_schema(request))
+        """The list as a schema, without white space: some models would write nothing else."""
+        return StructuredOutputsParams(json=calls_schema(request), disable_any_whitespace=True)

@@ -88,8 +88,8 @@ MARKERS = [
     "<|tool_call_end|>", "<|tool_calls_section_begin|>", '<｜DSML｜invoke name="', '<｜DSML｜parameter name="',
     "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
     ">", "[", "[/THINK]", "[ARGS]", "[CALL_ID]", "[THINK]", "[TOOL_CALLS]", "\\", "]", "```json\n", "analysis",
-    "city", "city=", "commentary to=functions.get_weather", "final", "function<｜tool▁sep｜>", "functions.", "functools",
-    "get_weather", "null", "x", "{", "}", "日本 😀",
+    "city", "city=", "commentary to=functions.get_weather", "final", "function<｜tool▁sep｜>", "functions.",
+    "functools", "get_weather", "null", "x", "{", "}", "日本 😀",
 ]  # fmt: skip
 SOUP = st.lists(st.one_of(st.sampled_from(MARKERS), st.text(max_size=5)), max_size=30).map("".join)
 

@@ -1,0 +1,128 @@
+"""Calls that a request demands: the grammar holds a model that knows nothing of tools to valid arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from frame import LLM, RequestOutputKind, SamplingParams
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.errors import RequestError
+from frame.core.registry import Registry
+from frame.core.server.turn import OutputParsers
+from frame.interfaces import StructuredOutputsParams
+
+pytest.importorskip("llguidance")
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Paris", "Rome"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                "place": {"$ref": "#/$defs/place"},
+            },
+            "required": ["city", "days", "place"],
+            "additionalProperties": False,
+            "$defs": {
+                "place": {
+                    "type": "object",
+                    "properties": {"exact": {"type": "boolean"}},
+                    "required": ["exact"],
+                    "additionalProperties": False,
+                }
+            },
+        },
+    },
+}
+TIME = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    llm = LLM(max_model_len=256)
+    yield llm
+    llm.close()
+
+
+def parsers(reasoning: str | None = None) -> OutputParsers:
+    registry, config = Registry.load(), FrameConfig()
+
+    def encode(text: str) -> list[int]:
+        return [1 for _ in text]
+
+    return OutputParsers(
+        forced=registry.make("tool-parser", "json", config, render=None),
+        reasoning=registry.make("reasoning-parser", reasoning, config, render=None) if reasoning else None,
+        encode=encode,
+    )
+
+
+def run(llm: LLM, seed: int = 0, **options: Any) -> tuple[Any, str | None]:
+    turn = parsers().turn(**options)
+    params = SamplingParams(temperature=1.0, seed=seed, max_tokens=150, output_kind=RequestOutputKind.FINAL_ONLY)
+    (output,) = llm.generate(["What is the weather?"], turn.constrain(params, "What is the weather?"), use_tqdm=False)
+    turn.read(output.outputs[0])
+    return turn.message(), turn.finish_reason(output.outputs[0])
+
+
+def check(call: Any) -> None:
+    arguments = json.loads(call.arguments)
+    if call.name == "get_time":
+        assert arguments == {}
+        return
+    assert call.name == "get_weather"
+    assert set(arguments) == {"city", "days", "place"}
+    assert arguments["city"] in ("Paris", "Rome")
+    assert 1 <= arguments["days"] <= 9
+    assert arguments["place"]["exact"] in (True, False)
+
+
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_demanded_call_has_valid_arguments(llm: LLM, choice: Any) -> None:
+    for seed in range(3):
+        message, reason = run(llm, seed, tools=[WEATHER, TIME], tool_choice=choice, parallel=False)
+        assert reason == "tool_calls"
+        (call,) = message.calls
+        check(call)
+        assert call.name == "get_weather" or choice == "required"
+        assert message.content == ""
+
+
+def test_allowed_tools_may_be_demanded(llm: LLM) -> None:
+    tools = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_time"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": tools}
+    message, _ = run(llm, tools=[WEATHER, TIME], tool_choice=choice)
+    assert [(call.name, call.arguments.replace(" ", "")) for call in message.calls] == [("get_time", "{}")]
+
+
+def test_a_constraint_begins_after_the_reasoning() -> None:
+    turn = parsers("qwen3").turn(tools=[TIME], tool_choice="required")
+    params = turn.constrain(SamplingParams(), "<|im_start|>assistant\n<think>\n")
+    assert params.structured_outputs is not None
+    assert len(params.structured_outputs.start_after) == len("</think>")
+    closed = (
+        parsers("qwen3")
+        .turn()
+        .constrain(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")), "<think>\n\n</think>\n\n")
+    )
+    assert closed.structured_outputs is not None
+    assert closed.structured_outputs.start_after == []
+
+
+def test_two_demands_exclude_each_other() -> None:
+    turn = parsers().turn(tools=[TIME], tool_choice="required")
+    with pytest.raises(RequestError, match="excludes another format"):
+        turn.constrain(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")), "")
