@@ -18,10 +18,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
-from pydantic_core import PydanticSerializationError
 
 from ..channel import AsyncChannel
-from ..config.errors import ConfigError
+from ..config.plain import to_plain
 from ..config.tree import FrameConfig
 from ..engine.journal import JournalReader, journal_memory
 from ..interfaces.client import EngineDeadError, EngineInfo
@@ -48,11 +47,7 @@ def write_config(config: FrameConfig) -> int:
 
     Raises `ConfigError` for what cannot leave the process, such as classes.
     """
-    try:
-        return memory_file(config.model_dump_json())
-    except PydanticSerializationError as error:
-        reason = str(error).removeprefix("Error serializing to JSON: ")
-        raise ConfigError(f"the configuration cannot be given to another process: {reason}") from None
+    return memory_file(json.dumps(to_plain(config)))
 
 
 def memory_file(text: str) -> int:

@@ -6,6 +6,7 @@ Steps are sent without waiting; answers are matched in order. Messages are typed
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from ..channel import Channel
+from ..config.plain import to_plain
 from ..config.tree import FrameConfig
 from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
@@ -114,12 +116,8 @@ class RemoteWorker:
     def __init__(
         self, config: FrameConfig, choices: Sequence[Choice], rank: int, progress: Callable[[str], None]
     ) -> None:
+        start = {"config": to_plain(config), "plugins": [list(choice) for choice in choices], "rank": rank}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        start = {
-            "config": config.model_dump(mode="json"),
-            "plugins": [list(choice) for choice in choices],
-            "rank": rank,
-        }
         self._progress = progress
         self._steps: deque[RemoteStep] = deque()
         self._values: deque[Value | Failure | Started] = deque()
@@ -213,6 +211,7 @@ def serve_worker(descriptor: int) -> int:
     """The worker process: reads its configuration from standard input, then serves the socket until it closes."""
     from .worker import Worker
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the engine's to answer; its end ends this process
     start = json.load(sys.stdin)
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
     config = FrameConfig.model_validate(start["config"])

@@ -43,30 +43,31 @@ class TorchPlan:
 class CausalMask:
     """One additive mask for every tile: a tile sees a window of it, so nothing is built per row or per layer."""
 
-    def __init__(self, window: int, num_queries: int, dtype: torch.dtype) -> None:
-        self._window = window
+    def __init__(self, spec: AttentionSpec, num_queries: int) -> None:
+        self._spec = spec
         self._num_queries = num_queries
-        self._dtype = dtype
         self._keys = 0
         self._mask = torch.empty(0)
-        self._distance = torch.empty(0)
+        self._distance: Tensor | None = None
 
-    def views(self, tile: Tile, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(mask, key position - query position), each [queries, keys] of `tile`."""
+    def views(self, tile: Tile, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """(mask, key position - query position for ALiBi), each [queries, keys] of `tile`."""
         queries, keys = tile.last - tile.first, tile.key_last - tile.key_first
         if tile.offset > self._keys or self._mask.numel() == 0:
             self._build(tile.offset, device)
-        start = self._keys - tile.offset
-        return self._mask[:queries, start : start + keys], self._distance[:queries, start : start + keys]
+        part = slice(None, queries), slice(self._keys - tile.offset, self._keys - tile.offset + keys)
+        return self._mask[part], None if self._distance is None else self._distance[part]
 
     def _build(self, needed: int, device: torch.device) -> None:
         self._keys = max(2 * self._keys, needed, self._num_queries)
         query = torch.arange(self._num_queries, device=device)[:, None] + self._keys
-        self._distance = torch.arange(self._keys + self._num_queries, device=device)[None, :] - query
-        hidden = self._distance > 0
-        if self._window:
-            hidden |= self._distance <= -self._window
-        self._mask = torch.zeros(hidden.shape, dtype=self._dtype, device=device).masked_fill_(hidden, float("-inf"))
+        distance = torch.arange(self._keys + self._num_queries, device=device)[None, :] - query
+        hidden = distance > 0
+        if self._spec.window:
+            hidden |= distance <= -self._spec.window
+        self._mask = torch.zeros(hidden.shape, dtype=self._spec.dtype, device=device)
+        self._mask.masked_fill_(hidden, float("-inf"))
+        self._distance = distance if self._spec.alibi else None  # twice as large as the mask
 
 
 class TorchAttention(AttentionBackend):
@@ -74,7 +75,7 @@ class TorchAttention(AttentionBackend):
 
     def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Any) -> None:
         super().__init__(spec, config=config, options=options, ops=ops)
-        self._mask = CausalMask(spec.window, TILE, spec.dtype)
+        self._mask = CausalMask(spec, TILE)
         self._workspace = Workspace()
         self._caches: dict[int, TokenCache] = {}
 
@@ -186,7 +187,7 @@ class TorchAttention(AttentionBackend):
             out[row.start : row.end] = attend(layer, queries, keys, values, None, True).squeeze(0).transpose(0, 1)
         for tile in row.tiles:
             mask, distance = self._mask.views(tile, query.device)
-            if layer.alibi_slopes is not None:
+            if layer.alibi_slopes is not None and distance is not None:
                 mask = layer.alibi_slopes.to(query.dtype)[:, None, None] * distance + mask
             queries = query[tile.first : tile.last].transpose(0, 1).unsqueeze(0)
             part = slice(tile.key_first, tile.key_last)

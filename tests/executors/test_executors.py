@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 from frame.core.channel import Channel
+from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
+from frame.core.config.tree import FrameConfig
 from frame.core.engine.engine import Engine, make_engine
 from frame.core.interfaces.engine import EngineRequest
+from frame.core.interfaces.logits import LogitsProcessor
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepResult
 from frame.core.registry import Registry
 from frame.core.testing.checkpoints import make_checkpoint
-from frame.core.worker.process import FromWorker, ToWorker, _WorkerLoop
+from frame.core.worker.process import FromWorker, RemoteWorker, ToWorker, _WorkerLoop
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,7 @@ def test_synchronous_equals_asynchronous(folder, expected):
 
 def test_a_worker_process_gives_the_same_tokens_and_ends(folder, expected):
     engine = start(folder, "process")
+    os.kill(engine.executor._worker._process.pid, signal.SIGINT)  # ctrl-C reaches all processes of a terminal
     add(engine, logprobs=2)
     assert drain(engine) == expected
     (facts,) = engine.executor.call("describe")
@@ -95,6 +99,18 @@ def test_worker_methods_are_called_by_name_only(folder):
     with pytest.raises(RuntimeError, match="sleep is not available on this platform"):
         engine.call("sleep")
     engine.close()
+
+
+class Local(LogitsProcessor):
+    """Defined where no other process finds it."""
+
+
+def test_what_cannot_reach_a_worker_process_is_said_before_it_starts():
+    Local.__module__ = "__main__"
+    with pytest.raises(
+        ConfigError, match=r"^the configuration cannot be given to another process: logits processor __main"
+    ):
+        RemoteWorker(FrameConfig(model={"logits_processors": [Local]}), [], 0, print)
 
 
 def test_a_killed_worker_is_told_with_its_status(folder):

@@ -1,0 +1,19 @@
+"""The configuration as plain values, in which it reaches other processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_core import PydanticSerializationError
+
+from .errors import ConfigError
+from .tree import FrameConfig
+
+
+def to_plain(config: FrameConfig) -> dict[str, Any]:
+    """What JSON can hold of it: all; raises `ConfigError` for what cannot leave the process, such as local classes."""
+    try:
+        return config.model_dump(mode="json")
+    except PydanticSerializationError as error:
+        reason = str(error).removeprefix("Error serializing to JSON: ").rpartition("ValueError: ")[2]
+        raise ConfigError(f"the configuration cannot be given to another process: {reason}") from None
