@@ -13,6 +13,7 @@ from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineClient, EngineDeadError
 from ..interfaces.engine import EngineOutput, EngineStats, Fault
+from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from ..registry import Registry
 from .background import BackgroundEngine
@@ -21,6 +22,7 @@ from .front import Front, tokenizer_source
 from .llm_engine import refuse_unserved
 from .metrics import Metric
 from .outputs import RequestOutput
+from .pooled_outputs import PoolingOutput, PoolingRequestOutput
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
 from .template import ChatOptions, text_size
 from .tokenizer import Tokenizer, TokenizerSource
@@ -98,7 +100,7 @@ class AsyncLLM:
     async def generate(
         self,
         prompt: Any,
-        sampling_params: SamplingParams | None,
+        sampling_params: SamplingParams | PoolingParams | None,
         request_id: str,
         *,
         lora_request: Any = None,
@@ -142,7 +144,23 @@ class AsyncLLM:
         """The front's tokenizer; raises `TokenizerError` when there is none."""
         return self.front.tokenizer()
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, prompt: Any, pooling_params: PoolingParams | None, request_id: str, **options: Any
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Pools one prompt; a stream of one output, whose `outputs.error` says when there is no answer.
+
+        `options` are keywords of `generate`.
+        """
+        stream: AsyncGenerator[Any, None] = self.generate(
+            prompt, pooling_params or PoolingParams(), request_id, **options
+        )
+        return stream
+
+    async def pair(self, first: str, second: str, params: PoolingParams) -> ParsedPrompt:
+        """Two texts as one prompt of a reranker."""
+        return await self._beside(len(first) + len(second), self.front.pair, first, second, params)
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; raises `InvalidRequest` without a tokenizer and for a text beyond all use."""
         return await self._beside(len(text), self.front.encode, text, add_special_tokens)
 

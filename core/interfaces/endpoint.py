@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter, Request, Response
 
     from .engine import EngineStats
+    from .pooling_params import PoolingFacts, PoolingParams
     from .sampling import SamplingParams
     from .schema import BoundedModel, Limits, SamplingFields
     from .turn import Turn
@@ -84,6 +85,27 @@ class Serving(Protocol):
         """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails.
 
         `options` are keywords of `AsyncLLM.generate`, such as `priority`. Closing the stream aborts the request.
+        """
+
+    @property
+    def pooling(self) -> PoolingFacts | None:
+        """What a pooling model can do; None for one that generates."""
+
+    def require(self, task: str) -> None:
+        """Raises `RequestError` 400 unless the model does `task`: "generate" or one of `PoolingParams.task`."""
+
+    async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
+        """The `PoolingRequestOutput` of one prompt, with `outputs.data` float32; raises `RequestError` when it fails.
+
+        `options` are keywords of `generate`.
+        """
+
+    async def scores(
+        self, first: list[str], second: list[str], params: PoolingParams, name: str, **options: Any
+    ) -> Any:
+        """How well first[i] and second[i] fit: for each pair an object with `value` and `num_tokens`.
+
+        By the model's own scores, or for an embedding model by the cosine of two embeddings.
         """
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:

@@ -23,6 +23,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError
 from ..interfaces.endpoint import RequestError
 from ..interfaces.engine import EngineStats
+from ..interfaces.pooling_params import PoolingFacts, PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
 from .client import RemoteEngine
@@ -30,6 +31,7 @@ from .ingress import JSON_BODY, OWNER
 from .metrics import ServerMetrics
 from .reports import Reporter
 from .request_timer import RequestTimer
+from .scoring import score_texts
 from .streams import event_stream, race_request
 from .turn import AssistantTurn, OutputParsers
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from .calls import RouteCalls
 
 T = TypeVar("T")
+#: What metrics read of a request that generates nothing.
+_POOLED = SamplingParams(max_tokens=1)
 M = TypeVar("M", bound=BoundedModel)
 
 _STATS_SECONDS = 2.0
@@ -194,7 +198,7 @@ class ServingHost:
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; raises `ValueError` without a tokenizer."""
         with _refusals():
-            return await self.llm.encode(text, add_special_tokens)
+            return await self.llm.tokenize(text, add_special_tokens)
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids, special tokens included."""
@@ -269,6 +273,43 @@ class ServingHost:
                 timer.ends(completion.finish_reason)
         if count:
             timer.tokens(count, longest)
+
+    @property
+    def pooling(self) -> PoolingFacts | None:
+        """What a pooling model can do; None for one that generates."""
+        return self.llm.front.pooling
+
+    def require(self, task: str) -> None:
+        """Raises `RequestError` 400 unless the model does `task`."""
+        with _refusals():
+            self.llm.front.require(task)
+
+    async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
+        """The `PoolingRequestOutput` of one prompt; raises `RequestError` when the request fails."""
+        timer = RequestTimer(self.metrics, _POOLED)
+        stream = self.llm.encode(prompt, params, request_id, **options)
+        try:
+            output = await anext(stream)
+            timer.prompt(len(output.prompt_token_ids), output.num_cached_tokens or 0)
+            if output.outputs.error is not None:
+                status = _STATUS[output.outputs.fault] if self._client.error is None else 503
+                raise RequestError(status, output.outputs.error)
+            timer.ends("stop")
+            return output
+        except (EngineDeadError, RequestError, ValueError) as error:
+            timer.ends("error")
+            if isinstance(error, EngineDeadError):
+                raise RequestError(503, str(error)) from None
+            raise (_refusal(error) if isinstance(error, ValueError) else error) from None
+        finally:
+            timer.close()
+            await stream.aclose()
+
+    async def scores(
+        self, first: list[str], second: list[str], params: PoolingParams, name: str, **options: Any
+    ) -> Any:
+        """How well first[i] and second[i] fit, as `Score`s; raises `RequestError`."""
+        return await score_texts(self, self.llm, first, second, params, name, options)
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""

@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..front.outputs import CompletionOutput, RequestOutput
+from ..front.pooled_outputs import PoolingOutput, PoolingRequestOutput
 from ..interfaces.endpoint import RequestError
 from ..interfaces.engine import EngineStats
+from ..interfaces.pooling_params import PoolingFacts, PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
 from ..server.ingress import JSON_BODY, OWNER
+from ..server.scoring import Score
 from ..server.streams import event_stream, race_request
 from ..server.turn import AssistantTurn, OutputParsers
 
@@ -38,7 +42,7 @@ class FakeServing:
         self.model_names = ["test-model"]
         self.calls: Any = None
         #: (prompt, parameters) of every request
-        self.requests: list[tuple[Any, SamplingParams]] = []
+        self.requests: list[tuple[Any, Any]] = []
 
     @property
     def error(self) -> str | None:
@@ -124,6 +128,29 @@ class FakeServing:
                 for index in range(params.n)
             ]
             yield RequestOutput(request_id, None, [1, 2, 3], None, outputs, last, num_cached_tokens=0)
+
+    @property
+    def pooling(self) -> PoolingFacts:
+        """Everything."""
+        tasks: list[Any] = ["embed", "classify", "score", "token_embed", "token_classify", "reward", "encode"]
+        return PoolingFacts(tasks=tasks, size=3, labels=["no", "yes", "maybe"])
+
+    def require(self, task: str) -> None:
+        """Everything can be done."""
+
+    async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
+        """Three numbers for every prompt."""
+        del options
+        self.requests.append((prompt, params))
+        row = PoolingOutput(np.array([0.25, 0.5, 0.25], np.float32))
+        return PoolingRequestOutput(request_id, row, [1, 2, 3], 0)
+
+    async def scores(
+        self, first: list[str], second: list[str], params: PoolingParams, name: str, **options: Any
+    ) -> Any:
+        """Longer texts fit better."""
+        del params, name, options
+        return [Score(float(len(text)), len(text)) for _, text in zip(first, second, strict=True)]
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""

@@ -23,5 +23,10 @@ def frame_endpoints() -> list[Provider]:
             summary="OpenAI: responses",
             options=f"{here}.responses:ResponsesOptions",
         ),
+        Provider("embeddings", f"{here}.embeddings:EmbeddingsEndpoint", api=">=0.1,<0.2", summary="OpenAI: embeddings"),
+        Provider("pooling", f"{here}.pooling:PoolingEndpoint", api=">=0.1,<0.2", summary="pool and classify"),
+        Provider(
+            "score", f"{here}.score:ScoreEndpoint", api=">=0.1,<0.2", summary="score pairs; rerank (Jina, Cohere)"
+        ),
         Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.1,<0.2", summary="tokenize and detokenize"),
     ]

@@ -47,6 +47,7 @@ class ChatEndpoint(Endpoint):
 
     async def _create(self, request: Request) -> Response:
         body: ChatBody = self.serving.parse(request, ChatBody)
+        self.serving.require("generate")
         answer = _Chat(self.config, self.serving, body, response_name("chatcmpl", request, body.request_id))
         outputs = await answer.start()
         if not body.stream:

@@ -44,6 +44,7 @@ class CompletionsEndpoint(Endpoint):
 
     async def _create(self, request: Request) -> Response:
         body: CompletionBody = self.serving.parse(request, CompletionBody)
+        self.serving.require("generate")
         answer = _Completion(self.config, self.serving, body, response_name("cmpl", request, body.request_id))
         outputs = await answer.start()
         if not body.stream:

@@ -36,6 +36,7 @@ class MessagesEndpoint(Endpoint):
 
     async def _create(self, request: Request) -> Response:
         body: MessagesBody = self.serving.parse(request, MessagesBody)
+        self.serving.require("generate")
         answer = _Answer(self.config, self.serving, body)
         pieces = answer.start()
         if not body.stream:

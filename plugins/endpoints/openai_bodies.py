@@ -115,20 +115,7 @@ class CompletionBody(GenerationBody):
     @field_validator("prompt", mode="before")
     @classmethod
     def _check_prompt(cls, value: Any, info: ValidationInfo) -> Any:
-        """Says plainly what is wrong, and counts before anything is converted."""
-        if isinstance(value, str):
-            return value
-        limits = limits_of(info)
-        if not isinstance(value, list) or not value:
-            raise ValueError("must be text, token ids, or a non-empty list of either")
-        kinds = {type(item) for item in value}
-        if kinds == {int}:
-            return _check_ids(value)
-        if kinds not in ({str}, {list}):
-            raise ValueError("must be text, token ids, or a list of either, not a mixture")
-        if limits is not None and len(value) > limits.max_prompts:
-            raise ValueError(f"must hold at most {limits.max_prompts} prompts (--max-prompts), got {len(value)}")
-        return [_check_ids(item) for item in value] if kinds == {list} else value
+        return check_prompts(value, info)
 
     @field_validator("best_of")
     @classmethod
@@ -157,6 +144,23 @@ class CompletionBody(GenerationBody):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
+
+
+def check_prompts(value: Any, info: ValidationInfo) -> Any:
+    """Says plainly what is wrong, and counts before anything is converted."""
+    if isinstance(value, str):
+        return value
+    limits = limits_of(info)
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be text, token ids, or a non-empty list of either")
+    kinds = {type(item) for item in value}
+    if kinds == {int}:
+        return _check_ids(value)
+    if kinds not in ({str}, {list}):
+        raise ValueError("must be text, token ids, or a list of either, not a mixture")
+    if limits is not None and len(value) > limits.max_prompts:
+        raise ValueError(f"must hold at most {limits.max_prompts} prompts (--max-prompts), got {len(value)}")
+    return [_check_ids(item) for item in value] if kinds == {list} else value
 
 
 def _check_ids(ids: list[Any]) -> list[Any]:

@@ -71,6 +71,7 @@ class ResponsesEndpoint(Endpoint):
 
     async def _create(self, request: Request) -> Response:
         body: ResponsesBody = self.serving.parse(request, ResponsesBody)
+        self.serving.require("generate")
         run, stored = await self._prepare(request, body)
         if body.background:
             return self._in_background(run, stored, body)

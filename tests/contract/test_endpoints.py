@@ -20,6 +20,16 @@ globals().update(
                     "/v1/messages/count_tokens": {"messages": MESSAGES},
                 }
             },
+            "embeddings": {"bodies": {"/v1/embeddings": {"input": ["a", "b"], "encoding_format": "base64"}}},
+            "pooling": {"bodies": {"/pooling": {"input": [1, 2]}, "/classify": {"input": "a"}}},
+            "score": {
+                "bodies": {
+                    "/score": {"text_1": "a", "text_2": ["b", "c"]},
+                    "/v1/score": {"queries": "a", "documents": ["b"]},
+                    "/rerank": {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1},
+                    "/v2/rerank": {"query": "a", "documents": ["b"]},
+                }
+            },
             "tokens": {"bodies": {"/tokenize": {"prompt": "hello"}, "/detokenize": {"tokens": [104, 105]}}},
         },
     )

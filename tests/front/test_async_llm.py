@@ -129,10 +129,10 @@ async def test_texts_are_tokenised_one_in_a_turn_of_the_loop_and_long_ones_on_a_
 
 async def test_counting_and_chats_are_refused_unread_when_no_part_could_be_used(make, tokenizer):
     llm, _ = make(lambda request: [5])
-    assert await llm.encode("fox") == tokenizer.encode("fox")
+    assert await llm.tokenize("fox") == tokenizer.encode("fox")
     huge = "x" * 10_000_000
     with pytest.raises(InvalidRequest, match="the prompt has 10000000 characters"):
-        await llm.encode(huge)
+        await llm.tokenize(huge)
     chat = ChatOptions(chat_template="{{ messages[0].content }}")
     with pytest.raises(InvalidRequest, match="the prompt has 10000000 characters"):
         await llm.render_chat([{"role": "user", "content": huge}], chat)

@@ -1,0 +1,89 @@
+"""Scores of pairs of texts, by a cross-encoder or by two embeddings. Knows no route."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ..front.pooling import cosine
+from ..interfaces.endpoint import Serving
+from ..interfaces.errors import RequestError
+from ..interfaces.pooling_params import PoolingParams
+
+if TYPE_CHECKING:
+    from ..front.async_llm import AsyncLLM
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well two texts fit, and the tokens that it took."""
+
+    value: float
+    num_tokens: int
+
+
+async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+    """All results in order; the first failure ends the rest and is raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def score_texts(
+    serving: Serving,
+    llm: AsyncLLM,
+    first: Sequence[str],
+    second: Sequence[str],
+    params: PoolingParams,
+    name: str,
+    options: Mapping[str, Any],
+) -> list[Score]:
+    """One score for each pair (first[i], second[i]); an embedding is computed once for equal texts."""
+    if serving.pooling is not None and "embed" in serving.pooling.tasks:
+        return await _by_embeddings(
+            serving, first, second, msgspec.structs.replace(params, task="embed"), name, options
+        )
+    serving.require("score")
+    asked = msgspec.structs.replace(params, task="score")
+
+    async def one(number: int) -> Score:
+        try:
+            prompt = await llm.pair(first[number], second[number], asked)
+        except ValueError as error:
+            raise RequestError(400, str(error), param=getattr(error, "param", None)) from None
+        output = await serving.pool(prompt, asked, f"{name}-{number}", **options)
+        return Score(float(output.outputs.data[0]), len(output.prompt_token_ids))
+
+    return await together(one(number) for number in range(len(first)))
+
+
+async def _by_embeddings(
+    serving: Serving,
+    first: Sequence[str],
+    second: Sequence[str],
+    params: PoolingParams,
+    name: str,
+    options: Mapping[str, Any],
+) -> list[Score]:
+    texts = list(dict.fromkeys((*first, *second)))
+    found = await together(
+        serving.pool(text, params, f"{name}-{number}", **options) for number, text in enumerate(texts)
+    )
+    outputs = dict(zip(texts, found, strict=True))
+    return [
+        Score(
+            cosine(outputs[one].outputs.data, outputs[other].outputs.data),
+            len(outputs[one].prompt_token_ids) + len(outputs[other].prompt_token_ids),
+        )
+        for one, other in zip(first, second, strict=True)
+    ]

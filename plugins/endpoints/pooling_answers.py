@@ -1,0 +1,99 @@
+"""Answers of the pooling routes: structs that encode to the bytes on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import UNSET, Struct, UnsetType
+
+
+class PoolingUsage(Struct):
+    """Tokens of a whole request; nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class PooledItem(Struct):
+    """One input's row: `embedding` or `data`, as numbers or base64 of little-endian float32."""
+
+    index: int
+    object: str
+    embedding: Any = UNSET
+    data: Any = UNSET
+
+
+class ClassItem(Struct):
+    """One input's classes; `label` is that of the most probable."""
+
+    index: int
+    label: str | None
+    probs: list[float]
+    num_classes: int
+
+
+class ScoreItem(Struct):
+    """One pair's score."""
+
+    index: int
+    object: str
+    score: float
+
+
+class Pooled(Struct):
+    """A whole response of `/v1/embeddings`, `/pooling`, `/classify` or `/score`."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: Sequence[PooledItem | ClassItem | ScoreItem]
+    usage: PoolingUsage
+
+
+class RerankItem(Struct):
+    """One document's place in the ranking."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | UnsetType = UNSET
+
+
+class Reranked(Struct):
+    """A whole response of the rerank routes, best document first."""
+
+    id: str
+    model: str
+    usage: PoolingUsage
+    results: list[RerankItem]
+    meta: Any = UNSET
+
+
+def encoded(values: np.ndarray, encoding: str) -> Any:
+    """A row or rows as lists of numbers, or as base64."""
+    if encoding == "base64":
+        return base64.b64encode(np.ascontiguousarray(values, "<f4").tobytes()).decode()
+    return values.tolist()
+
+
+def usage_of(counts: Sequence[int]) -> PoolingUsage:
+    """The sum of prompts' tokens."""
+    return PoolingUsage(sum(counts), sum(counts))
+
+
+async def pool_all(serving: Any, body: Any, params: Any, name: str) -> list[Any]:
+    """The outputs of all inputs of a body, in order; the first failure ends the rest."""
+    tasks = [
+        asyncio.ensure_future(serving.pool(prompt, params, f"{name}-{number}", priority=body.priority))
+        for number, prompt in enumerate(body.prompts())
+    ]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
