@@ -229,6 +229,7 @@ class ServerConfig(Section):
     api_key: list[str] = Field(default_factory=list, description="Keys that clients must present; none: open.")
     allowed_origins: list[str] = Field(default_factory=list, description="Origins that browsers may call from.")
     root_path: str = Field("", description="Path prefix behind a proxy.")
+    public_metrics: bool = Field(False, description="Answer /metrics without a key.")
     page: bool = Field(True, description="Serve the web page at /.")
     max_body_bytes: int = Field(8 << 20, ge=1024, description="Largest request body in bytes.")
     max_messages: int = Field(2048, ge=1, description="Most messages of a chat.")

@@ -116,7 +116,10 @@ def build_app(
         root_path=server.root_path,
         request_ids=server.enable_request_id_headers,
         shapes=shapes,
-        public_paths=[path for endpoint in endpoints for path in endpoint.public_paths],
+        public_paths=[
+            *(path for endpoint in endpoints for path in endpoint.public_paths),
+            *(["/metrics"] if server.public_metrics else []),
+        ],
         traffic=traffic,
     )
     if not server.allowed_origins:

@@ -9,19 +9,24 @@ from .metrics import ServerMetrics
 
 
 class RequestTimer:
-    """Feeds the server's metrics; made when a request arrives and closed however it ends."""
+    """Feeds the server's metrics; made when a request arrives and closed however it ends.
+
+    Times between tokens are taken as outputs arrive; the phases are those that the text side noted (`RequestMetrics`),
+    since an answer that is not streamed arrives all at once.
+    """
 
     def __init__(self, metrics: ServerMetrics, params: Any) -> None:
         self._metrics = metrics
         self._params = params
         self._first = metrics.histogram("time_to_first_token_seconds")
         self._between = metrics.histogram("inter_token_latency_seconds")
-        self._arrival = self._start = self._last = time.perf_counter()
+        self._arrival = self._last = time.perf_counter()
         self._tokens = 0
         self._longest = 0
+        self._num_outputs = 0
         self._prompt_tokens: int | None = None
-        self._queue_seconds: float | None = None
         self._cached_tokens = 0
+        self._times: Any = None
         self._total_seconds = 0.0
         self.reason = "abort"
 
@@ -30,19 +35,16 @@ class RequestTimer:
         self._prompt_tokens, self._cached_tokens = num_tokens, num_cached
         self._metrics.prompt(num_tokens, num_cached)
 
-    def queued(self, seconds: float) -> None:
-        """Notes how long the request waited for its first step."""
-        self._queue_seconds = max(seconds, 0.0)
-
-    def tokens(self, total: int, longest: int) -> None:
-        """Notes that `total` tokens arrived now, at most `longest` of one output."""
+    def tokens(self, total: int, longest: int, times: Any) -> None:
+        """Notes that `total` tokens arrived now, at most `longest` of one output; `times` are the request's so far."""
         now = time.perf_counter()
-        if self._tokens == 0:
-            self._first.observe(now - self._arrival)
-            self._start = now
-        else:
+        if self._num_outputs:
             self._between.observe((now - self._last) / longest, longest)
+        elif times is not None and times.first_token_time is not None:
+            self._first.observe(max(times.first_token_time - times.arrival_time, 0.0))
+        self._times = times
         self._last = now
+        self._num_outputs += 1
         self._tokens += total
         self._longest += longest
         self._metrics.generated(total)
@@ -63,32 +65,46 @@ class RequestTimer:
         if self._prompt_tokens is not None:
             metrics.histogram("request_prompt_tokens").observe(self._prompt_tokens)
             metrics.histogram("request_generation_tokens").observe(self._tokens)
-        if self._tokens:
-            self._close_phases()
+        self._close_phases()
 
     def figures(self) -> dict[str, Any]:
         """Tokens and seconds of a closed request, as `RequestReport` names them."""
-        figures: dict[str, Any] = {
+        return {
             "total_seconds": self._total_seconds,
             "prompt_tokens": self._prompt_tokens or 0,
             "cached_tokens": self._cached_tokens,
             "generated_tokens": self._tokens,
-            "queue_seconds": self._queue_seconds,
+            **self._phases(),
         }
-        if self._tokens:
-            figures["first_token_seconds"] = self._start - self._arrival
-            figures["decode_seconds"] = self._last - self._start
-            if self._queue_seconds is not None:
-                figures["prefill_seconds"] = max(self._start - self._arrival - self._queue_seconds, 0.0)
-        return figures
+
+    def _phases(self) -> dict[str, float | None]:
+        times = self._times
+        if times is None:
+            return {}
+        arrival, first, scheduled = times.arrival_time, times.first_token_time, times.first_scheduled_time
+        return {
+            "queue_seconds": between(arrival, scheduled),
+            "prefill_seconds": between(scheduled, first),
+            "decode_seconds": between(first, times.last_token_time),
+            "first_token_seconds": between(arrival, first),
+        }
 
     def _close_phases(self) -> None:
-        metrics, decode = self._metrics, self._last - self._start
-        metrics.histogram("request_decode_time_seconds").observe(decode)
-        if self._longest > 1:
-            metrics.histogram("request_time_per_output_token_seconds").observe(decode / (self._longest - 1))
-        if self._queue_seconds is not None:
-            prefill = max(self._start - self._arrival - self._queue_seconds, 0.0)
-            metrics.histogram("request_queue_time_seconds").observe(self._queue_seconds)
-            metrics.histogram("request_prefill_time_seconds").observe(prefill)
+        metrics, phases = self._metrics, self._phases()
+        decode, prefill = phases.get("decode_seconds"), phases.get("prefill_seconds")
+        for phase in ("queue", "prefill", "decode"):
+            seconds = phases.get(f"{phase}_seconds")
+            if seconds is not None:
+                metrics.histogram(f"request_{phase}_time_seconds").observe(seconds)
+        if decode is not None and prefill is not None:
             metrics.histogram("request_inference_time_seconds").observe(prefill + decode)
+        if decode is not None and self._longest > 1:
+            gap = decode / (self._longest - 1)
+            metrics.histogram("request_time_per_output_token_seconds").observe(gap)
+            if self._num_outputs == 1:
+                self._between.observe(gap, self._longest - 1)
+
+
+def between(start: float | None, end: float | None) -> float | None:
+    """Seconds from `start` to `end`, which clocks of two processes may have told; None when either is unknown."""
+    return None if start is None or end is None else max(end - start, 0.0)

@@ -241,8 +241,6 @@ class ServingHost:
                 if first:
                     first = False
                     timer.prompt(len(output.prompt_token_ids or ()), output.num_cached_tokens or 0)
-                    if output.metrics is not None and output.metrics.first_scheduled_time is not None:
-                        timer.queued(output.metrics.first_scheduled_time - output.metrics.arrival_time)
                 if notes is not None:
                     notes.see(output)
                 self._observe(timer, output)
@@ -272,7 +270,7 @@ class ServingHost:
             if output.finished and completion.finish_reason is not None:
                 timer.ends(completion.finish_reason)
         if count:
-            timer.tokens(count, longest)
+            timer.tokens(count, longest, output.metrics)
 
     @property
     def pooling(self) -> PoolingFacts | None:

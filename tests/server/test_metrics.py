@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frame import SamplingParams
+from frame.core.front.outputs import RequestMetrics
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineStats
 from frame.core.server.metrics import ServerMetrics
@@ -77,9 +78,10 @@ def test_a_request_is_counted_once_in_every_distribution() -> None:
     metrics = ServerMetrics("m")
     timer = RequestTimer(metrics, SamplingParams(n=2, max_tokens=7))
     timer.prompt(10, 4)
-    timer.queued(-0.1)  # clocks of two processes
-    for _ in range(3):
-        timer.tokens(2, 1)
+    times = RequestMetrics(10.0, first_scheduled_time=9.9, first_token_time=10.5)  # clocks of two processes
+    for moment in (10.5, 11.0, 11.5):
+        times.last_token_time = moment
+        timer.tokens(2, 1, times)
     timer.ends("length")
     timer.close()
     found = samples(metrics)
@@ -92,6 +94,10 @@ def test_a_request_is_counted_once_in_every_distribution() -> None:
         assert found[f"frame_{name}_count{{}}"] == 1, name
         assert found[f"frame_{name}_bucket{{le=+Inf}}"] == 1, name
     assert found["frame_inter_token_latency_seconds_count{}"] == 2
+    assert found["frame_request_queue_time_seconds_sum{}"] == 0
+    assert found["frame_time_to_first_token_seconds_sum{}"] == 0.5
+    assert found["frame_request_decode_time_seconds_sum{}"] == 1.0
+    assert found["frame_request_time_per_output_token_seconds_sum{}"] == 0.5
     assert found["frame_request_generation_tokens_sum{}"] == 6
     assert found["frame_generation_tokens_total{}"] == 6
     assert found["frame_prompt_tokens_total{}"] == 10
@@ -99,6 +105,19 @@ def test_a_request_is_counted_once_in_every_distribution() -> None:
     assert found["frame_request_success_total{finished_reason=length}"] == 1
     assert found["frame_request_prompt_tokens_bucket{le=10.0}"] == 1
     assert found["frame_request_prompt_tokens_bucket{le=5.0}"] == 0
+
+
+def test_an_answer_in_one_piece_has_the_times_of_a_streamed_one() -> None:
+    metrics = ServerMetrics("m")
+    timer = RequestTimer(metrics, SamplingParams(max_tokens=5))
+    times = RequestMetrics(10.0, first_scheduled_time=10.1, first_token_time=10.5, last_token_time=12.5)
+    timer.tokens(5, 5, times)
+    timer.close()
+    found = samples(metrics)
+    assert found["frame_time_to_first_token_seconds_sum{}"] == 0.5
+    assert found["frame_inter_token_latency_seconds_count{}"] == 4
+    assert found["frame_inter_token_latency_seconds_sum{}"] == 2.0
+    assert found["frame_inter_token_latency_seconds_bucket{le=0.5}"] == 4
 
 
 def test_a_request_that_never_ran_counts_as_aborted() -> None:
