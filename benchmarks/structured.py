@@ -1,0 +1,135 @@
+"""What a grammar costs: throughput of batches with and without structured output, everything else equal.
+
+    python benchmarks/structured.py                          # the demo model, on this machine
+    python benchmarks/structured.py --shape qwen3-0.6b       # a shape with random weights and 151,936 made-up tokens, on a GPU
+
+Every request makes the same number of tokens: the free ones because they heed no end, the constrained ones because their
+grammar (a JSON list of records) does not end before. Runs of both kinds alternate; the ratio is the median of pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import string
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from frame import LLM, SamplingParams, StructuredOutputsParams
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 60},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "email": {"type": "string", "pattern": r"^[a-z]{2,12}@[a-z]{2,12}\.org$"},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 4},
+        "kind": {"enum": ["cat", "dog", "bird"]},
+    },
+    "required": ["name", "age", "email", "tags", "kind"],
+    "additionalProperties": False,
+}
+CONSTRAINTS: dict[str, StructuredOutputsParams] = {
+    "JSON schema": StructuredOutputsParams(json={"type": "array", "items": RECORD, "minItems": 10_000}),
+    "regular expression": StructuredOutputsParams(regex=r"([A-Z][a-z]{1,9}( [a-z]{1,9}){2,8}\. )+"),
+}
+
+
+def words() -> Iterator[str]:
+    """Made-up tokens: every short run of letters, as words begin and go on, and numbers."""
+    yield from map(str, range(1000))
+    for length in (2, 3, 4):
+        for letters in itertools.product(string.ascii_lowercase, repeat=length):
+            text = "".join(letters)
+            yield from (text, "Ġ" + text, text.capitalize(), "Ġ" + text.capitalize())
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    """A byte-level tokenizer of `size` tokens, the last of which ends an output."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = dict.fromkeys(itertools.chain(alphabet, words()))
+    vocabulary = {token: index for index, token in enumerate(itertools.islice(tokens, size - 1))}
+    vocabulary["<end>"] = size - 1
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def start(shape: str | None, folder: Path, **settings: Any) -> LLM:
+    """The demo model, or a shape of benchmarks/offline_gpu.py with random weights."""
+    if shape is None:
+        return LLM(enable_prefix_caching=False, **settings)
+    from offline_gpu import MODELS
+
+    config = {**MODELS[shape][0], "eos_token_id": MODELS[shape][0]["vocab_size"] - 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder, config["vocab_size"])
+    return LLM(
+        str(folder), load_format="dummy", dtype="bfloat16", max_model_len=2048, enable_prefix_caching=False, **settings
+    )
+
+
+def tokens_per_second(llm: LLM, batch: int, length: int, constraint: StructuredOutputsParams | None) -> float:
+    """One batch of equal lengths."""
+    params = [
+        SamplingParams(
+            temperature=0.8, seed=number, max_tokens=length, ignore_eos=True, detokenize=False,
+            structured_outputs=constraint,
+        )
+        for number in range(batch)
+    ]  # fmt: skip
+    prompts = [{"prompt_token_ids": [65 + (number + place) % 100 for place in range(32)]} for number in range(batch)]
+    begin = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    made = [len(output.outputs[0].token_ids) for output in outputs]
+    if made != [length] * batch:
+        raise RuntimeError(f"{batch} outputs of {length} tokens were asked for, got {sorted(set(made))}")
+    return batch * length / seconds
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description="What a grammar costs.")
+    parser.add_argument("--shape", help="a model shape of offline_gpu.py; default: the demo model")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--length", type=int, default=200, help="tokens of each output")
+    parser.add_argument("--runs", type=int, default=5, help="pairs of runs")
+    parser.add_argument("--threads", type=int, help="torch threads on a CPU")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"max_num_seqs": max(options.batches), "num_threads": options.threads}
+        llm = start(options.shape, Path(folder), **settings)
+        print("| batch | grammar | free, tokens/s | constrained, tokens/s | ratio | lowest | highest |")
+        print("|---|---|---|---|---|---|---|")
+        for batch in options.batches:
+            for name, constraint in CONSTRAINTS.items():
+                for warm in (None, constraint):
+                    tokens_per_second(llm, batch, options.length, warm)
+                pairs = [
+                    tuple(tokens_per_second(llm, batch, options.length, each) for each in (None, constraint))
+                    for _ in range(options.runs)
+                ]
+                ratios = sorted(constrained / free for free, constrained in pairs)
+                free, constrained = (statistics.median(column) for column in zip(*pairs, strict=True))
+                print(
+                    f"| {batch} | {name} | {free:,.0f} | {constrained:,.0f} | {statistics.median(ratios):.3f} "
+                    f"| {ratios[0]:.3f} | {ratios[-1]:.3f} |",
+                    flush=True,
+                )
+        llm.close()
+
+
+if __name__ == "__main__":
+    main()
