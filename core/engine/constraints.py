@@ -96,8 +96,11 @@ class Constraints:
         if self._compiling:
             self._compiled.wait(seconds)
 
-    def begin(self, step: LaunchedStep) -> MaskFill | None:
-        """Starts to fill the masks of a step's rows, all earlier tokens of which are known; None: nothing is masked."""
+    def begin(self, step: LaunchedStep, beside: bool) -> MaskFill | None:
+        """Fills the masks of a step's rows, all earlier tokens of which are known; None: nothing is masked.
+
+        With `beside` another thread does it while the caller goes on.
+        """
         requests, slots = [], []
         for request, slot, samples in zip(
             step.requests, step.plan.slots.tolist(), step.plan.samples.tolist(), strict=True
@@ -112,11 +115,17 @@ class Constraints:
         backend = self._compiler.backend()
         matchers = [request.grammar.matcher for request in requests if request.grammar is not None]
         words = self._rows(len(requests), backend.vocabulary.size)
-        if self._filler is None:
-            self._filler = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        return MaskFill(
-            requests, np.array(slots, np.int32), words, self._filler.submit(backend.fill_masks, matchers, words)
-        )
+        filled: Future[None] = Future()
+        if beside:
+            if self._filler is None:
+                self._filler = ThreadPoolExecutor(1, thread_name_prefix="masks")
+            filled = self._filler.submit(backend.fill_masks, matchers, words)
+        else:
+            try:
+                filled.set_result(backend.fill_masks(matchers, words))
+            except Exception as error:  # `finish` judges it, as that of another thread
+                filled.set_exception(error)
+        return MaskFill(requests, np.array(slots, np.int32), words, filled)
 
     def finish(self, fill: MaskFill) -> tuple[bytes, list[EngineOutput]]:
         """The masks of a step as a message, and the last outputs of requests that no mask could be made for."""

@@ -174,7 +174,7 @@ class Engine:
         constraints = self.scheduler.constraints
         if all(handle.ready() for _, handle in self._in_flight):
             self._catch_up()
-        fill = None if self._in_flight else constraints.begin(step)
+        fill = None if self._in_flight else constraints.begin(step, beside=True)
         try:
             self.executor.execute(step.plan)
         except BaseException:
@@ -183,7 +183,7 @@ class Engine:
             raise
         if self._in_flight:
             self._catch_up()
-            fill = constraints.begin(step)
+            fill = constraints.begin(step, beside=False)
         if fill is None:
             return b""
         masks, failed = constraints.finish(fill)

@@ -46,6 +46,15 @@ class CpuOps(Ops):
         return CpuOps.rms_norm(total, weight, eps, offset), total
 
     @staticmethod
+    def apply_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        bits = np.unpackbits(words.numpy().view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        forbidden = torch.from_numpy(bits == 0)
+        if np.array_equal(rows.numpy(), np.arange(len(logits))):
+            logits.masked_fill_(forbidden, -torch.inf)
+        else:
+            logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+
+    @staticmethod
     def rotary(
         query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:

@@ -58,3 +58,13 @@ def test_runs_of_several_lengths_are_written():
         for ops, table in zip((Ops, CpuOps), tables, strict=True):
             ops.write_rows(table, slots, starts, torch.tensor(lengths, dtype=torch.int32), values)
         assert torch.equal(tables[0], tables[1])
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1]], ids=str)
+@pytest.mark.parametrize("vocab", [1, 32, 45])
+def test_bitmasks_are_those_of_the_reference(rows, vocab):
+    words = torch.randint(-(2**31), 2**31 - 1, (len(rows), -(-vocab // 32)), dtype=torch.int32)
+    found, expected = (torch.randn(3, vocab, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+    CpuOps.apply_bitmask(found, torch.tensor(rows), words)
+    Ops.apply_bitmask(expected, torch.tensor(rows), words)
+    assert found.equal(expected)
