@@ -192,7 +192,8 @@ class Engine:
 
     def _catch_up(self) -> None:
         while self._in_flight:
-            self._late += self._answer(*self._in_flight.popleft())
+            outputs = self._answer(*self._in_flight.popleft())  # which may take what is late along
+            self._late += outputs
 
     def _answer(self, plan: StepPlan, handle: StepHandle) -> list[EngineOutput]:
         try:
