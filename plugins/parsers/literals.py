@@ -153,7 +153,7 @@ def _text(text: str, at: int) -> tuple[str, int]:
         pieces.append(piece)
         following = _skip(text, at)
         if text[following : following + 1] not in ("'", '"') or not text[following : following + 1]:
-            return "".join(pieces), at
+            return whole_characters("".join(pieces)), at
         at = following
 
 

@@ -1,0 +1,129 @@
+"""The turn of one request: which parsers run, what they need of the tokens, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frame import SamplingParams
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.errors import RequestError
+from frame.core.registry import Registry
+from frame.core.server.turn import OutputParsers
+from frame.interfaces import ParserRequest, Tool
+
+F, G = ({"type": "function", "function": {"name": name}} for name in "fg")
+VOCABULARY = ["<|channel|>", "<|message|>", "[TOOL_CALLS]", "[THINK]", "<|call|>"]
+
+
+def parsers(tools: str | None = None, reasoning: str | None = None, **fields: Any) -> OutputParsers:
+    registry, config = Registry.load(), FrameConfig()
+
+    def make(kind: str, name: str | None) -> Any:
+        return registry.make(kind, name, config, render=None) if name else None
+
+    return OutputParsers(
+        tools=make("tool-parser", tools),
+        reasoning=make("reasoning-parser", reasoning),
+        forced=make("tool-parser", "json"),
+        auto=tools is not None,
+        token_id=lambda text: VOCABULARY.index(text) if text in VOCABULARY else None,
+        encode=lambda text: list(text.encode()),
+        **fields,
+    )
+
+
+def completion(text: str, reason: str | None = "stop", index: int = 0) -> Any:
+    return SimpleNamespace(index=index, text=text, token_ids=[1], finish_reason=reason)
+
+
+def test_auto_needs_a_parser() -> None:
+    with pytest.raises(RequestError, match="needs a server with --enable-auto-tool-choice and --tool-call-parser"):
+        parsers().turn(tools=[F])
+    with pytest.raises(RequestError, match="--enable-auto-tool-choice"):
+        parsers().turn(tools=[F], tool_choice="auto")
+    assert parsers().turn(tools=[F], tool_choice="none").tools == [F]
+    assert parsers(exclude_when_none=True).turn(tools=[F], tool_choice="none").tools is None
+    assert parsers("hermes").turn(tools=[F]).tools == [F]
+    assert parsers().turn().tools is None
+
+
+def test_allowed_tools_leave_the_others_out() -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}
+    assert parsers("hermes").turn(tools=[F, G], tool_choice=choice).tools == [G]
+    for wrong in ({"type": "allowed_tools"}, {"type": "custom"}, {"type": "allowed_tools", "tools": [{"a": 1}]}):
+        with pytest.raises(RequestError, match="tool_choice"):
+            parsers("hermes").turn(tools=[F, G], tool_choice=wrong)
+
+
+def test_markers_that_are_special_tokens_stay_in_the_text() -> None:
+    def kept(*names: str | None, **options: Any) -> Any:
+        return parsers(*names).turn(**options).constrain(SamplingParams(), "").kept_special_token_ids
+
+    assert kept("openai", tools=[F]) == [0, 1, 4]
+    assert kept("openai") == [0, 1, 4]
+    assert kept("mistral", tools=[F]) == [2]
+    assert kept("mistral", "mistral", tools=[F]) == [2, 3]
+    assert kept("mistral", "mistral") == [3]
+    assert kept("mistral") is None
+    shown = parsers("mistral").turn(tools=[F]).constrain(SamplingParams(skip_special_tokens=False), "")
+    assert shown.kept_special_token_ids is None
+
+
+def test_a_parser_that_reads_reasoning_runs_alone() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f"
+        "<|message|>{}<|call|>"
+    )
+    for options in ({"tools": [F]}, {}):
+        turn = parsers("openai", "openai_gptoss").turn(**options)
+        turn.read(completion(text))
+        assert turn.message().reasoning == "Hm."
+        assert [call.name for call in turn.message().calls] == ["f"] * len(options)
+        assert turn.num_reasoning_tokens() == 3
+    assert turn.message().content == "{}"
+
+
+def test_ids_are_of_the_format() -> None:
+    turn = parsers("mistral").turn(tools=[F])
+    turn.read(completion('[TOOL_CALLS]f{"a": 1}'))
+    (call,) = turn.message().calls
+    assert len(call.id) == 9
+    assert call.id.isalnum()
+
+
+def test_finish_reasons() -> None:
+    said = "<tool_call>\n" + '{"name": "f", "arguments": {}}'
+    for reason, want in (("stop", "tool_calls"), ("length", "length"), (None, None)):
+        turn = parsers("hermes").turn(tools=[F])
+        one = completion(said, reason)
+        turn.read(one)
+        assert turn.finish_reason(one) == want
+    turn = parsers("hermes").turn(tools=[F])
+    one = completion("no call")
+    turn.read(one)
+    assert turn.finish_reason(one) == "stop"
+
+
+def test_outputs_do_not_mix() -> None:
+    turn = parsers("hermes").turn(tools=[F])
+    turn.read(completion("<tool_", None, 0))
+    turn.read(completion("b", None, 1))
+    turn.read(completion('call>{"name": "f"}', "stop", 0))
+    turn.read(completion("c", "stop", 1))
+    assert [call.name for call in turn.message(0).calls] == ["f"]
+    assert turn.message(1).content == "bc"
+
+
+def test_types_of_arguments() -> None:
+    schema = {
+        "a": {"type": "string"}, "b": {"type": ["integer", "null"]}, "c": {"enum": ["x", "y"]}, "d": {"const": "x"},
+        "e": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "f": {"oneOf": [{"type": "string"}, {}]}, "g": {},
+        "h": True,
+    }  # fmt: skip
+    tool = Tool("f", {"properties": schema})
+    found = ["/".join(sorted(tool.types_of(name))) for name in [*schema, "other"]]
+    assert found == ["string", "integer/null", "string", "string", "null/string", "", "", "", ""]
+    assert ParserRequest(tools=(tool,)).tool("g") is None
