@@ -207,17 +207,6 @@ class ToolParserSuite(_ParserSuite):
         assert json.loads(arguments) == CALL[1], f"the example's arguments are {arguments!r}"
         assert CallEnd(0) in events, "the call of the example has no end"
 
-    def test_arguments_stream(self) -> None:
-        """A call is told before it is complete."""
-        reader, text = self.parser().start(self.request()), self.text()
-        told = None
-        for position, character in enumerate(text):
-            if any(isinstance(event, CallBegin) for event in reader.feed(character)):
-                told = position
-                break
-        assert told is not None, "the call was told only at the end of the output"
-        assert told < text.rindex("3"), "the call was told only when its arguments were complete"
-
     def test_demands_are_grammars(self) -> None:
         parser = self.parser()
         constraint = parser.constraint(ParserRequest(tools=TOOLS, must_call=True, parallel=False))

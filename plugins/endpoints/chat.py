@@ -14,7 +14,7 @@ from msgspec import UNSET
 from frame import RequestOutputKind
 from frame.core.interfaces.endpoint import Endpoint
 
-from .chat_messages import delta_of, whole_message
+from .chat_messages import delta_of, message_for_template, whole_message
 from .names import response_name
 from .openai_answers import (
     DONE,
@@ -69,7 +69,7 @@ class _Chat:
         self._name = name
         self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
         self._texts = TokenTexts(serving.token_bytes, body.return_tokens_as_token_ids)
-        self._messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+        self._messages = [message_for_template(message.model_dump(exclude_unset=True)) for message in body.messages]
         last = self._messages[-1]
         self._role = config.server.response_role if body.add_generation_prompt else str(last["role"])
         self._turn = serving.turn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from frame.interfaces import AssistantMessage, CallArguments, CallBegin, Content, OutputEvent, Reasoning
 
@@ -19,6 +20,12 @@ def whole_message(role: str, echo: str, said: AssistantMessage) -> ChatMessage:
     if said.reasoning:
         message.reasoning = message.reasoning_content = said.reasoning
     return message
+
+
+def message_for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of a request with its reasoning under both names, as templates know one or the other."""
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    return {**message, "reasoning": reasoning, "reasoning_content": reasoning} if reasoning else message
 
 
 def delta_of(events: Sequence[OutputEvent]) -> Delta:

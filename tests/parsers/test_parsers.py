@@ -176,3 +176,19 @@ def test_arguments_are_complete_json_when_the_call_ends(name: str) -> None:
                 assert isinstance(json.loads(event.text), dict)
             if isinstance(event, CallBegin):
                 assert event.name in ("get_weather", "get_time", "search", "other")
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_arguments_stream(name: str) -> None:
+    """A call is told before it is complete, and its arguments come in pieces."""
+    text = Registry.load().choose("tool-parser", name).tags["example"]
+    reader = parser("tool-parser", name).start(ParserRequest(tools=TOOLS))
+    begun = None
+    pieces = 0
+    for position, character in enumerate(text):
+        for event in reader.feed(character):
+            begun = position if isinstance(event, CallBegin) else begun
+            pieces += isinstance(event, CallArguments)
+    assert begun is not None
+    assert begun < text.rindex("3")
+    assert pieces > 2

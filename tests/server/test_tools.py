@@ -31,12 +31,24 @@ PARIS, ROME = call(city="Paris"), call(city='"Rome" {naïve} 日本')
 SAID = f"<think>\n{THOUGHT}\n</think>\n\nLet me look.\n{PARIS}\n{ROME}"
 
 
+PARSER_FILE = """
+from frame import Provider, hookimpl
+
+
+@hookimpl
+def frame_tool_parsers():
+    return [Provider("of_a_file", "frame.plugins.parsers.formats:HermesParser", api=">=0.1,<0.2")]
+"""
+
+
 @pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    file = tmp_path_factory.mktemp("parsers") / "parser_of_a_file.py"
+    file.write_text(PARSER_FILE)
     with server(
         FAKE, "--plugin.fake.delay", "0.001", "--plugin.fake.vocab_size", "2048", "--disable-access-log",
         "--enable-auto-tool-choice",
-        "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3",
+        "--tool-parser-plugin", str(file), "--tool-call-parser", "of_a_file", "--reasoning-parser", "qwen3",
         "--chat-template", "{{ messages[-1]['content'] }}",
     ) as running:  # fmt: skip
         yield running

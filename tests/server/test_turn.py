@@ -13,6 +13,7 @@ from frame.core.interfaces.errors import RequestError
 from frame.core.registry import Registry
 from frame.core.server.turn import OutputParsers
 from frame.interfaces import ParserRequest, Tool
+from frame.plugins.endpoints.chat_messages import message_for_template
 
 F, G = ({"type": "function", "function": {"name": name}} for name in "fg")
 VOCABULARY = ["<|channel|>", "<|message|>", "[TOOL_CALLS]", "[THINK]", "<|call|>"]
@@ -127,3 +128,10 @@ def test_types_of_arguments() -> None:
     found = ["/".join(sorted(tool.types_of(name))) for name in [*schema, "other"]]
     assert found == ["string", "integer/null", "string", "string", "null/string", "", "", "", ""]
     assert ParserRequest(tools=(tool,)).tool("g") is None
+
+
+def test_reasoning_of_messages_has_both_names() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        found = message_for_template({"role": "assistant", "content": "a", name: "hm"})
+        assert (found["reasoning"], found["reasoning_content"]) == ("hm", "hm")
+    assert message_for_template({"role": "user", "content": "a"}) == {"role": "user", "content": "a"}
