@@ -133,7 +133,7 @@ class Engine:
         self.executor.check()
 
     def close(self) -> None:
-        """Waits for launched steps, then stops the workers. May be called twice."""
+        """Drops launched steps and stops the workers. May be called twice."""
         if self._closed:
             return
         self._closed = True

@@ -45,6 +45,7 @@ class Request:
         self.source = source
         self.request_id = source.request_id
         self.params = source.params
+        self.pools = source.pooling is not None  # it ends with its prefill, without a token
         self.priority = source.priority
         self.arrival = source.arrival
         self.sequence = sequence  # order of arrival at this engine; breaks ties
@@ -101,11 +102,6 @@ class Request:
         """
         pooling = self.source.pooling
         return self.params.prompt_logprobs is None and (pooling is None or pooling.reads_cache)
-
-    @property
-    def pools(self) -> bool:
-        """Whether it ends with its prefill, without a token."""
-        return self.source.pooling is not None
 
     def to_new_request(self, slot: int, num_computed: int) -> NewRequest:
         """What the worker needs to take the request into `slot`."""
