@@ -232,6 +232,7 @@ class ServerConfig(Section):
     public_metrics: bool = Field(False, description="Answer /metrics without a key.")
     page: bool = Field(True, description="Serve the web page at /.")
     max_body_bytes: int = Field(8 << 20, ge=1024, description="Largest request body in bytes.")
+    max_upload_bytes: int = Field(100 << 20, ge=1024, description="Largest file that a client may send, in bytes.")
     max_messages: int = Field(2048, ge=1, description="Most messages of a chat.")
     max_prompts: int = Field(256, ge=1, description="Most prompts of one completion request.")
     max_n: int = Field(64, ge=1, description="Most outputs of a prompt.")

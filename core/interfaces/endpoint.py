@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from .errors import ErrorShape, RequestError
@@ -108,6 +108,19 @@ class Serving(Protocol):
         By the model's own scores, or for an embedding model by the cosine of two embeddings.
         """
 
+    @property
+    def batch_routes(self) -> list[str]:
+        """Paths that lines of a batch file may ask: the POST routes without parameters that take JSON."""
+
+    def run_lines(
+        self, lines: Iterable[bytes], *, owner: str, url: str, done: Collection[str], stopped: Callable[[], bool]
+    ) -> AsyncIterator[Any]:
+        """Runs the lines of a batch file through the route `url`, as `owner`, many at a time.
+
+        Yields a result as each line ends: `line` (the JSON of the result), `succeeded`, and `unserved` when it is worth
+        another try. Lines whose result's id is in `done` are left out; nothing new starts once `stopped`.
+        """
+
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""
 
@@ -136,6 +149,8 @@ class Endpoint(ABC):
     errors: ClassVar[ErrorShape] = ErrorShape()
     #: exact paths that GET answers without a key: files that are the same for everybody and tell nothing of this server
     public_paths: tuple[str, ...] = ()
+    #: exact paths whose POST takes a form with files (multipart/form-data), of at most --max-upload-bytes
+    uploads: tuple[str, ...] = ()
 
     def __init__(self, *, config: Any, options: Any = None, serving: Any) -> None:
         self.config = config

@@ -26,6 +26,7 @@ from .errors import ErrorShapes, error_body
 from .ingress import Ingress, Traffic
 from .serving import ServingHost
 from .streams import ClientGoneError
+from .uploads import Uploads
 
 #: What a proxy calls a request whose client left; nobody reads it.
 _CLIENT_GONE = 499
@@ -121,6 +122,11 @@ def build_app(
             *(["/metrics"] if server.public_metrics else []),
         ],
         traffic=traffic,
+        uploads=Uploads(
+            [path for endpoint in endpoints for path in endpoint.uploads],
+            server.max_upload_bytes,
+            server.allowed_origins,
+        ),
     )
     if not server.allowed_origins:
         return ingress, ingress

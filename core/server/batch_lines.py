@@ -39,6 +39,11 @@ def line_id(number: int, line: bytes) -> str:
     return f"batch_req_{number:08d}_{hashlib.sha256(line.strip()).hexdigest()[:16]}"
 
 
+def batch_routes(calls: RouteCalls) -> list[str]:
+    """Paths that lines may ask."""
+    return [path for path in calls.paths if path not in _NOT_BATCHED]
+
+
 class BatchLines:
     """Runs lines, `width` at a time. `url` None allows every route, else that one only."""
 
@@ -46,7 +51,7 @@ class BatchLines:
         self, calls: RouteCalls, *, max_line_bytes: int, width: int = 64, owner: str = "", url: str | None = None
     ) -> None:
         self._calls = calls
-        self._urls = [path for path in calls.paths if path not in _NOT_BATCHED and url in (None, path)]
+        self._urls = [path for path in batch_routes(calls) if url in (None, path)]
         self._max_line_bytes = max_line_bytes
         self._width = width
         self._owner = owner

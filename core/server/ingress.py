@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..interfaces.errors import RequestError
 from .errors import ERROR_SHAPE, ErrorShapes, error_body
+from .uploads import Uploads
 
 #: Answered without a key and without an engine.
 OPEN_PATHS = ("/health", "/live", "/ping", "/ready")
@@ -116,6 +117,7 @@ class Ingress:
         shapes: ErrorShapes | None = None,
         public_paths: Sequence[str] = (),
         traffic: Traffic | None = None,
+        uploads: Uploads | None = None,
     ) -> None:
         self._app = app
         self._keys = KeyRing(keys)
@@ -127,6 +129,7 @@ class Ingress:
         self._shapes = shapes or ErrorShapes(())
         self._root_path = root_path.rstrip("/")
         self._traffic = traffic
+        self._uploads = uploads or Uploads()
         prefixes = {"", root_path.rstrip("/")}
         self._open = frozenset(prefix + path for prefix in prefixes for path in OPEN_PATHS)
         self._public = frozenset(prefix + path for prefix in prefixes for path in public_paths)
@@ -193,6 +196,9 @@ class Ingress:
             raise RequestError(503, problem)
         if method in ("GET", "HEAD", "OPTIONS"):
             return receive
+        upload = self._uploads.admit(scope, path and path.removeprefix(self._root_path), receive)
+        if upload is not None:
+            return upload
         body = await self._read(scope, receive)
         if body is None:
             return receive

@@ -10,7 +10,16 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Container, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+)
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +35,7 @@ from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
+from .batch_lines import BatchLines, LineResult, batch_routes
 from .client import RemoteEngine
 from .ingress import JSON_BODY, OWNER
 from .metrics import ServerMetrics
@@ -308,6 +318,20 @@ class ServingHost:
     ) -> Any:
         """How well first[i] and second[i] fit, as `Score`s; raises `RequestError`."""
         return await score_texts(self, self.llm, first, second, params, name, options)
+
+    @property
+    def batch_routes(self) -> list[str]:
+        """Paths that lines of a batch file may ask."""
+        return [] if self.calls is None else batch_routes(self.calls)
+
+    def run_lines(
+        self, lines: Iterable[bytes], *, owner: str, url: str, done: Collection[str], stopped: Callable[[], bool]
+    ) -> AsyncGenerator[LineResult, None]:
+        """Runs the lines of a batch file through the route `url`."""
+        if self.calls is None:
+            raise RequestError(503, "the routes are not there yet")
+        batch = BatchLines(self.calls, max_line_bytes=self.config.server.max_body_bytes, owner=owner, url=url)
+        return batch.run(lines, done, stopped)
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
+from ..server.batch_lines import BatchLines, LineResult, batch_routes
 from ..server.ingress import JSON_BODY, OWNER
 from ..server.scoring import Score
 from ..server.streams import event_stream, race_request
@@ -151,6 +152,20 @@ class FakeServing:
         """Longer texts fit better."""
         del params, name, options
         return [Score(float(len(text)), len(text)) for _, text in zip(first, second, strict=True)]
+
+    @property
+    def batch_routes(self) -> list[str]:
+        """Paths that lines of a batch file may ask."""
+        return [] if self.calls is None else batch_routes(self.calls)
+
+    def run_lines(
+        self, lines: Iterable[bytes], *, owner: str, url: str, done: Collection[str], stopped: Callable[[], bool]
+    ) -> AsyncGenerator[LineResult, None]:
+        """Runs the lines of a batch file through the route `url`."""
+        if self.calls is None:
+            raise RequestError(503, "the routes are not there yet")
+        batch = BatchLines(self.calls, max_line_bytes=1 << 20, owner=owner, url=url)
+        return batch.run(lines, done, stopped)
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""

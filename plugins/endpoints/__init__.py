@@ -28,5 +28,12 @@ def frame_endpoints() -> list[Provider]:
         Provider(
             "score", f"{here}.score:ScoreEndpoint", api=">=0.1,<0.2", summary="score pairs; rerank (Jina, Cohere)"
         ),
+        Provider(
+            "batches",
+            f"{here}.batches:BatchesEndpoint",
+            api=">=0.1,<0.2",
+            summary="OpenAI: files and batches",
+            options=f"{here}.batches:BatchesOptions",
+        ),
         Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.1,<0.2", summary="tokenize and detokenize"),
     ]

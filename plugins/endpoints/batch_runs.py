@@ -1,0 +1,251 @@
+"""Batches: input files that are answered line by line while the server has time, and go on after it was restarted.
+
+One API process of a folder runs them, the one that holds its lock. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from frame.core.interfaces.errors import RequestError
+
+from .batch_files import FileStore, write_json
+
+logger = logging.getLogger("frame.server")
+
+Object = dict[str, Any]
+
+_BATCH = re.compile(r"batch_[0-9a-f]{32}")
+_OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+_WINDOW_SECONDS = 24 * 3600
+#: Until another process's batch is seen, or a lock that has become free.
+_POLL_SECONDS = 2.0
+_REPORT_SECONDS = 1.0
+#: Records of batches that have ended; older ones are forgotten, their files are not.
+_MAX_ENDED = 1000
+
+
+class BatchRecord(msgspec.Struct, kw_only=True):
+    """What is known of a batch. `owner` and `num_lines` are not shown."""
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    status: str = "validating"
+    model: str | None = None
+    metadata: dict[str, str] | None = None
+    num_lines: int = 0
+    num_succeeded: int = 0
+    num_failed: int = 0
+    in_progress_at: int | None = None
+    completed_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    expires_at: int | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: Object | None = None
+
+    def shown(self) -> Object:
+        """As clients see it."""
+        hidden = ("owner", "num_lines", "num_succeeded", "num_failed")
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in hidden}
+        counts = {"total": self.num_lines, "completed": self.num_succeeded, "failed": self.num_failed}
+        return {"object": "batch", "request_counts": counts, **fields}
+
+    def ends(self, status: str) -> None:
+        """Sets a final status and its time."""
+        self.status = status
+        setattr(self, f"{status}_at", int(time.time()))
+
+
+class _Row(msgspec.Struct):
+    id: str
+
+
+class BatchStore:
+    """The batches in `folder`, and the task that runs them one after the other."""
+
+    def __init__(self, serving: Any, files: FileStore, folder: Path, max_open: int, max_lines: int) -> None:
+        self._serving = serving
+        self._files = files
+        self._folder = folder / "batches"
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._max_open = max_open
+        self._max_lines = max_lines
+        self._runner: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+
+    def start(self) -> None:
+        """Runs what is open, from now on; may be called often."""
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.get_running_loop().create_task(self._run())
+
+    def add(self, owner: str, endpoint: str, file_id: str, window: str, metadata: dict[str, str] | None) -> BatchRecord:
+        """A new batch; raises `RequestError`."""
+        self._files.get(file_id, owner)
+        if sum(each.status in _OPEN for each in self.records()) >= self._max_open:
+            raise RequestError(429, f"{self._max_open} batches are open; wait for one of them")
+        now = int(time.time())
+        record = BatchRecord(
+            id=f"batch_{uuid.uuid4().hex}",
+            owner=owner,
+            endpoint=endpoint,
+            input_file_id=file_id,
+            completion_window=window,
+            created_at=now,
+            expires_at=now + _WINDOW_SECONDS,
+            model=self._serving.model_names[0],
+            metadata=metadata,
+        )
+        self._forget_oldest()
+        self._write(record)
+        self._woken.set()
+        return record
+
+    def _forget_oldest(self) -> None:
+        ended = [record for record in self.records() if record.status not in _OPEN]
+        for record in ended[: max(0, len(ended) - _MAX_ENDED + 1)]:
+            (self._folder / f"{record.id}.json").unlink(missing_ok=True)
+            self._mark(record.id).unlink(missing_ok=True)
+
+    def get(self, name: str, owner: str) -> BatchRecord:
+        """A batch; raises `RequestError` 404 also when it belongs to somebody else."""
+        record = self._read(self._folder / f"{name}.json") if _BATCH.fullmatch(name) else None
+        if record is None or record.owner != owner:
+            raise RequestError(404, f"no batch {name[:80]!r}", code="batch_not_found")
+        return record
+
+    def cancel(self, record: BatchRecord) -> BatchRecord:
+        """Asks for the end of a batch; what runs is finished first."""
+        if record.status in _OPEN:
+            self._mark(record.id).touch()
+            record.status = "cancelling"
+            record.cancelling_at = record.cancelling_at or int(time.time())
+        return record
+
+    def records(self, owner: str | None = None) -> Iterator[BatchRecord]:
+        """All batches, or an owner's, oldest first."""
+        found = [record for path in self._folder.glob("batch_*.json") if (record := self._read(path)) is not None]
+        for record in sorted(found, key=lambda record: (record.created_at, record.id)):
+            if owner is None or record.owner == owner:
+                yield record
+
+    async def _run(self) -> None:
+        """Takes the folder's lock, then the open batches, oldest first, for as long as the process lives."""
+        with (self._folder / "lock").open("w") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    await asyncio.sleep(_POLL_SECONDS)
+            while True:
+                record = next((each for each in self.records() if each.status in _OPEN), None)
+                if record is None or self._serving.error is not None:
+                    self._woken.clear()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._woken.wait(), _POLL_SECONDS)
+                    continue
+                try:
+                    await self._answer(record)
+                except Exception as error:
+                    logger.exception("batch %s failed", record.id)
+                    self._fail(record, str(error) if isinstance(error, RequestError) else "internal error")
+
+    async def _answer(self, record: BatchRecord) -> None:
+        source = self._files.path(self._files.get(record.input_file_id, record.owner))
+        record.num_lines = await asyncio.to_thread(_count_lines, source)
+        if not 0 < record.num_lines <= self._max_lines:
+            self._fail(record, f"a batch has 1 to {self._max_lines} lines, this one {record.num_lines}")
+            return
+        good, bad = (self._folder / f"{record.id}.{kind}.jsonl" for kind in ("output", "error"))
+        done_good, done_bad = _complete_rows(good), _complete_rows(bad)
+        record.num_succeeded, record.num_failed = len(done_good), len(done_bad)
+        record.status, record.in_progress_at = "in_progress", record.in_progress_at or int(time.time())
+        self._write(record)
+        mark, expires = self._mark(record.id), record.expires_at or 0
+
+        def stopped() -> bool:
+            return mark.exists() or time.time() > expires
+
+        reported = time.monotonic()
+        with source.open("rb") as lines, good.open("ab") as output, bad.open("ab") as errors:
+            results = self._serving.run_lines(
+                lines, owner=record.owner, url=record.endpoint, done=done_good | done_bad, stopped=stopped
+            )
+            async with aclosing(results):
+                async for result in results:
+                    target = output if result.succeeded else errors
+                    target.write(result.line)
+                    target.flush()
+                    record.num_succeeded += result.succeeded
+                    record.num_failed += not result.succeeded
+                    if time.monotonic() - reported > _REPORT_SECONDS:
+                        reported = time.monotonic()
+                        self._write(record)
+        self._finish(record, good, bad)
+
+    def _finish(self, record: BatchRecord, good: Path, bad: Path) -> None:
+        for path, field, kind in ((good, "output_file_id", "output"), (bad, "error_file_id", "error")):
+            if path.stat().st_size:
+                added = self._files.add(path, record.owner, f"{record.id}_{kind}.jsonl", "batch_output")
+                setattr(record, field, added.id)
+            else:
+                path.unlink()
+        complete = record.num_succeeded + record.num_failed == record.num_lines
+        record.ends("completed" if complete else "cancelled" if self._mark(record.id).exists() else "expired")
+        self._write(record)
+        self._mark(record.id).unlink(missing_ok=True)
+
+    def _fail(self, record: BatchRecord, message: str) -> None:
+        record.errors = {"object": "list", "data": [{"code": "invalid_batch", "message": message}]}
+        record.ends("failed")
+        self._write(record)
+
+    def _write(self, record: BatchRecord) -> None:
+        write_json(self._folder / f"{record.id}.json", record)
+
+    def _read(self, path: Path) -> BatchRecord | None:
+        with suppress(OSError, msgspec.DecodeError):
+            record = msgspec.json.decode(path.read_bytes(), type=BatchRecord)
+            if record.status in _OPEN and self._mark(record.id).exists():
+                record.status = "cancelling"
+            return record
+        return None
+
+    def _mark(self, name: str) -> Path:
+        return self._folder / f"{name}.cancel"
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
+
+
+def _complete_rows(path: Path) -> set[str]:
+    """The ids in a file of results; what a kill left of a last row is cut off."""
+    if not path.exists():
+        return set()
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    return {msgspec.json.decode(row, type=_Row).id for row in whole.splitlines()}

@@ -1,0 +1,205 @@
+"""`/v1/files` and `/v1/batches`: OpenAI's batches over a folder of the server. Off until a folder is named."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
+
+from frame.core.interfaces.endpoint import Endpoint
+from frame.core.interfaces.errors import RequestError
+from frame.core.interfaces.schema import BoundedModel, Name, Settings, few
+
+from .batch_files import FileRecord, FileStore
+from .batch_runs import BatchRecord, BatchStore
+
+_CHUNK_BYTES = 1 << 18
+_MAX_PAGE = 10_000
+_MAX_SECONDS = 30 * 24 * 3600
+_PURPOSES = ("batch", "user_data", "assistants", "vision", "evals", "fine-tune")
+
+
+class BatchesOptions(BaseModel):
+    """Where batches live and how many: `--plugin.batches.FIELD`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: Path | None = Field(None, description="Folder for files and batches; none: there are no such routes.")
+    max_files: int = Field(1000, ge=1, description="Files that are kept.")
+    max_bytes: int = Field(10 << 30, ge=1, description="Bytes that all files take.")
+    max_open: int = Field(16, ge=1, description="Batches that wait or run.")
+    max_lines: int = Field(50_000, ge=1, description="Lines of a batch.")
+
+
+class BatchBody(BoundedModel):
+    """`POST /v1/batches`."""
+
+    input_file_id: Name
+    endpoint: Annotated[str, Field(max_length=256, pattern=r"^/")]
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[Name, Annotated[str, Field(max_length=4096)]], Field(max_length=16), few(16)] | None = None
+    output_expires_after: Settings | None = None
+
+
+class BatchesEndpoint(Endpoint):
+    """Files and the batches over them, each for its owner."""
+
+    uploads = ("/v1/files",)
+
+    def __init__(self, *, config: Any, options: Any = None, serving: Any) -> None:
+        super().__init__(config=config, options=options, serving=serving)
+        bounds = options or BatchesOptions()
+        self._files: FileStore | None = None
+        self._batches: BatchStore | None = None
+        if bounds.folder is None:
+            return
+        if importlib.util.find_spec("python_multipart") is None:
+            raise ValueError("batches need python-multipart: pip install 'frame-llm[batch]'")
+        self._files = FileStore(bounds.folder, bounds.max_files, bounds.max_bytes)
+        self._batches = BatchStore(serving, self._files, bounds.folder, bounds.max_open, bounds.max_lines)
+        with suppress(RuntimeError):  # outside a loop there is nothing to run
+            self._batches.start()
+
+    def router(self) -> APIRouter:
+        """All routes; without a folder they answer 404."""
+        router = APIRouter()
+        schema = {"requestBody": {"content": {"application/json": {"schema": BatchBody.model_json_schema()}}}}
+        form = {"requestBody": {"content": {"multipart/form-data": {"schema": {"type": "object"}}}}}
+        router.add_api_route("/v1/files", self._upload, methods=["POST"], openapi_extra=form)
+        router.add_api_route("/v1/batches", self._create, methods=["POST"], openapi_extra=schema)
+        for path, handler, method in (
+            ("/v1/files", self._list_files, "GET"),
+            ("/v1/files/{name}", self._file, "GET"),
+            ("/v1/files/{name}", self._delete_file, "DELETE"),
+            ("/v1/files/{name}/content", self._content, "GET"),
+            ("/v1/batches", self._list_batches, "GET"),
+            ("/v1/batches/{name}", self._batch, "GET"),
+            ("/v1/batches/{name}/cancel", self._cancel, "POST"),
+        ):
+            router.add_api_route(path, handler, methods=[method])
+        return router
+
+    def _stores(self) -> tuple[FileStore, BatchStore]:
+        if self._files is None or self._batches is None:
+            raise RequestError(404, "there are no batches here (--plugin.batches.folder)")
+        self._batches.start()
+        return self._files, self._batches
+
+    async def _upload(self, request: Request) -> Response:
+        files, _ = self._stores()
+        kind = request.headers.get("content-type", "")
+        if not kind.startswith("multipart/form-data"):
+            raise RequestError(400, "send a form: Content-Type: multipart/form-data")
+        try:
+            form = await request.form(max_files=1, max_fields=16, max_part_size=1 << 16)
+        except HTTPException as error:
+            raise RequestError(400, f"the form cannot be read: {error.detail}") from None
+        try:
+            file, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(file, UploadFile):
+                raise RequestError(400, "file is missing", param="file")
+            if purpose not in _PURPOSES:
+                raise RequestError(400, f"purpose must be one of {', '.join(_PURPOSES)}", param="purpose")
+            record = await self._take(files, file, str(purpose), _seconds(form), self.serving.owner(request))
+        finally:
+            await form.close()
+        return _json(record.shown())
+
+    async def _take(
+        self, files: FileStore, file: UploadFile, purpose: str, seconds: int | None, owner: str
+    ) -> FileRecord:
+        path = files.new_path()
+        try:
+            with path.open("wb") as target:
+                while chunk := await file.read(_CHUNK_BYTES):
+                    target.write(chunk)
+            files.check_room(path.stat().st_size)
+            name = (file.filename or "file")[:256]
+            return await asyncio.to_thread(files.add, path, owner, name, purpose, seconds)
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def _list_files(
+        self, request: Request, after: str = "", limit: int = _MAX_PAGE, order: str = "desc", purpose: str = ""
+    ) -> Response:
+        files, _ = self._stores()
+        found = [each for each in files.records(self.serving.owner(request)) if purpose in ("", each.purpose)]
+        return _page(found if order == "asc" else found[::-1], after, limit)
+
+    async def _file(self, request: Request, name: str) -> Response:
+        files, _ = self._stores()
+        return _json(files.get(name, self.serving.owner(request)).shown())
+
+    async def _delete_file(self, request: Request, name: str) -> Response:
+        files, _ = self._stores()
+        files.delete(files.get(name, self.serving.owner(request)))
+        return _json({"id": name, "object": "file", "deleted": True})
+
+    async def _content(self, request: Request, name: str) -> Response:
+        files, _ = self._stores()
+        path = files.path(files.get(name, self.serving.owner(request)))
+        return StreamingResponse(_chunks(path), media_type="application/octet-stream")
+
+    async def _create(self, request: Request) -> Response:
+        _, batches = self._stores()
+        body: BatchBody = self.serving.parse(request, BatchBody)
+        if body.endpoint not in self.serving.batch_routes:
+            there = ", ".join(self.serving.batch_routes)
+            raise RequestError(400, f"no route {body.endpoint!r}; there are: {there}", param="endpoint")
+        owner = self.serving.owner(request)
+        record = batches.add(owner, body.endpoint, body.input_file_id, body.completion_window, body.metadata)
+        return _json(record.shown())
+
+    async def _list_batches(self, request: Request, after: str = "", limit: int = 20) -> Response:
+        _, batches = self._stores()
+        return _page(list(batches.records(self.serving.owner(request)))[::-1], after, limit)
+
+    async def _batch(self, request: Request, name: str) -> Response:
+        _, batches = self._stores()
+        return _json(batches.get(name, self.serving.owner(request)).shown())
+
+    async def _cancel(self, request: Request, name: str) -> Response:
+        _, batches = self._stores()
+        return _json(batches.cancel(batches.get(name, self.serving.owner(request))).shown())
+
+
+def _seconds(form: Any) -> int | None:
+    """`expires_after` of a form, whose fields have names like `expires_after[seconds]`."""
+    value = form.get("expires_after[seconds]")
+    if value is None:
+        return None
+    if not str(value).isdigit() or not 0 < int(str(value)[:12]) <= _MAX_SECONDS:
+        raise RequestError(400, f"expires_after must be 1 to {_MAX_SECONDS} seconds", param="expires_after")
+    return int(str(value))
+
+
+async def _chunks(path: Path) -> AsyncGenerator[bytes, None]:
+    with path.open("rb") as file:
+        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+            yield chunk
+
+
+def _page(records: Sequence[FileRecord | BatchRecord], after: str, limit: int) -> Response:
+    if not 1 <= limit <= _MAX_PAGE:
+        raise RequestError(400, f"limit must be from 1 to {_MAX_PAGE}, got {limit}", param="limit")
+    ids = [record.id for record in records]
+    start = ids.index(after) + 1 if after in ids else 0
+    page = records[start : start + limit]
+    ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
+    has_more = start + limit < len(records)
+    return _json({"object": "list", "data": [each.shown() for each in page], "has_more": has_more, **ends})
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
