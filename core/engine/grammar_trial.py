@@ -27,8 +27,8 @@ from ..registry import Choice
 
 #: Seconds that the process gets to start: it reads the vocabulary.
 START_SECONDS = 120.0
-#: What a thread of the engine has for sure: a grammar that recurses deeper must fail here, not there.
-_STACK_BYTES = 1 << 22
+#: Half of the least that a thread of the engine may have: a grammar that recurses too deeply must fail here, not there.
+_STACK_BYTES = 1 << 20
 _NICE = 5
 
 

@@ -1,0 +1,195 @@
+"""Equal constraints are compiled once, what is kept is bounded, and a trial costs nobody but its own grammar."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from frame.core.config.flat import from_flat
+from frame.core.engine.grammar_compiler import MAX_PENDING, GrammarCompiler, make_compiler
+from frame.core.engine.grammar_progress import GrammarProgress
+from frame.core.engine.grammar_trial import GrammarTrial
+from frame.core.engine.request import QueueFullError
+from frame.core.interfaces import Grammar, GrammarBackend, GrammarMatcher, StructuredOutputsParams
+from frame.core.registry import PluginError, Registry
+
+
+class FakeGrammar(Grammar):
+    num_bytes = 100
+
+    def __init__(self, text):
+        self.text = text
+
+    def matcher(self):
+        return FakeMatcher()
+
+
+class FakeMatcher(GrammarMatcher):
+    finished = False
+
+    def __init__(self):
+        self.seen = []
+
+    def advance(self, token_id):
+        self.seen.append(token_id)
+        return token_id != 9
+
+
+class FakeBackend(GrammarBackend):
+    def __init__(self):
+        self.compiled = []
+
+    def normalize(self, params):
+        return params.regex
+
+    def compile(self, text):
+        self.compiled.append(text)
+        return FakeGrammar(text)
+
+    def fill_masks(self, matchers, words):
+        words[:] = -1
+
+
+class FakeTrial:
+    def __init__(self):
+        self.gate = threading.Event()
+        self.gate.set()
+        self.closed = False
+
+    def check(self, params):
+        self.gate.wait(10)
+        if "(" in params.regex:
+            raise ValueError("unclosed group")
+        if "!" in params.regex:
+            raise RuntimeError("no process")
+        return params.regex
+
+    def close(self):
+        self.gate.set()
+        self.closed = True
+
+
+@pytest.fixture
+def parts():
+    backend, trial = FakeBackend(), FakeTrial()
+    compiler = GrammarCompiler(lambda: backend, lambda: trial, cache_bytes=450)
+    yield compiler, backend, trial
+    compiler.close()
+    assert trial.closed or not backend.compiled
+
+
+def regex(text: str, **more) -> StructuredOutputsParams:
+    return StructuredOutputsParams(regex=text, **more)
+
+
+def done(future: Future[Grammar]) -> Grammar:
+    return future.result(10)
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_equal_constraints_share_one_grammar(parts):
+    compiler, backend, _ = parts
+    first = done(compiler.compile(regex("a")))
+    assert done(compiler.compile(regex("a", start_after=[1]))) is first
+    assert done(compiler.compile(regex("a", disable_any_whitespace=True))) is not first
+    assert backend.compiled == ["a", "a"]
+
+
+def test_the_least_recently_used_goes_first(parts):
+    compiler, backend, _ = parts
+    for text in "abcd":
+        done(compiler.compile(regex(text)))
+    until(lambda: compiler.num_kept == 4)
+    done(compiler.compile(regex("a")))
+    done(compiler.compile(regex("e")))
+    until(lambda: compiler.num_kept == 4)
+    for text in "acde":
+        done(compiler.compile(regex(text)))
+    assert backend.compiled == list("abcde")
+    done(compiler.compile(regex("b")))
+    assert backend.compiled == list("abcdeb")
+
+
+def test_what_is_kept_stays_within_its_bytes(parts):
+    compiler, _, _ = parts
+    for number in range(300):
+        done(compiler.compile(regex(f"a{number}")))
+    until(lambda: compiler.num_kept <= 4)
+
+
+def test_refusals_are_kept_and_accidents_are_not(parts):
+    compiler, _, _ = parts
+    future = compiler.compile(regex("("))
+    with pytest.raises(ValueError, match="unclosed group"):
+        done(future)
+    until(lambda: compiler.num_kept == 0)  # one refusal is larger than this cache
+    accident = compiler.compile(regex("!"))
+    with pytest.raises(RuntimeError):
+        done(accident)
+    until(lambda: compiler.compile(regex("!")) is not accident)
+
+
+def test_too_many_different_grammars_are_refused(parts):
+    compiler, _, trial = parts
+    trial.gate.clear()
+    waiting = [compiler.compile(regex(f"a{number}")) for number in range(MAX_PENDING)]
+    assert compiler.compile(regex("a3")) is waiting[3]
+    with pytest.raises(QueueFullError, match="256 grammars wait to be compiled"):
+        compiler.compile(regex("one more"))
+    trial.gate.set()
+    for future in waiting:
+        done(future)
+
+
+def test_progress_begins_after_the_ids_that_end_reasoning():
+    matcher = FakeMatcher()
+    progress = GrammarProgress(matcher, [5, 6], [9, 5])
+    assert progress.advance(5)
+    assert not progress.begun
+    assert progress.advance(6)
+    assert progress.begun
+    assert progress.advance(7)
+    assert not progress.advance(9)
+    assert matcher.seen == [7, 9]
+    assert GrammarProgress(FakeMatcher(), [], [1, 2]).begun
+
+
+def test_a_backend_asked_for_by_name_must_be_there():
+    registry = Registry.load()
+    with pytest.raises(PluginError, match="no grammar backend 'xgrammar'; there are: guidance"):
+        make_compiler(from_flat({"structured_outputs_backend": "xgrammar"}), registry, None)
+    compiler, reason = make_compiler(from_flat({"skip_tokenizer_init": True}), registry, None)
+    assert (compiler, reason) == (None, "the engine has no tokenizer")
+
+
+@pytest.fixture(scope="module")
+def trial():
+    config = from_flat({"grammar_compile_seconds": 1.0, "grammar_compile_bytes": 1 << 27})
+    made = GrammarTrial(config, Registry.load().choices(config))
+    yield made
+    made.close()
+
+
+def test_a_trial_survives_what_it_tries(trial):
+    """A crash, a hang and a hunger for memory are refused; in between honest grammars pass."""
+    chain = "\n".join(["start: r0", *(f"r{number}: r{number + 1}" for number in range(4000)), 'r4000: "a"'])
+    slow = {"allOf": [{"type": "string", "pattern": f".*{number}.*"} for number in range(100)]}
+    cases = [
+        ({"grammar": chain}, r"nests too deeply, or takes more than|\(grammar_compile_seconds\)"),
+        ({"json": slow}, r"takes more than 1 seconds to compile \(grammar_compile_seconds\)"),
+        ({"regex": "(("}, "unclosed group"),
+    ]
+    for constraint, message in cases:
+        with pytest.raises(ValueError, match=message) as caught:
+            trial.check(StructuredOutputsParams(**constraint))
+        assert len(str(caught.value)) < 700
+        assert "lark_grammar" in trial.check(StructuredOutputsParams(choice=["a"]))
