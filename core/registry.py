@@ -23,6 +23,9 @@ from .offers import HERE, KINDS, Choice, Failure, Offer, PluginError, collect, i
 
 logger = logging.getLogger(__name__)
 
+#: Names of a kind that an error lists; of more, the near ones.
+_MAX_LISTED = 30
+
 __all__ = ["Choice", "ModelRegistry", "PluginError", "Registry", "named_plugins"]
 
 
@@ -273,7 +276,7 @@ class Registry:
         close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.5)
         listed = (
             f"near ones: {', '.join(close)}"
-            if close and len(known) > 12
+            if close and len(known) > _MAX_LISTED
             else f"there are: {', '.join(known) or 'none'}"
         )
         failed = "".join(f"; package {failure.package} failed: {failure.reason}" for failure in self.failures)

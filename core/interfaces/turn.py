@@ -45,4 +45,4 @@ class Turn(Protocol):
         """Why the output ended, "tool_calls" when it did so by calling; asked after it was read."""
 
     def num_reasoning_tokens(self) -> int:
-        """Tokens of the reasoning of all outputs so far, counted by tokenising it; asked for once, at the end."""
+        """Tokens of the reasoning of all outputs so far; asked for at the end, as it may tokenise the reasoning."""

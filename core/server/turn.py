@@ -161,8 +161,7 @@ class AssistantTurn:
 
     def num_reasoning_tokens(self) -> int:
         """Tokens of the reasoning of all outputs."""
-        texts = ["".join(reader.reasoning) for reader in self._readers.values()]
-        return sum(len(self._parsers.encode(text)) for text in texts if text)
+        return sum(reader.num_reasoning_tokens(self._parsers.encode) for reader in self._readers.values())
 
     def _constraint(self, params: SamplingParams) -> StructuredOutputsParams:
         """The grammar of a demanded call, and the parser that reads it."""
@@ -197,7 +196,15 @@ class AssistantTurn:
 
     def _reader(self) -> _TurnReader:
         readers = [parser.start(self._request) for parser in self._used()]
-        return _TurnReader(readers, self._request.parallel, self._include_reasoning, self._new_id)
+        made = _TurnReader(readers, self._request.parallel, self._include_reasoning, self._new_id)
+        made.end_token = self._end_token()
+        return made
+
+    def _end_token(self) -> int | None:
+        """The one token that ends the reasoning, where one does."""
+        end = self._parsers.reasoning.end(self._request) if self._parsers.reasoning is not None else None
+        ids = self._parsers.encode(end) if end is not None else []
+        return ids[0] if len(ids) == 1 else None
 
     def _new_id(self) -> str:
         return self._tool_parser.new_id() if self._tool_parser is not None else ""
@@ -213,18 +220,36 @@ class _TurnReader:
         self.message = AssistantMessage()
         self.reasoning: list[str] = []
         self.num_calls = 0
+        self.end_token: int | None = None
+        self._num_tokens = 0
+        self._num_until_end: int | None = None
         self._readers = list(readers)
         self._parallel = parallel
         self._include_reasoning = include_reasoning
 
     def read(self, text: str, token_ids: Sequence[int], finished: bool) -> list[OutputEvent]:
         """Events of new text; with everything that was held back when the output has ended."""
-        events: list[OutputEvent] = [Content(text)]
+        self._count(token_ids)
+        events: list[OutputEvent] = [Content(text)] if text else []
         for reader in self._readers:
             events = self._through(reader, events, token_ids, finished)
-        shown = joined([event for event in map(self._shown, events) if event is not None])
-        self.message.add(shown)
-        return shown
+        if self._readers:
+            events = joined([event for event in map(self._shown, events) if event is not None])
+        self.message.add(events)
+        return events
+
+    def _count(self, token_ids: Sequence[int]) -> None:
+        if self._num_until_end is None and self.end_token is not None and self.end_token in token_ids:
+            self._num_until_end = self._num_tokens + list(token_ids).index(self.end_token)
+        self._num_tokens += len(token_ids)
+
+    def num_reasoning_tokens(self, encode: Callable[[str], list[int]]) -> int:
+        """Tokens before the one that ends the reasoning; where no single one does, those of the reasoning's text."""
+        if not self.reasoning:
+            return 0
+        if self.end_token is None:
+            return len(encode("".join(self.reasoning)))
+        return self._num_tokens if self._num_until_end is None else self._num_until_end
 
     @staticmethod
     def _through(

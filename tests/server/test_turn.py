@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,3 +136,21 @@ def test_reasoning_of_messages_has_both_names() -> None:
         found = message_for_template({"role": "assistant", "content": "a", name: "hm"})
         assert (found["reasoning"], found["reasoning_content"]) == ("hm", "hm")
     assert message_for_template({"role": "user", "content": "a"}) == {"role": "user", "content": "a"}
+
+
+def test_reasoning_tokens_are_those_before_the_end() -> None:
+    """The end is one token here, so that nothing is tokenised again."""
+
+    def counted(*pieces: tuple[str, list[int]]) -> int:
+        chosen = parsers(None, "qwen3")
+        turn = replace(chosen, encode=lambda text: [77]).turn()
+        for number, (text, ids) in enumerate(pieces):
+            one = completion(text, "stop" if number == len(pieces) - 1 else None)
+            one.token_ids = ids
+            turn.read(one)
+        return turn.num_reasoning_tokens()
+
+    assert counted(("<think>a b</think>c", [1, 2, 3, 77, 4])) == 3
+    assert counted(("<think>", [1]), ("a b", [2, 3]), ("</think>c", [77, 4]), ("d", [77])) == 3
+    assert counted(("<think>a b c", [1, 2, 3, 4])) == 4
+    assert counted(("no reasoning </think>", [1, 2, 77])) == 0
