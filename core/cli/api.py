@@ -21,6 +21,8 @@ class ApiCommand(Command):
         parser.add_argument("--listen-fd", type=int, required=True, help="Inherited socket to accept from.")
         parser.add_argument("--control-fd", type=int, required=True, help="Inherited socket to the parent.")
         parser.add_argument("--metrics-fd", type=int, help="Inherited file in which API processes count together.")
+        parser.add_argument("--limits-fd", type=int, help="Inherited file in which they count what each key does.")
+        parser.add_argument("--index", type=int, default=0, help="Which of them this is.")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Serves until told to stop."""
@@ -28,4 +30,5 @@ class ApiCommand(Command):
         configure_logging(config.server.log_level)
         from ..server.api_process import run_api_process
 
-        return run_api_process(config, arguments.listen_fd, arguments.control_fd, arguments.metrics_fd)
+        listen, control, metrics = arguments.listen_fd, arguments.control_fd, arguments.metrics_fd
+        return run_api_process(config, listen, control, metrics, arguments.limits_fd, arguments.index)

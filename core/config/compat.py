@@ -175,7 +175,6 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "allow_credentials": Unused(_NO_EFFECT, _OFF, switch=True),
     "allowed_local_media_path": Unused(_MEDIA, (None, "")),
     "allowed_media_domains": Unused(_MEDIA, (None, [])),
-    "api_server_count": Unused("one API process serves", (None, 1)),
     "calculate_kv_scales": Unused("scales of a quantised cache are not supported yet", _OFF, switch=True),
     "code_revision": Unused("no code of a checkpoint is run", (None,)),
     "collect_detailed_traces": Unused("traces have queue, prefill and decode; give --metrics-sinks otel", (None, [])),

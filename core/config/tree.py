@@ -259,6 +259,16 @@ class ServerConfig(Section):
         default_factory=list,
         description="MCP servers for built-in tools of /v1/responses: LABEL=URL, or HOST:PORT; none: no such tools.",
     )
+    api_server_count: int = Field(1, ge=1, le=64, description="API processes that share the port.")
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="Requests of one API key that may be under way at once; more are refused with 429."
+    )
+    max_requests_per_minute: int | None = Field(
+        None, ge=1, description="Requests that one API key may send in a minute; more are refused with 429."
+    )
+    max_request_seconds: float | None = Field(
+        None, gt=0, description="Seconds after which any request ends with 504; clients may ask for less."
+    )
     drain_seconds: float = Field(30.0, ge=0, description="Seconds that running requests get after a stop signal.")
     ready_seconds: float = Field(600.0, gt=0, description="Seconds that the engine gets to become ready.")
     max_engine_restarts: int = Field(3, ge=0, description="Engine deaths in a row that are answered by a restart.")

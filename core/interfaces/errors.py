@@ -21,14 +21,26 @@ _TYPES: Mapping[int, str] = MappingProxyType({
 
 
 class RequestError(Exception):
-    """Ends a request with an HTTP status and one sentence; `param` names the field at fault, `code` is for programs."""
+    """Ends a request with an HTTP status and one sentence; `param` names the field at fault, `code` is for programs.
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    `retry_after` is for clients that may try again, in seconds.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.retry_after = retry_after
 
 
 class ErrorShape:

@@ -25,7 +25,8 @@ from .client import RemoteEngine
 from .engine_process import describe, die_with_parent
 from .http import Server, make_server
 from .ingress import Ingress
-from .messages import EngineNews, EngineUp, Failed, Serving
+from .limits import KeyLimits
+from .messages import EngineNews, EngineUp, Failed, Serving, Stage
 from .reports import Reporter
 from .serving import ServingHost
 from .turn import OutputParsers, build_parsers
@@ -49,13 +50,19 @@ class ApiProcess:
     """The life of an API process: serve, follow the parent's news, drain, end."""
 
     def __init__(
-        self, config: FrameConfig, listener: socket.socket, control: socket.socket, metrics_file: int | None = None
+        self,
+        config: FrameConfig,
+        listener: socket.socket,
+        control: socket.socket,
+        metrics_file: int | None = None,
+        limits: KeyLimits | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
         self._control_socket = control
         self._client = RemoteEngine()
         self._host = ServingHost(config, self._client, metrics_file)
+        self._limits = limits
         self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -90,7 +97,7 @@ class ApiProcess:
         names = dict.fromkeys(self._config.observability.metrics_sinks)
         sinks = [registry.make("sink", name, self._config) for name in names]
         self._host.reporter = Reporter(self._host.model_names[0], sinks)
-        app, ingress = build_app(self._config, self._host, endpoints, self._host.metrics)
+        app, ingress = build_app(self._config, self._host, endpoints, self._host.metrics, self._limits)
         return make_server(app, self._config.server), ingress
 
     async def _follow(self, control: AsyncChannel, server: Server, ingress: Ingress, text: asyncio.Task[Text]) -> None:
@@ -99,6 +106,7 @@ class ApiProcess:
         try:
             while (message := await control.receive()) is not None:
                 await self._client.news(message)
+                self._host.stage = message.name if isinstance(message, Stage) else None
                 if isinstance(message, EngineUp) and front is None:
                     front = asyncio.create_task(self._open(control, text))
         except (OSError, ValueError) as error:
@@ -167,10 +175,17 @@ async def _until(done: Callable[[], bool], seconds: float) -> None:
         await asyncio.sleep(_DRAIN_POLL_SECONDS)
 
 
-def run_api_process(config: FrameConfig, listen_fd: int, control_fd: int, metrics_file: int | None = None) -> int:
-    """Runs an API process on inherited sockets; returns the exit status.
+def run_api_process(
+    config: FrameConfig,
+    listen_fd: int,
+    control_fd: int,
+    metrics_file: int | None = None,
+    limits_file: int | None = None,
+    index: int = 0,
+) -> int:
+    """Runs API process number `index` on inherited sockets; returns the exit status.
 
-    Processes of one server count together in `metrics_file`.
+    Processes of one server count together in `metrics_file`, and bound together what their clients do in `limits_file`.
     """
     try:
         from uvloop import new_event_loop
@@ -178,6 +193,14 @@ def run_api_process(config: FrameConfig, listen_fd: int, control_fd: int, metric
         new_event_loop = asyncio.new_event_loop
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     listener, control = socket.socket(fileno=listen_fd), socket.socket(fileno=control_fd)
-    process = ApiProcess(config, listener, control, metrics_file)
+    server = config.server
+    limits = KeyLimits(
+        server.api_key,
+        most=server.max_requests_per_key,
+        per_minute=server.max_requests_per_minute,
+        descriptor=limits_file,
+        process=index,
+    )
+    process = ApiProcess(config, listener, control, metrics_file, limits)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(process.run())

@@ -22,8 +22,9 @@ from ..interfaces.endpoint import Endpoint
 from ..interfaces.errors import RequestError
 from ..registry import Registry
 from .calls import RouteCalls
-from .errors import ErrorShapes, error_body
+from .errors import ErrorShapes, error_body, retry_headers
 from .ingress import Ingress, Traffic
+from .limits import KeyLimits
 from .serving import ServingHost
 from .streams import ClientGoneError
 from .uploads import Uploads
@@ -33,7 +34,7 @@ _CLIENT_GONE = 499
 
 
 def _reply(request: Request, error: RequestError) -> Response:
-    headers = {"retry-after": "2"} if error.status == 503 else None
+    headers = retry_headers(error)
     return Response(error_body(request.scope, error), error.status, headers, media_type="application/json")
 
 
@@ -101,9 +102,13 @@ def make_endpoints(config: FrameConfig, registry: Registry, serving: ServingHost
 
 
 def build_app(
-    config: FrameConfig, serving: ServingHost, endpoints: Sequence[Endpoint], traffic: Traffic | None = None
+    config: FrameConfig,
+    serving: ServingHost,
+    endpoints: Sequence[Endpoint],
+    traffic: Traffic | None = None,
+    limits: KeyLimits | None = None,
 ) -> tuple[ASGIApp, Ingress]:
-    """The whole application, and its ingress; `traffic` counts what is being served."""
+    """The whole application, and its ingress; `traffic` counts what is being served, `limits` bounds it by key."""
     server = config.server
     routers = [endpoint.router() for endpoint in endpoints]
     routes = build_routes(routers, server.root_path)
@@ -127,6 +132,8 @@ def build_app(
             server.max_upload_bytes,
             server.allowed_origins,
         ),
+        limits=limits,
+        max_seconds=server.max_request_seconds,
     )
     if not server.allowed_origins:
         return ingress, ingress

@@ -49,3 +49,11 @@ def error_body(scope: Scope, error: RequestError) -> bytes:
 def error_event(scope: Scope, error: RequestError) -> bytes:
     """The event that ends a stream."""
     return _shape(scope).event(_plain(error))
+
+
+def retry_headers(error: RequestError) -> dict[str, str]:
+    """When to come again, and whether at all: clients of OpenAI and Anthropic repeat 5xx unless told not to."""
+    if error.status in (429, 503):
+        default = 1 if error.status == 429 else 2
+        return {"retry-after": str(error.retry_after if error.retry_after is not None else default)}
+    return {"x-should-retry": "false"} if error.status == 504 else {}

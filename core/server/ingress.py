@@ -7,11 +7,13 @@ Knows no route but the open ones.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +21,9 @@ import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..interfaces.errors import RequestError
-from .errors import ERROR_SHAPE, ErrorShapes, error_body
+from .deadlines import set_deadline
+from .errors import ERROR_SHAPE, ErrorShapes, error_body, retry_headers
+from .limits import KeyLimits
 from .uploads import Uploads
 
 #: Answered without a key and without an engine.
@@ -118,6 +122,8 @@ class Ingress:
         public_paths: Sequence[str] = (),
         traffic: Traffic | None = None,
         uploads: Uploads | None = None,
+        limits: KeyLimits | None = None,
+        max_seconds: float | None = None,
     ) -> None:
         self._app = app
         self._keys = KeyRing(keys)
@@ -130,6 +136,8 @@ class Ingress:
         self._root_path = root_path.rstrip("/")
         self._traffic = traffic
         self._uploads = uploads or Uploads()
+        self._limits = limits
+        self._max_seconds = max_seconds
         prefixes = {"", root_path.rstrip("/")}
         self._open = frozenset(prefix + path for prefix in prefixes for path in OPEN_PATHS)
         self._public = frozenset(prefix + path for prefix in prefixes for path in public_paths)
@@ -147,12 +155,13 @@ class Ingress:
         scope[ERROR_SHAPE] = self._shapes.of(scope["path"].removeprefix(self._root_path))
         if self._request_ids:
             send = _with_request_id(scope, send)
+        done = contextlib.ExitStack()
         try:
-            receive = await self._admit(scope, receive)
+            receive = await self._admit(scope, receive, done)
         except RequestError as error:
             if self._traffic is not None:
                 self._traffic.responded(error.status)
-            await respond(send, error.status, error_body(scope, error))
+            await respond(send, error.status, error_body(scope, error), retry_headers(error))
             return
         REQUEST.set(scope)
         self.active += 1
@@ -163,6 +172,7 @@ class Ingress:
                 await self._count(self._traffic, scope, receive, send)
         finally:
             self.active -= 1
+            done.close()
 
     async def _count(self, traffic: Traffic, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves an admitted request and says how it was answered."""
@@ -182,7 +192,8 @@ class Ingress:
         finally:
             (traffic.left if needs_engine else traffic.responded)(status)
 
-    async def _admit(self, scope: Scope, receive: Receive) -> Receive:
+    async def _admit(self, scope: Scope, receive: Receive, done: contextlib.ExitStack) -> Receive:
+        """What the application reads the body from; `done` ends with the request."""
         path = _plain_path(scope)
         if len(scope["headers"]) > MAX_HEADERS:
             raise RequestError(431, f"a request may have {MAX_HEADERS} headers, got {len(scope['headers'])}")
@@ -198,6 +209,7 @@ class Ingress:
             return receive
         upload = self._uploads.admit(scope, path and path.removeprefix(self._root_path), receive)
         if upload is not None:
+            self._bound(scope, done)
             return upload
         body = await self._read(scope, receive)
         if body is None:
@@ -205,7 +217,14 @@ class Ingress:
         if body:
             _check_type(scope)
             scope[JSON_BODY] = parse_json(body)
+        self._bound(scope, done)
         return _replay(body, receive)
+
+    def _bound(self, scope: Scope, done: contextlib.ExitStack) -> None:
+        """Gives the request its time and its place among those of its key; raises when it gets none."""
+        set_deadline(scope, scope.get(JSON_BODY), self._max_seconds)
+        if self._limits is not None:
+            done.enter_context(self._limits.admit(scope[OWNER]))
 
     def _is_open(self, method: str, path: str | None) -> bool:
         return path in self._open or method == "OPTIONS" or (method in ("GET", "HEAD") and path in self._public)
@@ -279,14 +298,13 @@ def _with_request_id(scope: Scope, send: Send) -> Send:
     return send_with_id
 
 
-async def respond(send: Send, status: int, body: bytes) -> None:
+async def respond(send: Send, status: int, body: bytes, more: Mapping[str, str] = MappingProxyType({})) -> None:
     """Sends a JSON response and ends it."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if status in (413, 431):
         headers.append((b"connection", b"close"))
-    if status == 503:
-        headers.append((b"retry-after", b"2"))
+    headers += [(name.encode(), value.encode()) for name, value in more.items()]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

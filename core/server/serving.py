@@ -37,7 +37,8 @@ from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
 from .batch_lines import BatchLines, LineResult, batch_routes
 from .client import RemoteEngine
-from .ingress import JSON_BODY, OWNER
+from .deadlines import until_deadline
+from .ingress import JSON_BODY, OWNER, REQUEST
 from .metrics import ServerMetrics
 from .reports import Reporter
 from .request_timer import RequestTimer
@@ -60,7 +61,7 @@ _PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary) should\b")
 #: Branches of unions, as they stand in an error's place.
 _BRANCHES = ("str", "int", "float", "bool", "list", "dict")
 #: Where an error lies -> HTTP status.
-_STATUS = {"request": 400, "load": 503, "engine": 500}
+_STATUS = {"request": 400, "load": 429, "engine": 500}
 
 
 def model_names(config: FrameConfig) -> list[str]:
@@ -102,6 +103,8 @@ class ServingHost:
         self.model_names = model_names(config)
         self.created = int(time.time())
         self.draining = False
+        #: the stage of the start-up that the engine is in
+        self.stage: str | None = None
         self.metrics = ServerMetrics(
             self.model_names[0], vllm_names=config.observability.vllm_metrics, file=metrics_file
         )
@@ -154,7 +157,8 @@ class ServingHost:
         if self.draining:
             return "the server is stopping"
         if self._client.error is not None:
-            return self._client.error
+            stage = f" (stage: {self.stage})" if self.stage is not None else ""
+            return f"{self._client.error}{stage}"
         return "the tokenizer is loading" if self._llm is None else None
 
     @property
@@ -164,6 +168,9 @@ class ServingHost:
             return "the server is stopping"
         if self._llm is None:
             return self.error
+        most = self.config.scheduler.max_queue
+        if self._client.error is not None and self._llm.front.num_unfinished >= most:
+            return f"{self._client.error}, and {most} requests wait for it already (--max-queue)"
         return self._client.end
 
     def parse(self, request: Request, kind: type[M]) -> M:
@@ -247,7 +254,7 @@ class ServingHost:
         stream = self.llm.generate(prompt, params, request_id, **options)
         first = True
         try:
-            async for output in stream:
+            async for output in until_deadline(stream, REQUEST.get()):
                 if first:
                     first = False
                     timer.prompt(len(output.prompt_token_ids or ()), output.num_cached_tokens or 0)
@@ -275,7 +282,7 @@ class ServingHost:
             count += new
             longest = max(longest, new)
             if completion.finish_reason == "error":
-                status = _STATUS[completion.fault] if self._client.error is None else 503
+                status = _STATUS[completion.fault] if self._client.end is None else 503
                 raise RequestError(status, completion.error or "the engine failed")
             if output.finished and completion.finish_reason is not None:
                 timer.ends(completion.finish_reason)

@@ -20,6 +20,10 @@ logger = logging.getLogger("frame.server")
 T = TypeVar("T")
 
 
+#: How long the head of a stream waits for its first frame.
+_PATIENCE_SECONDS = 1.0
+
+
 class ClientGoneError(Exception):
     """The client hung up before its answer was ready."""
 
@@ -49,6 +53,14 @@ async def race_request(request: Request, work: Awaitable[T]) -> T:
     return await race(request.receive, work)
 
 
+class _EarlyError(Exception):
+    """A refusal before anything was sent."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class EventStream(Response):
     """Server-sent events from frames that are bytes already. Closes the generator however it ends.
 
@@ -67,14 +79,32 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends frames until they end or the client hangs up."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         with contextlib.suppress(ClientGoneError):
             await race(receive, self._pump(scope, send))
 
+    async def _begin(self, send: Send) -> None:
+        """Sends the head with the first frame, or without it when it takes long: early refusals keep their status."""
+        first = asyncio.ensure_future(self._next())
+        try:
+            await asyncio.wait([first], timeout=_PATIENCE_SECONDS)
+            if first.done() and isinstance(error := first.exception(), RequestError):
+                raise _EarlyError(error)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send(_frame(await first))
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+    async def _next(self) -> bytes:
+        return await anext(self._frames, b"")
+
     async def _pump(self, scope: Scope, send: Send) -> None:
         try:
+            await self._begin(send)
             async for frame in self._frames:
                 await send(_frame(frame))
+        except _EarlyError as early:
+            raise early.error from None
         except RequestError as error:
             await send(_frame(error_event(scope, error)))
         except Exception:

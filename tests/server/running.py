@@ -58,13 +58,19 @@ class Running:
 
     def children(self) -> dict[str, int]:
         """Name -> pid of the processes below the server's."""
-        found = {}
+        return dict(self._children())
+
+    def children_named(self, name: str) -> list[int]:
+        return [pid for found, pid in self._children() if found == name]
+
+    def _children(self) -> list[tuple[str, int]]:
+        found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[1]) == self.process.pid and fields[0] != "Z":
                     command = (entry / "cmdline").read_bytes().decode()
-                    found["api" if "\0api\0" in command else "engine"] = int(entry.name)
+                    found.append(("api" if "\0api\0" in command else "engine", int(entry.name)))
         return found
 
     def engine(self, path: str = "/health") -> httpx.Response:

@@ -17,7 +17,8 @@ import pytest
 
 from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig, ServerConfig
-from frame.core.server.launcher import Launcher, bind
+from frame.core.server.launcher import Launcher
+from frame.core.server.listeners import bind
 from tests.server.running import FAKE, REAL, Running, alive, server, until
 
 BODY = {"prompt": "once upon a time", "max_tokens": 300, "ignore_eos": True}
@@ -129,8 +130,8 @@ async def test_a_part_that_cannot_be_started_ends_the_server(
     async def spawn(*arguments: Any) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("frame.core.server.launcher.spawn", spawn)
-    launcher = Launcher(FrameConfig(), bind(ServerConfig(port=0)), [*FAKE[:1], "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr("frame.core.server.api_supervisor.spawn", spawn)
+    launcher = Launcher(FrameConfig(), [bind(ServerConfig(port=0))], [*FAKE[:1], "-c", "import time; time.sleep(60)"])
     assert await asyncio.wait_for(launcher.run(), 20) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "frame: [Errno 11] Resource temporarily unavailable"
 

@@ -1,0 +1,124 @@
+"""Starts the API processes of a server, tells them about the engine, and starts again those that die.
+
+Knows no HTTP and no engine; imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..config.tree import FrameConfig
+from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Stage
+from .supervisor import Child, frame_command, memory_file, spawn, write_config
+
+#: Told when all of them serve (the models' names), and when one died (how).
+OnServing = Callable[[Sequence[str] | None, str], None]
+
+
+class ApiSupervisor:
+    """Keeps one API process alive for each listener; what they count together lies in memory that this one opened."""
+
+    def __init__(self, config: FrameConfig, listeners: Sequence[socket.socket], on_serving: OnServing) -> None:
+        self._config = config
+        self._listeners = listeners
+        self._on_serving = on_serving
+        self._children: dict[int, Child] = {}
+        self._serving: set[int] = set()
+        self._engine: EngineUp | EngineDown | None = None
+        self._stage: Stage | None = None
+        self._deaths = 0
+        self._draining = False
+        self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> str | None:
+        """Returns once all have drained (None), or with the cause when one cannot go on."""
+        shared = {
+            "config-file": write_config(self._config),
+            "metrics-fd": memory_file(""),
+            "limits-fd": memory_file(""),
+        }
+        keepers = asyncio.gather(*(self._keep(index, shared) for index in range(len(self._listeners))))
+        ends: list[asyncio.Future[Any]] = [keepers, self._failed]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.done():
+                return self._failed.result()
+            await keepers
+            return None
+        finally:
+            keepers.cancel()
+            await asyncio.gather(keepers, return_exceptions=True)
+            for descriptor in shared.values():
+                os.close(descriptor)
+
+    async def tell(self, message: EngineNews) -> None:
+        """Passes news of the engine on, also to processes that start later."""
+        if isinstance(message, Stage):
+            self._stage = message
+        else:
+            self._engine, self._stage = message, None
+        for child in list(self._children.values()):
+            await _send(child, message)
+
+    def drain(self) -> None:
+        """Has all of them finish what runs, and end."""
+        self._draining = True
+        for child in self._children.values():
+            child.signal(signal.SIGTERM)
+
+    async def stop(self, seconds: float) -> None:
+        """Ends all of them, by force after `seconds`."""
+        await asyncio.gather(*(child.stop(seconds) for child in self._children.values()))
+
+    def _fail(self, cause: str) -> None:
+        if not self._failed.done():
+            self._failed.set_result(cause)
+
+    async def _keep(self, index: int, shared: dict[str, int]) -> None:
+        listener = self._listeners[index].fileno()
+        arguments = ["--listen-fd", str(listener), "--index", str(index)]
+        for name, descriptor in shared.items():
+            arguments += [f"--{name}", f"/dev/fd/{descriptor}" if name == "config-file" else str(descriptor)]
+        while True:
+            child = await spawn(frame_command("api"), arguments, ApiReport, [listener, *shared.values()])
+            self._children[index] = child
+            if self._draining:
+                child.signal(signal.SIGTERM)
+            for message in (self._engine, self._stage):
+                if message is not None:
+                    await _send(child, message)
+            served = await self._follow(index, child)
+            death = await child.death()
+            self._serving.discard(index)
+            if self._draining:
+                return
+            self._deaths += 1
+            if not served or self._deaths > self._config.server.max_engine_restarts * len(self._listeners):
+                self._fail(f"the API process {death}")
+                return
+            self._on_serving(None, f"the API process {death}")
+
+    async def _follow(self, index: int, child: Child) -> bool:
+        """Reads what a process reports until its end; returns whether it ever served."""
+        served = False
+        with contextlib.suppress(OSError, ValueError):
+            while (message := await child.channel.receive()) is not None:
+                if isinstance(message, Failed):
+                    self._fail(message.error)
+                elif isinstance(message, Serving):
+                    served = True
+                    self._serving.add(index)
+                    if len(self._serving) == len(self._listeners):
+                        self._on_serving(message.model_names, "")
+        return served
+
+
+async def _send(child: Child, message: EngineNews) -> None:
+    with contextlib.suppress(OSError):  # it is dying; its successor is told when it starts
+        await child.channel.send(message)

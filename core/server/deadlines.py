@@ -1,0 +1,66 @@
+"""When a request must have ended: what its `X-Request-Timeout` or field `timeout` asks for, and the server's bound.
+
+Knows no route; the text side's streams are cut here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
+
+from starlette.types import Scope
+
+from ..interfaces.errors import RequestError
+
+T = TypeVar("T")
+
+#: (moment by the loop's clock, seconds) lies in the scope under this name.
+DEADLINE = "frame.deadline"
+_HEADER = b"x-request-timeout"
+_FIELD = "timeout"
+
+
+def set_deadline(scope: Scope, body: Any, most: float | None) -> None:
+    """Notes the deadline of a request; takes the field out of its body. Raises `RequestError` 400 for what is none."""
+    header = next((value for name, value in scope["headers"] if name == _HEADER), None)
+    asked: Any = header.decode("latin-1") if header is not None else None
+    where = "X-Request-Timeout" if header is not None else _FIELD
+    if isinstance(body, dict) and _FIELD in body:
+        field = body.pop(_FIELD)
+        asked = field if asked is None else asked
+    seconds = None if asked is None else _seconds(asked, where)
+    if most is not None:
+        seconds = min(most, seconds if seconds is not None else most)
+    if seconds is not None:
+        scope[DEADLINE] = asyncio.get_running_loop().time() + seconds, seconds
+
+
+def _seconds(asked: Any, where: str) -> float:
+    try:
+        seconds = math.nan if isinstance(asked, bool) else float(asked)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise RequestError(400, f"{where} must be a number of seconds above 0, got {str(asked)[:80]!r}", param=where)
+    return seconds
+
+
+def until_deadline(stream: AsyncGenerator[T, None], scope: Scope | None) -> AsyncGenerator[T, None]:
+    """The stream of an HTTP request; raises `RequestError` 504 when its time is over."""
+    deadline = scope.get(DEADLINE) if scope is not None else None
+    return stream if deadline is None else _cut(stream, *deadline)
+
+
+async def _cut(stream: AsyncGenerator[T, None], moment: float, seconds: float) -> AsyncGenerator[T, None]:
+    while True:
+        try:
+            async with asyncio.timeout_at(moment):
+                item = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            text = f"the request did not end within its {seconds:g} seconds"
+            raise RequestError(504, text, code="deadline_exceeded") from None
+        yield item

@@ -1,0 +1,78 @@
+"""Listening sockets at the configured address. Knows no request and no process."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from pathlib import Path
+
+from ..config.errors import ConfigError
+from ..config.tree import ServerConfig
+
+_BACKLOG = 2048
+
+
+def bind_all(server: ServerConfig) -> list[socket.socket]:
+    """One listening socket for each API process, among which the kernel spreads connections; for a path, one for all.
+
+    Each outlives its process, so that connections wait for the successor of one that dies. Raises `ConfigError`.
+    """
+    count = server.api_server_count
+    if server.uds is not None or count == 1:
+        return [bind(server)] * count
+    probe = bind(server)  # alone, since the shared kind would not see that the port is taken
+    address = server.model_copy(update={"port": probe.getsockname()[1]})
+    probe.close()
+    return [bind(address, shared=True) for _ in range(count)]
+
+
+def bind(server: ServerConfig, shared: bool = False) -> socket.socket:
+    """A listening socket at the configured address; raises `ConfigError` when it cannot be had.
+
+    `shared`: other sockets of this user may listen there, too.
+    """
+    if server.uds is not None:
+        return _bind_unix(Path(server.uds))
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except (OSError, UnicodeError) as error:  # the latter: a host that is no name
+        raise ConfigError(
+            f"cannot listen on {server.host}:{server.port}: {getattr(error, 'strerror', None) or error}; "
+            "choose another --port or --host"
+        ) from None
+    return listener
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            try:
+                listener.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()  # left by a server that is gone
+            else:
+                raise ConfigError(f"cannot listen on {path}: a server listens there already")
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """Where clients find the listener."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
