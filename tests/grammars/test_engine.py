@@ -178,6 +178,7 @@ def expected(folder):
         {"max_num_batched_tokens": 16, "max_num_seqs": 4},
         {"num_gpu_blocks_override": 12, "enable_prefix_caching": False},
         {"executor": "process"},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
     ],
     ids=lambda settings: next(iter(settings)),
 )
