@@ -7,7 +7,7 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_kv_connectors() -> list[Provider]:
-    """Blocks of prompts on a local or shared disk."""
+    """Blocks of prompts on a disk, or in the memory of other engines."""
     here = "frame.plugins.connectors"
     return [
         Provider(
@@ -17,5 +17,14 @@ def frame_kv_connectors() -> list[Provider]:
             summary="prompt blocks in a folder that engines share and that outlives them",
             options=f"{here}.disk_messages:DiskOptions",
             tags={"worker": f"{here}.disk_worker:DiskWorker"},
-        )
+        ),
+        Provider(
+            "peer",
+            f"{here}.peer:PeerScheduler",
+            api=">=0.1,<0.2",
+            summary="prompt blocks that other engines hold, over Unix or TCP sockets",
+            options=f"{here}.peer_options:PeerOptions",
+            # what an engine computed ends with it, so `frame plugins check` finds nothing in a second one
+            tags={"worker": f"{here}.peer_worker:PeerWorker", "stores": "no"},
+        ),
     ]

@@ -1,134 +1,41 @@
 """The scheduler side of the disk connector: finds the blocks of a prompt in a folder, and has new ones saved.
 
-A block is saved in the step that completes it: then every KV group still holds it, also those that keep a window only.
-Saved are blocks of prompts, loaded is the longest run of them that follows what the engine has itself. Knows files by
-name only; the worker side reads and writes them.
+Knows files by name only; the worker side reads and writes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from frame.core.interfaces.connector import ConnectorScheduler, RequestView
-from frame.core.interfaces.kv import KVLayout, StateKV
-from frame.core.interfaces.step import StepPlan, TransferReport
-from frame.core.interfaces.wire import decode, encode
+from frame.core.interfaces.connector import RequestView
+from frame.core.interfaces.kv import KVLayout
 
 from .block_files import BlockFiles
-from .disk_messages import DiskOptions, DiskStep, Move, blocks_name
+from .block_scheduler import BlockScheduler
+from .disk_messages import DiskOptions
 
 
-@dataclass
-class Prompt:
-    """A running request whose prompt has blocks left to save; `tables[g]` are its block ids, as the worker has them."""
+class DiskScheduler(BlockScheduler):
+    """See the module."""
 
-    request_id: str
-    hashes: Sequence[bytes]
-    tables: list[list[int]]
-
-
-class DiskScheduler(ConnectorScheduler):
-    """See the module. Raises `ValueError` for layers whose state is not made of blocks."""
+    title = "disk"
 
     def __init__(self, *, config: Any, options: DiskOptions, layout: KVLayout) -> None:
         super().__init__(config=config, options=options, layout=layout)
-        for group in layout.groups:
-            if isinstance(group.spec, StateKV):
-                raise ValueError(f"the disk connector cannot keep the running state of layer {group.layers[0]}")
         self._files = BlockFiles(options.folder)
-        self._name = blocks_name(layout, config)
         num_ranks = config.executor.tensor_parallel_size * config.executor.pipeline_parallel_size
-        self._spaces = [f"{self._name}/{rank}" for rank in range(num_ranks)]
-        self._loads_any = config.transfer.kv_role != "producer"
-        self._saves_any = config.transfer.kv_role != "consumer"
-        self._hashes: dict[str, Sequence[bytes]] = {}  # by request id
-        self._prompts: dict[int, Prompt] = {}  # by slot
-        self._loads: list[Move] = []
-        self._breaks: dict[int, int] = {}  # by rank
+        self._spaces = [f"{self.blocks_name}/{rank}" for rank in range(num_ranks)]
 
-    def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
-        self._hashes[request.request_id] = request.block_hashes
-        if not self._loads_any:
-            return 0, False
-        size = self.layout.block_size
-        # one token is always computed: its logits are needed
-        last = min(len(request.block_hashes), (len(request.token_ids) - 1) // size)
-        first = index = num_computed // size
+    def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
+        index = first
         while index < last and self._has(request.block_hashes[index]):
             index += 1
-        return max(0, index - first) * size, False
-
-    def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
-        last = max(len(table) for table in block_ids)
-        for index in range(last - num_external // self.layout.block_size, last):
-            blocks = [int(table[index]) for table in block_ids]
-            self._loads.append(Move(request.request_id, request.block_hashes[index], blocks))
-
-    def build_message(self, plan: StepPlan) -> bytes:
-        loads, self._loads = self._loads, []
-        entered = self._follow(plan) if self._saves_any else []
-        saves = self._completed(plan) if self._prompts else []
-        if not (loads or saves or entered):
-            return b""
-        step = DiskStep(
-            blocks_name=self._name, loads=loads, saves=saves, entered=entered, known_breaks=dict(self._breaks)
-        )
-        return encode(step)
-
-    def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
-        del block_ids
-        self._hashes.pop(request.request_id, None)
-        return False, None
-
-    def update(self, report: TransferReport) -> None:
-        for event in report.events:
-            rank, breaks = decode(event, tuple[int, int])
-            self._breaks[rank] = breaks
+        return max(0, index - first) * self.layout.block_size, False
 
     def reset(self) -> bool:
         """Forgets the blocks of these weights, for every engine on the folder."""
-        self._files.clear(self._name)
+        self._files.clear(self.blocks_name)
         return True
 
     def _has(self, key: bytes) -> bool:
         return all(self._files.has(space, key) for space in self._spaces)
-
-    def _follow(self, plan: StepPlan) -> list[str]:
-        """Takes over who sits in which slot, with which blocks; returns the ids of those that entered."""
-        for slot in plan.removed_slots.tolist():
-            self._prompts.pop(slot, None)
-        entered = []
-        for new in plan.added:
-            hashes = self._hashes.get(new.request_id, ())
-            if new.num_computed // self.layout.block_size < len(hashes):
-                tables = [blocks.tolist() for blocks in new.block_ids]
-                self._prompts[new.slot] = Prompt(new.request_id, hashes, tables)
-                entered.append(new.request_id)
-        for append in plan.appends if self._prompts else ():
-            rows = zip(append.slots.tolist(), append.offsets.tolist(), append.block_ids.tolist(), strict=True)
-            for slot, offset, block in rows:
-                prompt = self._prompts.get(slot)
-                if prompt is not None:
-                    table = prompt.tables[append.group]
-                    table.extend([0] * (offset + 1 - len(table)))
-                    table[offset] = block
-        return entered
-
-    def _completed(self, plan: StepPlan) -> list[Move]:
-        """The blocks of prompts that this step fills up."""
-        size, moves = self.layout.block_size, []
-        rows = zip(plan.slots.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True)
-        for slot, num_computed, count in rows:
-            prompt = self._prompts.get(slot)
-            if prompt is None:
-                continue
-            last = min((num_computed + count) // size, len(prompt.hashes))
-            for index in range(num_computed // size, last):
-                blocks = [table[index] for table in prompt.tables]
-                if all(blocks):
-                    moves.append(Move(prompt.request_id, prompt.hashes[index], blocks))
-            if last == len(prompt.hashes):
-                del self._prompts[slot]
-        return moves

@@ -12,8 +12,9 @@ from frame.core.interfaces.connector import RequestView
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV, StateKV
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import BlockAppend, NewRequest, StepPlan, TransferReport
+from frame.plugins.connectors.block_messages import blocks_name
 from frame.plugins.connectors.disk import DiskScheduler
-from frame.plugins.connectors.disk_messages import DiskOptions, blocks_name
+from frame.plugins.connectors.disk_messages import DiskOptions
 from frame.plugins.connectors.disk_worker import DiskWorker
 
 BLOCK = 4

@@ -1,0 +1,137 @@
+"""The scheduler side of connectors that keep blocks of prompts: whose block is completed when, and what is loaded.
+
+A block is saved in the step that completes it: then every KV group still holds it, also those that keep a window only.
+Saved are blocks of prompts, loaded is a run of them that follows what the engine has itself. Knows no place to keep
+them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frame.core.interfaces.connector import ConnectorScheduler, RequestView
+from frame.core.interfaces.kv import KVLayout, StateKV
+from frame.core.interfaces.step import StepPlan, TransferReport
+from frame.core.interfaces.wire import decode, encode
+
+from .block_messages import BlockStep, Move, blocks_name
+
+
+@dataclass
+class Prompt:
+    """A running request whose prompt has blocks left to save; `tables[g]` are its block ids, as the worker has them."""
+
+    request_id: str
+    hashes: Sequence[bytes]
+    tables: list[list[int]]
+
+
+class BlockScheduler(ConnectorScheduler):
+    """See the module. `title` is the connector's name. Raises `ValueError` for layers whose state is not of blocks."""
+
+    title: str
+
+    def __init__(self, *, config: Any, options: Any, layout: KVLayout) -> None:
+        super().__init__(config=config, options=options, layout=layout)
+        for group in layout.groups:
+            if isinstance(group.spec, StateKV):
+                raise ValueError(f"the {self.title} connector cannot keep the running state of layer {group.layers[0]}")
+        self.blocks_name = blocks_name(layout, config)
+        self.loads_any = config.transfer.kv_role != "producer"
+        self._saves_any = config.transfer.kv_role != "consumer"
+        self._hashes: dict[str, Sequence[bytes]] = {}  # by request id
+        self._prompts: dict[int, Prompt] = {}  # by slot
+        self._loads: list[Move] = []
+        self._breaks: dict[int, int] = {}  # by rank
+
+    def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        self._hashes[request.request_id] = request.block_hashes
+        if not self.loads_any:
+            return 0, False
+        size = self.layout.block_size
+        # one token is always computed: its logits are needed
+        last = min(len(request.block_hashes), (len(request.token_ids) - 1) // size)
+        return self.match(request, num_computed // size, last)
+
+    @abstractmethod
+    def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
+        """As `matched_tokens`, for the blocks [first, last) of the prompt."""
+
+    def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
+        last = max(len(table) for table in block_ids)
+        for index in range(last - num_external // self.layout.block_size, last):
+            blocks = [int(table[index]) for table in block_ids]
+            self._loads.append(Move(request.request_id, request.block_hashes[index], blocks))
+
+    def build_message(self, plan: StepPlan) -> bytes:
+        loads, self._loads = self._loads, []
+        entered = self._follow(plan) if self._saves_any else []
+        saves = self._completed(plan) if self._prompts else []
+        if not (loads or saves or entered):
+            return b""
+        return encode(
+            self.message(
+                BlockStep(
+                    blocks_name=self.blocks_name,
+                    loads=loads,
+                    saves=saves,
+                    entered=entered,
+                    known_breaks=dict(self._breaks),
+                )
+            )
+        )
+
+    def message(self, step: BlockStep) -> BlockStep:
+        """What the worker side is told; may add to it."""
+        return step
+
+    def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        del block_ids
+        self._hashes.pop(request.request_id, None)
+        return False, None
+
+    def update(self, report: TransferReport) -> None:
+        for event in report.events:
+            rank, breaks = decode(event, tuple[int, int])
+            self._breaks[rank] = breaks
+
+    def _follow(self, plan: StepPlan) -> list[str]:
+        """Takes over who sits in which slot, with which blocks; returns the ids of those that entered."""
+        for slot in plan.removed_slots.tolist():
+            self._prompts.pop(slot, None)
+        entered = []
+        for new in plan.added:
+            hashes = self._hashes.get(new.request_id, ())
+            if new.num_computed // self.layout.block_size < len(hashes):
+                tables = [blocks.tolist() for blocks in new.block_ids]
+                self._prompts[new.slot] = Prompt(new.request_id, hashes, tables)
+                entered.append(new.request_id)
+        for append in plan.appends if self._prompts else ():
+            rows = zip(append.slots.tolist(), append.offsets.tolist(), append.block_ids.tolist(), strict=True)
+            for slot, offset, block in rows:
+                prompt = self._prompts.get(slot)
+                if prompt is not None:
+                    table = prompt.tables[append.group]
+                    table.extend([0] * (offset + 1 - len(table)))
+                    table[offset] = block
+        return entered
+
+    def _completed(self, plan: StepPlan) -> list[Move]:
+        """The blocks of prompts that this step fills up."""
+        size, moves = self.layout.block_size, []
+        rows = zip(plan.slots.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True)
+        for slot, num_computed, count in rows:
+            prompt = self._prompts.get(slot)
+            if prompt is None:
+                continue
+            last = min((num_computed + count) // size, len(prompt.hashes))
+            for index in range(num_computed // size, last):
+                blocks = [table[index] for table in prompt.tables]
+                if all(blocks):
+                    moves.append(Move(prompt.request_id, prompt.hashes[index], blocks))
+            if last == len(prompt.hashes):
+                del self._prompts[slot]
+        return moves

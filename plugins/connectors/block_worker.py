@@ -1,0 +1,160 @@
+"""The worker side of connectors that keep blocks of prompts: copies between the KV memory and the host, in the step.
+
+What came from a broken step or from a load that failed is never saved: a wrong block would outlive the engine. Knows no
+request beyond its id, no layer beyond its bytes, and no place to keep blocks.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frame.core.interfaces.connector import ConnectorWorker
+from frame.core.interfaces.kv import KVLayout
+from frame.core.interfaces.step import TransferReport
+from frame.core.interfaces.wire import decode, encode
+
+from .block_messages import BlockStep, Move
+
+#: Blocks that are copied together: bounds the host memory that a step needs.
+BATCH = 32
+_CHECKED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where the bytes of one layer lie in a kept block; `cache` is uint8 [num_blocks, end - start]."""
+
+    group: int
+    cache: Tensor
+    dtype: torch.dtype
+    start: int
+    end: int
+
+
+class BlockWorker(ConnectorWorker):
+    """See the module. A kept block holds the block in every layer of this rank, group by group.
+
+    `title` begins the names of its statistics; `message` is the type of what the scheduler side sends.
+    """
+
+    title: ClassVar[str]
+    message: ClassVar[type[BlockStep]] = BlockStep
+
+    def __init__(self, *, config: Any, options: Any, layout: KVLayout, rank: int = 0) -> None:
+        super().__init__(config=config, options=options, layout=layout, rank=rank)
+        self.block_bytes = 0
+        self.failed: list[int] = []
+        self._parts: list[Part] = []
+        self._step = BlockStep(blocks_name="")
+        self._in_step = False
+        self._breaks = 0
+        self._reported_breaks = 0
+        self._sound: set[str] = set()  # requests whose blocks hold what their hashes say
+        self._stats: dict[str, float] = {}
+
+    @abstractmethod
+    def load(self, step: BlockStep) -> None:
+        """Begins, and ends if it can, the loads of a step."""
+
+    @abstractmethod
+    def keeps(self, key: bytes) -> bool:
+        """Whether the block is kept already; it then counts as just used."""
+
+    @abstractmethod
+    def keep(self, key: bytes, data: np.ndarray) -> bool:
+        """Keeps a block, uint8 [block_bytes] of memory that will change; False when it cannot."""
+
+    def loaded(self) -> list[str]:
+        """The requests whose loads have ended since the last call, for those that outlast a step."""
+        return []
+
+    @property
+    def space(self) -> str:
+        """The name of this rank's blocks, as the newest message gave it."""
+        return f"{self._step.blocks_name}/{self.rank}"
+
+    def register(self, caches: Mapping[str, Tensor]) -> None:
+        self._parts, start = [], 0
+        for index, group in enumerate(self.layout.groups):
+            for layer in (layer for layer in group.layers if layer in caches):
+                cache = caches[layer]
+                end = start + cache.shape[1]
+                self._parts.append(Part(index, cache, getattr(torch, group.spec.dtype), start, end))
+                start = end
+        self.block_bytes = start
+
+    def begin_step(self, message: bytes) -> None:
+        if self._in_step:
+            # The step before raised. Steps planned before the scheduler heard of it build on blocks it never filled.
+            self._breaks += 1
+            self._sound.clear()
+        else:
+            self.failed, self._stats = [], {}
+        self._in_step = True
+        self._step = step = decode(message, self.message) if message else BlockStep(blocks_name="")
+        if step.known_breaks.get(self.rank, 0) == self._breaks:
+            self._sound.update(step.entered)
+        self.load(step)
+
+    def end_step(self, finished: Sequence[str]) -> TransferReport:
+        saves = [move for move in self._step.saves if move.owner in self._sound and not self.keeps(move.key)]
+        for moves in batches(saves):
+            self._save(moves)
+        self._sound.difference_update(finished)
+        self._in_step = False
+        events = []
+        if self._reported_breaks != self._breaks:
+            self._reported_breaks = self._breaks
+            events.append(encode((self.rank, self._breaks)))
+        return TransferReport(received=self.loaded(), failed_blocks=self.failed, stats=self._stats, events=events)
+
+    def count(self, name: str, value: int) -> None:
+        """Adds to a statistic of the step."""
+        if value:
+            name = f"{self.title}_{name}"
+            self._stats[name] = self._stats.get(name, 0) + value
+
+    def put(self, moves: Sequence[Move], data: np.ndarray, arrived: Sequence[int]) -> None:
+        """Writes the rows `arrived` of `data` uint8 [n, block_bytes] to the blocks of `moves` [n]; the rest failed."""
+        rows = torch.from_numpy(data)
+        for part in self._parts:
+            here = [row for row in arrived if moves[row].blocks[part.group]]
+            if here:
+                blocks = torch.tensor([moves[row].blocks[part.group] for row in here], device=part.cache.device)
+                part.cache.index_copy_(0, blocks, rows[here, part.start : part.end].to(part.cache.device))
+        there = set(arrived)
+        for row, move in enumerate(moves):
+            if row not in there:
+                self.failed += [block for block in move.blocks if block]
+                self._sound.discard(move.owner)
+        self.count("loaded_blocks", len(there))
+        self.count("failed_blocks", len(moves) - len(there))
+
+    def _save(self, moves: Sequence[Move]) -> None:
+        data = np.empty((len(moves), self.block_bytes), np.uint8)
+        finite = torch.ones(len(moves), dtype=torch.bool)
+        for part in self._parts:
+            blocks = torch.tensor([move.blocks[part.group] for move in moves], device=part.cache.device)
+            found = part.cache.index_select(0, blocks)
+            if part.dtype in _CHECKED:
+                finite &= found.view(part.dtype).isfinite().all(1).cpu()
+            data[:, part.start : part.end] = found.cpu().numpy()
+        kept = 0
+        for row, move in enumerate(moves):
+            # values that are not finite fail the request that made them; they must not fail later ones
+            kept += bool(finite[row]) and self.keep(move.key, data[row])
+        self.count("saved_blocks", kept)
+        self.count("unsaved_blocks", len(moves) - kept)
+
+
+def batches(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
+    """In parts that are copied together."""
+    for start in range(0, len(moves), BATCH):
+        yield moves[start : start + BATCH]

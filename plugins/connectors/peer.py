@@ -1,0 +1,132 @@
+"""The scheduler side of the peer connector: asks other engines which blocks of a prompt they hold.
+
+Questions go on beside the engine's loop. A request waits a moment for the answer and is computed here without one; what
+a peer holds is loaded while others run. Knows no block's bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from frame.core.interfaces.connector import RequestView
+from frame.core.interfaces.kv import KVLayout
+
+from .block_messages import BlockStep
+from .block_scheduler import BlockScheduler
+from .peer_client import PeerClient
+from .peer_messages import PeerStep
+from .peer_options import Address, PeerOptions
+from .peer_wire import PeerError
+
+logger = logging.getLogger("frame.connectors.peer")
+
+
+@dataclass
+class Question:
+    """Which blocks of one prompt each peer holds: one answer a peer, 1 or 0 for each block, "" for none."""
+
+    answers: list[Future[bytes]]
+    deadline: float
+    source: int = -1  # the peer that was found to hold most
+
+    @property
+    def open(self) -> bool:
+        """Whether it is worth waiting."""
+        return time.monotonic() < self.deadline and not all(answer.done() for answer in self.answers)
+
+
+class PeerScheduler(BlockScheduler):
+    """See the module."""
+
+    title = "peer"
+
+    def __init__(self, *, config: Any, options: PeerOptions, layout: KVLayout) -> None:
+        super().__init__(config=config, options=options, layout=layout)
+        self._lookup_seconds = options.lookup_seconds
+        num_ranks = config.executor.tensor_parallel_size * config.executor.pipeline_parallel_size
+        if num_ranks > 1:
+            raise ValueError("the peer connector serves engines of one worker")
+        secret = options.secret()
+        self._peers = [
+            PeerClient(
+                Address.parse(text),
+                secret=secret,
+                space=f"{self.blocks_name}/0",
+                timeout=min(options.timeout_seconds, options.lookup_seconds),
+                retry=options.retry_seconds,
+            )
+            for text in options.peers
+        ]
+        self._threads = ThreadPoolExecutor(max(1, len(self._peers)), thread_name_prefix="peer-lookup")
+        self._questions: dict[str, Question] = {}
+        self._sources: dict[str, int] = {}  # of the loads that this step begins
+
+    def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
+        question = self._questions.get(request.request_id)
+        if question is None:
+            if first >= last or all(peer.resting for peer in self._peers):
+                return 0, False
+            question = self._ask(request, last)
+        if question.open:
+            return None, False
+        question.source, count = max(
+            ((source, _run(answer, first, last)) for source, answer in enumerate(question.answers)),
+            key=lambda found: found[1],
+        )
+        return count * self.layout.block_size, count > 0
+
+    def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
+        super().allocated(request, block_ids, num_external)
+        question = self._questions.pop(request.request_id, None)
+        if question is not None:
+            self._sources[request.request_id] = question.source
+
+    def message(self, step: BlockStep) -> PeerStep:
+        sources, self._sources = self._sources, {}
+        return PeerStep(
+            blocks_name=step.blocks_name,
+            loads=step.loads,
+            saves=step.saves,
+            entered=step.entered,
+            known_breaks=step.known_breaks,
+            sources=sources,
+        )
+
+    def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        self._questions.pop(request.request_id, None)
+        return super().finished(request, block_ids)
+
+    def reset(self) -> bool:
+        """What peers hold is not for this engine to drop."""
+        return not self._peers
+
+    def close(self) -> None:
+        for peer in self._peers:
+            peer.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _ask(self, request: RequestView, last: int) -> Question:
+        keys = list(request.block_hashes[:last])
+        answers = [self._threads.submit(_held, peer, keys) for peer in self._peers]
+        question = self._questions[request.request_id] = Question(answers, time.monotonic() + self._lookup_seconds)
+        return question
+
+
+def _held(peer: PeerClient, keys: Sequence[bytes]) -> bytes:
+    if peer.resting:
+        return b""
+    try:
+        return peer.held(keys)
+    except PeerError:
+        return b""
+
+
+def _run(answer: Future[bytes], first: int, last: int) -> int:
+    """How many blocks from `first` on the peer holds without a gap; 0 when it has not answered."""
+    held = answer.result()[first:last] if answer.done() and not answer.cancelled() else b""
+    return len(held) if all(held) else held.index(0)

@@ -1,0 +1,76 @@
+"""The options of the peer connector, and where an engine listens. Knows no socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_MIN_SECRET = 16
+
+
+class Address(NamedTuple):
+    """A Unix socket (`path`), or a TCP one."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str, rank: int = 0) -> Address:
+        """From "unix:/path" or "tcp:host:port"; each rank has its own, the next port or PATH.1, PATH.2, ….
+
+        Raises `ValueError`.
+        """
+        kind, _, rest = text.partition(":")
+        if kind == "unix" and rest.startswith("/"):
+            return cls(path=f"{rest}.{rank}" if rank else rest)
+        host, _, port = rest.rpartition(":")
+        if kind == "tcp" and host and port.isascii() and port.isdigit() and 0 < int(port) + rank < 65536:
+            return cls(host=host.strip("[]"), port=int(port) + rank)
+        raise ValueError(f"{text!r} is no address; write unix:/path or tcp:host:port")
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path else f"tcp:{self.host}:{self.port}"
+
+
+class PeerOptions(BaseModel):
+    """Settings of the peer connector."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    listen: str | None = Field(
+        None, description="Where other engines may ask for blocks: unix:/path or tcp:host:port; default: nowhere."
+    )
+    peers: list[str] = Field(
+        default_factory=list, max_length=64, description="Addresses of the engines that are asked for blocks."
+    )
+    secret_file: str | None = Field(
+        None, description="File with the secret that all engines share, 16 characters at least; TCP needs it."
+    )
+    max_bytes: int = Field(1 << 30, ge=1, description="Bytes of host memory for the copies that peers may ask for.")
+    timeout_seconds: float = Field(5.0, gt=0, le=600, description="Seconds that a peer gets for each answer.")
+    lookup_seconds: float = Field(
+        0.5, gt=0, le=60, description="Seconds that a request waits to learn which blocks peers hold."
+    )
+    retry_seconds: float = Field(5.0, ge=0, description="Seconds that a peer which failed is left alone.")
+
+    @model_validator(mode="after")
+    def _check_addresses(self) -> PeerOptions:
+        for text in (*self.peers, *([self.listen] if self.listen is not None else [])):
+            if not Address.parse(text).path and self.secret_file is None:
+                raise ValueError(f"{text} is reached over TCP, so secret_file must be given")
+        return self
+
+    def secret(self) -> bytes:
+        """What proves that the other side is one of ours; empty on Unix sockets without one. Raises `ValueError`."""
+        if self.secret_file is None:
+            return b""
+        try:
+            secret = Path(self.secret_file).expanduser().read_bytes().strip()
+        except OSError as error:
+            raise ValueError(f"secret_file of the peer connector cannot be read: {error}") from None
+        if len(secret) < _MIN_SECRET:
+            raise ValueError(f"secret_file {self.secret_file} must hold at least {_MIN_SECRET} characters")
+        return secret

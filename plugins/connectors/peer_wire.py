@@ -1,0 +1,132 @@
+"""What engines say to each other over a socket: frames of msgpack with a length before them, and who may speak.
+
+The listener begins with a random challenge; the caller answers with its HMAC under the shared secret, so the secret
+itself never travels, and names the set of blocks that it is about. Knows no block.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+import time
+from typing import TypeVar
+
+import msgspec
+
+from frame.core.interfaces.wire import decode, encode
+
+T = TypeVar("T")
+
+_LENGTH = struct.Struct("<I")
+#: Most keys of one question, and most bytes of a frame that brings no blocks.
+MAX_KEYS = 16384
+MAX_FRAME = 1 << 20
+_CHALLENGE_BYTES = 32
+
+
+class PeerError(Exception):
+    """The other side is gone, too slow, not one of ours, or says what it must not."""
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """The listener's first frame."""
+
+    version: int
+    nonce: bytes
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The caller's answer to it; `space` names the blocks: equal only for equal weights, layouts and ranks."""
+
+    proof: bytes
+    space: str
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The caller is one of ours, and may ask."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Which of these blocks are held; with `fetch` also their bytes."""
+
+    keys: list[bytes]
+    fetch: bool = False
+
+
+class Held(msgspec.Struct, frozen=True):
+    """For each key 1 or 0; after a fetch the bytes of those that are held follow, in this order."""
+
+    held: bytes
+
+
+VERSION = 1
+
+
+def send(connection: socket.socket, message: msgspec.Struct, payload: bytes | memoryview = b"") -> None:
+    """Sends a frame, and `payload` behind it. Raises `PeerError`."""
+    data = encode(message)
+    try:
+        connection.sendall(_LENGTH.pack(len(data)) + data)
+        if len(payload):
+            connection.sendall(payload)
+    except OSError as error:
+        raise PeerError(f"the connection failed: {error}") from None
+
+
+def receive(connection: socket.socket, kind: type[T], seconds: float | None, limit: int = MAX_FRAME) -> T:
+    """The next frame, all of it within `seconds`. Raises `PeerError`, also for one too long or of another kind."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    header = bytearray(_LENGTH.size)
+    _receive_until(connection, memoryview(header), deadline)
+    (size,) = _LENGTH.unpack(header)
+    if size > limit:
+        raise PeerError(f"a frame of {size} bytes is announced, at most {limit} are taken")
+    data = bytearray(size)
+    _receive_until(connection, memoryview(data), deadline)
+    try:
+        return decode(bytes(data), kind)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise PeerError(f"a frame is no {kind.__name__}: {error}") from None
+
+
+def receive_into(connection: socket.socket, out: memoryview, seconds: float) -> None:
+    """Fills `out` within `seconds`. Raises `PeerError` when the connection ends before."""
+    _receive_until(connection, out, time.monotonic() + seconds)
+
+
+def _receive_until(connection: socket.socket, out: memoryview, deadline: float | None) -> None:
+    try:
+        while out:
+            # a trickle of single bytes must not outlast the deadline
+            connection.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
+            count = connection.recv_into(out)
+            if count == 0:
+                raise PeerError("the connection was closed")
+            out = out[count:]
+    except OSError as error:
+        raise PeerError(f"the connection failed: {error}") from None
+
+
+def admit(connection: socket.socket, secret: bytes, seconds: float) -> str:
+    """The listener's side of the beginning; returns the caller's space. Raises `PeerError` for strangers."""
+    nonce = secrets.token_bytes(_CHALLENGE_BYTES)
+    send(connection, Challenge(VERSION, nonce))
+    hello = receive(connection, Hello, seconds, limit=4096)
+    if not hmac.compare_digest(hello.proof, _proof(secret, nonce)):
+        raise PeerError("the caller does not know the secret")
+    return hello.space
+
+
+def introduce(connection: socket.socket, secret: bytes, space: str, seconds: float) -> None:
+    """The caller's side of it. Raises `PeerError`."""
+    challenge = receive(connection, Challenge, seconds, limit=4096)
+    if challenge.version != VERSION:
+        raise PeerError(f"the peer speaks version {challenge.version}, not {VERSION}")
+    send(connection, Hello(_proof(secret, challenge.nonce), space))
+    receive(connection, Welcome, seconds, limit=4096)
+
+
+def _proof(secret: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(secret, b"frame peer 1" + nonce, "sha256")

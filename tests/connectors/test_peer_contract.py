@@ -1,0 +1,50 @@
+"""The contract of connectors for `peer`, whose storage is the engines that computed something and still run."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from frame.core.testing.engines import request
+from frame.testing import ConnectorSuite
+
+
+class TestPeers(ConnectorSuite):
+    plugin = "peer"
+
+    @property
+    def shares(self):
+        return True
+
+    @pytest.fixture(autouse=True)
+    def _engines_that_stay(self, _own_folder):
+        self.numbers, self.lock = itertools.count(), threading.Lock()
+        self.addresses, self.staying = [], []
+        yield
+        for engine in self.staying:
+            engine.close()
+
+    def engine(self, *args, **settings):
+        """Each engine listens on a socket of its own and asks all that stay."""
+        address = f"unix:{self.folder}/{next(self.numbers)}"
+        with self.lock:
+            self.options = {"listen": address, "peers": list(self.addresses), "lookup_seconds": 20}
+            made = super().engine(*args, **settings)
+        made.address = address
+        return made
+
+    def fill(self, *prompts, layout=None, **settings):
+        """As the suite's, by an engine that stays until the end of the test."""
+        engine = self.engine(layout, **settings)
+        self.staying.append(engine)
+        engine.run(*(request(f"fill-{index}", prompt) for index, prompt in enumerate(prompts)))
+        engine.check()
+        self.addresses.append(engine.address)
+
+    def test_a_real_model_gives_the_same_logits(self):
+        pytest.skip("tests/connectors/test_peer_engine.py has two engines that run at once")
+
+    def test_blocks_that_are_damaged_are_computed_again(self):
+        pytest.skip("tests/connectors/test_peer.py has peers that lie")

@@ -1,0 +1,75 @@
+"""Two engines: one computed the prompts, the other takes them over as far as they match, and computes the rest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from frame.core.testing.checkpoints import make_checkpoint
+from frame.plugins.connectors import peer_client
+from tests.connectors import peer_prompts
+from tests.connectors.peer_prompts import CACHED, complete, make_llm, prompts
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(make_checkpoint(tmp_path_factory.mktemp("model"), "gemma2"))
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """What one engine without a connector says to the prompts, and to others."""
+    llm = make_llm(model)
+    yield lambda given: complete(llm, given)[0]
+    llm.close()
+
+
+@pytest.fixture
+def holder(model, tmp_path):
+    """(address, process) of an engine that has computed the prompts."""
+    address = f"unix:{tmp_path}/holder"
+    process = subprocess.Popen(
+        [sys.executable, peer_prompts.__file__, model, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    while (line := process.stdout.readline()) != "ready\n":
+        assert line, "the engine that should hold the prompts ended"
+    yield address, process
+    process.kill()
+    process.communicate()
+
+
+def test_matched_prompts_are_loaded_others_computed_and_a_dead_peer_is_no_loss(model, alone, holder, monkeypatch):
+    address, process = holder
+    given = prompts()
+    llm = make_llm(model, peers=[address], lookup_seconds=20, retry_seconds=0)
+    assert complete(llm, given) == (alone(given), CACHED)
+    partly, other = given[0][:40] + [9] * 30, [11] * 50
+    found, cached = complete(llm, [partly, other])
+    assert found == alone([partly, other])
+    assert cached == [40, 0]
+
+    # the peer dies when the first of several fetches is there
+    monkeypatch.setattr("frame.plugins.connectors.block_worker.BATCH", 2)
+    fetch = peer_client.PeerClient.fetch
+
+    def fetch_once(self, keys, out):
+        rows = fetch(self, keys, out)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        return rows
+
+    monkeypatch.setattr(peer_client.PeerClient, "fetch", fetch_once)
+    assert complete(llm, given)[0] == alone(given)
+    assert process.returncode == -signal.SIGKILL
+    assert complete(llm, given) == (alone(given), [0] * len(given))
+    assert llm.llm_engine.core.stats().kv_usage == 0
+    llm.close()
