@@ -19,13 +19,17 @@ from .attention import LOG2E, attend_keys, dense_heads
 
 @dataclass(frozen=True)
 class DecodeLaunch:
-    """Sizes of one launch: padded query heads and keys of a tile, splits of a row's keys (a power of two)."""
+    """Sizes of one launch: padded query heads and keys of a tile, most splits of a row's keys (a power of two).
+
+    No split but the last has fewer than `min_span` keys: a short row is not worth joining.
+    """
 
     block_m: int
     block_n: int
     splits: int
     num_warps: int = 2
     num_stages: int = 3
+    min_span: int = 256
 
 
 def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1) -> DecodeLaunch:
@@ -81,7 +85,7 @@ def _decode_attention_kernel(
     scale, soft_cap, stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, MIN_SPAN: tl.constexpr,
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -103,14 +107,17 @@ def _decode_attention_kernel(
         first_key = tl.maximum(seq_len - WINDOW, 0)
     low = first_key // BLOCK_N * BLOCK_N
     high = seq_len
-    span = seq_len
+    used = 1
     if SPLITS > 1:
-        span = tl.cdiv(tl.cdiv(seq_len - low, SPLITS), BLOCK_N) * BLOCK_N
+        span = tl.maximum(tl.cdiv(tl.cdiv(seq_len - low, SPLITS), BLOCK_N) * BLOCK_N, MIN_SPAN)
+        used = tl.cdiv(seq_len - low, span)
+        if split >= used:
+            return
         low += split * span
         high = tl.minimum(low + span, seq_len)
     keys += kv_head * stride_head
     values += kv_head * stride_head
-    if (low < seq_len) & (high == seq_len):  # this split reads the new token, so it stores it first
+    if high == seq_len:  # this split reads the new token, so it stores it first
         slot = tl.load(slots + row)
         if slot >= 0:
             place = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token
@@ -150,16 +157,15 @@ def _decode_attention_kernel(
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
     acc = acc / total[:, None]
-    if SPLITS == 1:
+    if used == 1:
         tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
         return
     tl.store(partial + (where * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :], acc, within & ~empty[:, None])
     tl.store(lse + where * SPLITS + split, tl.where(empty, float("-inf"), peak + tl.log2(total)), real)
     tl.debug_barrier()
     arrival = arrivals + row * tl.num_programs(1) + kv_head
-    if tl.atomic_add(arrival, 1, sem="acq_rel") == SPLITS - 1:
+    if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
         tl.store(arrival, 0)  # for the next launch
-        used = tl.cdiv(seq_len - first_key // BLOCK_N * BLOCK_N, span)
         first_head = row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + kv_head * GROUPS
         _join(out, partial, lse, first_head, used, GROUPS, BLOCK_M, SPLITS, HEAD_DIM, DIM)
 
@@ -206,7 +212,7 @@ def decode_attention(
         *kv_cache.stride()[1:4],
         GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
-        HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLITS=launch.splits,
+        HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLITS=launch.splits, MIN_SPAN=launch.min_span,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     return out
