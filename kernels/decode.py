@@ -15,21 +15,18 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention import LOG2E, attend_keys, dense_heads
+from .chain import await_previous, chained
 
 
 @dataclass(frozen=True)
 class DecodeLaunch:
-    """Sizes of one launch: padded query heads and keys of a tile, most splits of a row's keys (a power of two).
-
-    No split but the last has fewer than `min_span` keys: a short row is not worth joining.
-    """
+    """Sizes of one launch: padded query heads and keys of a tile, most splits of a row's keys (a power of two)."""
 
     block_m: int
     block_n: int
     splits: int
     num_warps: int = 2
     num_stages: int = 3
-    min_span: int = 256
 
 
 def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1) -> DecodeLaunch:
@@ -85,9 +82,10 @@ def _decode_attention_kernel(
     scale, soft_cap, stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, MIN_SPAN: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
+    await_previous(CHAINED)
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lane, dim = tl.arange(0, BLOCK_M), tl.arange(0, DIM)
     head = kv_head * GROUPS + lane
@@ -109,8 +107,11 @@ def _decode_attention_kernel(
     high = seq_len
     used = 1
     if SPLITS > 1:
-        span = tl.maximum(tl.cdiv(tl.cdiv(seq_len - low, SPLITS), BLOCK_N) * BLOCK_N, MIN_SPAN)
-        used = tl.cdiv(seq_len - low, span)
+        # Measured: more than 16 splits of less than 128 keys cost more to join than they save.
+        length = seq_len - low
+        span = tl.maximum(tl.cdiv(length, SPLITS), tl.minimum(tl.cdiv(length, 16), 128))
+        span = tl.cdiv(span, BLOCK_N) * BLOCK_N
+        used = tl.cdiv(length, span)
         if split >= used:
             return
         low += split * span
@@ -212,7 +213,7 @@ def decode_attention(
         *kv_cache.stride()[1:4],
         GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
-        HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLITS=launch.splits, MIN_SPAN=launch.min_span,
-        num_warps=launch.num_warps, num_stages=launch.num_stages,
+        HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLITS=launch.splits,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
     return out

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .chain import await_previous, chained
 from .expert_launch import Chip, Launch, Shape, Tile, invariant_launch, launch_for
 from .routing import Blocks, align
 
@@ -115,8 +116,9 @@ def _combine(products, weights, ids, out, experts, size, TOP_K: tl.constexpr, BL
 @triton.jit
 def _vector_gate_up(
     x, weight, ids, out, experts, size, stride_x,
-    DEPTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    DEPTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    await_previous(CHAINED)
     pair = tl.program_id(1).to(tl.int64)
     expert = tl.load(ids + pair).to(tl.int64)
     if (expert < 0) | (expert >= experts):
@@ -141,8 +143,9 @@ def _vector_gate_up(
 @triton.jit
 def _vector_down(
     x, weight, ids, weights, out, experts, size,
-    DEPTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    DEPTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    await_previous(CHAINED)
     token = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_K)
@@ -232,6 +235,7 @@ def vector_gate_up(hidden: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile) -> 
     _vector_gate_up[(triton.cdiv(size, tile.block_n), ids.numel())](
         hidden, gate_up, ids, out, gate_up.shape[0], size, hidden.stride(0),
         DEPTH=depth, TOP_K=ids.shape[1], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.num_warps,
+        **chained(hidden.device),
     )  # fmt: skip
     return out
 
@@ -243,6 +247,7 @@ def vector_down(inner: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile:
     _vector_down[(triton.cdiv(size, tile.block_n), tokens)](
         inner, down, ids, weights, out, down.shape[0], size,
         DEPTH=down.shape[2], TOP_K=ids.shape[1], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.num_warps,
+        **chained(inner.device),
     )  # fmt: skip
     return out
 

@@ -11,11 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .chain import await_previous, chained
+
 
 @triton.jit
 def _few_rows(
     x, weight, bias, out, outputs, inputs, stride_x, stride_weight, stride_out,
-    ROWS: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_K)
@@ -23,9 +25,13 @@ def _few_rows(
     source = weight + output.to(tl.int64)[:, None] * stride_weight + lane[None, :]
     sums_0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     sums_1, sums_2, sums_3 = sums_0, sums_0, sums_0
+    ahead = tl.load(source, mask=there[:, None] & (lane < inputs)[None, :], other=0.0)
+    await_previous(CHAINED)
     for first in range(0, inputs, BLOCK_K):
         kept = first + lane < inputs
-        values = tl.load(source + first, mask=there[:, None] & kept[None, :], other=0.0).to(tl.float32)
+        values = ahead.to(tl.float32)
+        left = first + BLOCK_K + lane < inputs
+        ahead = tl.load(source + first + BLOCK_K, mask=there[:, None] & left[None, :], other=0.0)
         sums_0 += values * tl.load(x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
         if ROWS > 1:
             sums_1 += values * tl.load(x + stride_x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
@@ -46,7 +52,7 @@ def _few_rows(
 @triton.jit
 def _one_row_gated(
     x, weight, bias, out, outputs, inputs, stride_weight,
-    BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_K)
@@ -55,12 +61,18 @@ def _one_row_gated(
     second = source + outputs.to(tl.int64) * stride_weight
     gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     ups = gates
+    mask = there[:, None] & (lane < inputs)[None, :]
+    gate_ahead = tl.load(source, mask=mask, other=0.0)
+    up_ahead = tl.load(second, mask=mask, other=0.0)
+    await_previous(CHAINED)
     for first in range(0, inputs, BLOCK_K):
-        kept = first + lane < inputs
-        mask = there[:, None] & kept[None, :]
-        value = tl.load(x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
-        gates += tl.load(source + first, mask=mask, other=0.0).to(tl.float32) * value
-        ups += tl.load(second + first, mask=mask, other=0.0).to(tl.float32) * value
+        gate_weight, up_weight = gate_ahead.to(tl.float32), up_ahead.to(tl.float32)
+        mask = there[:, None] & (first + BLOCK_K + lane < inputs)[None, :]
+        gate_ahead = tl.load(source + first + BLOCK_K, mask=mask, other=0.0)
+        up_ahead = tl.load(second + first + BLOCK_K, mask=mask, other=0.0)
+        value = tl.load(x + first + lane, mask=first + lane < inputs, other=0.0).to(tl.float32)[None, :]
+        gates += gate_weight * value
+        ups += up_weight * value
     gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
     if BIAS:
         gate += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
@@ -95,6 +107,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, sizes: tuple[i
     _few_rows[(triton.cdiv(outputs, block_n),)](
         x, weight, bias, out, outputs, inputs, x.stride(0), weight.stride(0), out.stride(0),
         ROWS=rows, BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+        **chained(x.device),
     )  # fmt: skip
     return out
 
@@ -108,5 +121,6 @@ def linear_silu_mul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     _one_row_gated[(triton.cdiv(outputs, block_n),)](
         x, weight, bias, out, outputs, inputs, weight.stride(0),
         BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+        **chained(x.device),
     )  # fmt: skip
     return out

@@ -11,16 +11,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .chain import await_previous, chained
+
 
 @triton.jit
 def _rms_norm(
     x, residual, weight, out, total, eps, offset,
     heads, stride_token, stride_head, dim,
-    DIM: tl.constexpr, ADD: tl.constexpr, OFFSET: tl.constexpr,
+    DIM: tl.constexpr, ADD: tl.constexpr, OFFSET: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, DIM)
     kept = lane < dim
+    scale = tl.load(weight + lane, mask=kept, other=0.0)
+    await_previous(CHAINED)
     start = (row // heads) * stride_token + (row % heads) * stride_head
     value = tl.load(x + start + lane, mask=kept, other=0.0)
     if ADD:
@@ -28,7 +32,6 @@ def _rms_norm(
         tl.store(total + row * dim + lane, value, mask=kept)
     wide = value.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide) / dim + eps)
-    scale = tl.load(weight + lane, mask=kept, other=0.0)
     if OFFSET:
         normed = (wide * (scale.to(tl.float32) + offset)).to(value.dtype)
     else:
@@ -61,4 +64,5 @@ def _launch(x, residual, weight, out, total, eps, offset, heads):
         x, residual, weight, out, total, eps, offset,
         heads, x.stride(0), x.stride(1) if x.dim() == 3 else 0, dim,
         DIM=size, ADD=residual is not None, OFFSET=offset != 0.0, num_warps=min(8, max(1, size // 512)),
+        **chained(x.device),
     )  # fmt: skip

@@ -10,14 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .chain import await_previous, chained
+
 
 @triton.jit
 def _rotary(
     query, key, positions, cos_sin, query_weight, key_weight, query_out, key_out, eps, offset,
     query_heads, key_heads, dim, half, q_token, q_head, k_token, k_head, stride_table,
     HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
-    NORM: tl.constexpr, OFFSET: tl.constexpr,
+    NORM: tl.constexpr, OFFSET: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    await_previous(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     lane = tl.arange(0, HALF)[None, :]
@@ -117,5 +120,6 @@ def _launch(
             cos_sin.stride(0), HEADS=heads, HALF=triton.next_power_of_2(half),
             REST=triton.next_power_of_2(rest) if rest else 0, INTERLEAVED=interleaved,
             NORM=weights is not None, OFFSET=offset != 0.0, num_warps=4 if heads > 4 else 1,
+            **chained(query.device),
         )  # fmt: skip
     return query_out, key_out

@@ -12,11 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .chain import await_previous, chained
+
 _SCAN = 4096  # ids that one step of the sorting looks at
 
 
 @triton.jit
-def _route(logits, weights, ids, experts, stride, TOP_K: tl.constexpr, NORM: tl.constexpr, EXPERTS: tl.constexpr):
+def _route(
+    logits, weights, ids, experts, stride,
+    TOP_K: tl.constexpr, NORM: tl.constexpr, EXPERTS: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    await_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, EXPERTS)
     value = tl.load(logits + row * stride + lane, mask=lane < experts, other=-float("inf")).to(tl.float32)
@@ -98,6 +104,7 @@ def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor
         _route[(rows,)](
             logits, weights, ids, experts, logits.stride(0),
             TOP_K=top_k, NORM=renormalize, EXPERTS=triton.next_power_of_2(experts), num_warps=1,
+            **chained(logits.device),
         )  # fmt: skip
     return weights, ids
 

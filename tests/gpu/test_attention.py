@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from frame.core.ops import Ops
-from frame.kernels import decode
-from frame.kernels.decode import launch_for
 from frame.plugins.attention.triton import TritonAttention
 from tests.plugins.attention.batches import check, make_case, run, spec_of
 
@@ -60,18 +58,12 @@ def test_head_sizes_groups_and_pages(heads: tuple[int, int], head_dim: int, bloc
     check(TritonAttention, make_case(TritonAttention, spec, DECODES[:3]), CLOSE[torch.float32], 1e-4)
 
 
-def force_splits(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
-    """So many splits, however short the rows are."""
-    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: splits)
-    monkeypatch.setattr(decode, "launch_for", lambda *given: replace(launch_for(*given), min_span=16))
-
-
 @pytest.mark.parametrize("splits", [1, 2, 4, 8])
 @pytest.mark.parametrize("features", [FEATURES["plain"], FEATURES["all"]], ids=["plain", "all"])
 def test_any_number_of_splits_gives_the_same_result(
     splits: int, features: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    force_splits(monkeypatch, splits)
+    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: splits)
     case = make_case(TritonAttention, layer_spec(**features), [(90, 1), (0, 1), (200, 1)])
     check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
 
@@ -146,7 +138,7 @@ def test_the_hopper_kernel_leaves_short_prompts_and_features_to_triton() -> None
 
 @pytest.mark.parametrize("splits", [1, 4])
 def test_decode_counts_begin_anew_with_every_launch(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    force_splits(monkeypatch, splits)
+    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: splits)
     case = make_case(TritonAttention, layer_spec(), [(90, 1), (0, 1), (200, 1)])
     backend = TritonAttention(case.spec, config=None, ops=Ops())
     first, second = (

@@ -1,0 +1,32 @@
+"""Kernels that begin while the one before them ends (programmatic dependent launch, Hopper and later).
+
+A decode step of one row is a chain of kernels of a few microseconds each, and as long again goes by between them. A
+chained kernel is launched early, may read weights at once, and waits before it reads what others wrote. Every program
+of it must wait: what comes after relies on that.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def await_previous(CHAINED: tl.constexpr):
+    """Waits for all that kernels before this one wrote, then lets the next one begin."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@lru_cache(maxsize=16)
+def chained(device: torch.device) -> dict[str, Any]:
+    """Launch arguments of a chained kernel on `device`; plain ones where there is no such launch."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return {"CHAINED": False}
+    return {"CHAINED": True, "launch_pdl": True}
