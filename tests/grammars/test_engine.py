@@ -157,6 +157,8 @@ def run(folder, **settings):
     params = [constrained(CASES[case][0], temperature=0.7, seed=number) for number, case in enumerate(CASES)][:6]
     params[5] = SamplingParams(max_tokens=90, ignore_eos=True, temperature=1.0, seed=11)
     try:
+        for one in params:  # compiled before, all of them start together
+            llm.generate(["x"], SamplingParams(max_tokens=1, structured_outputs=one.structured_outputs), use_tqdm=False)
         found = texts(llm.generate(PROMPTS, params, use_tqdm=False))
         return found, llm.llm_engine.stats()
     finally:
@@ -204,3 +206,39 @@ def test_a_replayed_request_goes_on_where_it_was(llm):
             tokens += output.token_ids
     front.abort(["replayed"])
     assert tokens == list(whole.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("fault", ["advance", "fill_masks", "error"])
+def test_a_fault_of_the_backend_costs_one_request(llm, monkeypatch, fault):
+    from frame.plugins.grammars.guidance import GuidanceBackend, GuidanceMatcher
+
+    def broken(*arguments):
+        raise RuntimeError("no masks today")
+
+    if fault == "advance":
+        monkeypatch.setattr(GuidanceMatcher, "advance", lambda self, token_id: False)
+    elif fault == "fill_masks":
+        monkeypatch.setattr(GuidanceBackend, "fill_masks", broken)
+    else:
+        monkeypatch.setattr(GuidanceMatcher, "error", "the lexer has too many states")
+    messages = {"advance": "does not continue the output", "fill_masks": "internal error", "error": "too many states"}
+    free = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    outputs = llm.generate(["a", "b"], [constrained({"choice": ["fault"]}), free], use_tqdm=False)
+    assert outputs[0].outputs[0].finish_reason == "error"
+    assert messages[fault] in outputs[0].outputs[0].error
+    assert outputs[1].outputs[0].finish_reason == "length"
+    monkeypatch.undo()
+    (output,) = llm.generate(["a"], constrained({"choice": ["fault"]}), use_tqdm=False)
+    assert output.outputs[0].text == "fault"
+
+
+def test_processed_logprobs_are_those_of_the_allowed(folder):
+    llm = LLM(str(folder), num_threads=1, kv_cache_memory_bytes=1 << 24, max_model_len=128,
+              logprobs_mode="processed_logprobs")  # fmt: skip
+    try:
+        (output,) = llm.generate(["a"], constrained({"choice": ["y"]}, logprobs=2), use_tqdm=False)
+    finally:
+        llm.close()
+    (first,) = output.outputs[0].logprobs
+    assert first[output.outputs[0].token_ids[0]].logprob == pytest.approx(0.0)
+    assert sorted(entry.logprob for entry in first.values())[0] == -math.inf
