@@ -105,6 +105,23 @@ class Phi4MiniParser(JsonParser):
     closers = ("<|/tool_call|>",)
 
 
+class InternLmParser(JsonParser):
+    """`<|action_start|><|plugin|>{…}<|action_end|>`: InternLM 2.5 and 3."""
+
+    begin = ("<|action_start|><|plugin|>",)
+    closers = ("<|action_end|>",)
+
+    def tokens(self) -> Sequence[str]:
+        """The tokens that its markers are made of."""
+        return ("<|action_start|>", "<|plugin|>", "<|action_end|>")
+
+
+class Granite20bParser(JsonParser):
+    """`<function_call> {…}`, each call after a marker: Granite 20B function calling."""
+
+    begin = ("<function_call>",)
+
+
 class DeepSeekV3Parser(NamedParser):
     """DeepSeek-V3 and R1: `function`, the name, and JSON in a code block."""
 

@@ -201,6 +201,11 @@ class HarmonyReasoningParser(ReasoningParser):
 
     special_tokens = SPECIAL_TOKENS
 
+    def end(self, request: ParserRequest) -> str:
+        """The head of the answer."""
+        del request
+        return "<|channel|>final<|message|>"
+
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader of messages."""
         del request

@@ -32,7 +32,9 @@ _ANALYSIS = f"<|channel|>analysis<|message|>{_THOUGHT}<|end|><|start|>assistant"
 #: Name → (class, summary, example, aliases…).
 TOOL_PARSERS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "json": ("json_list:JsonListParser", "a JSON list; what demanded calls are written as", f"[{_PARAMETERS}]"),
-    "hermes": ("formats:HermesParser", "Hermes, Qwen 2.5, Qwen3", f"<tool_call>\n{_OBJECT}\n</tool_call>", "qwen25"),
+    "hermes": (
+        "formats:HermesParser", "Hermes, Qwen 2.5, Qwen3", f"<tool_call>\n{_OBJECT}\n</tool_call>", "qwen25", "ernie45",
+    ),
     "qwen3_coder": (
         "formats:Qwen3CoderParser", "Qwen3-Coder, Qwen3.5", f"<tool_call>\n{_FUNCTION}\n</tool_call>", "qwen3_xml",
     ),
@@ -70,8 +72,13 @@ TOOL_PARSERS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "seed_oss": ("formats:SeedOssParser", "Seed-OSS", f"<seed:tool_call>\n{_FUNCTION}\n</seed:tool_call>"),
     "granite": ("formats:GraniteParser", "Granite 3", f"<|tool_call|>[{_OBJECT}]"),
     "jamba": (
-        "formats:JambaParser", "Jamba, LongCat", f"<tool_calls>[\n{_OBJECT}\n]</tool_calls>", "longcat", "hunyuan_a13b",
+        "formats:JambaParser", "Jamba, LongCat", f"<tool_calls>[\n{_OBJECT}\n]</tool_calls>",
+        "longcat", "hunyuan_a13b", "minimax",
     ),
+    "internlm": (
+        "formats:InternLmParser", "InternLM 2.5 and 3", f"<|action_start|><|plugin|>{_PARAMETERS}<|action_end|>",
+    ),
+    "granite-20b-fc": ("formats:Granite20bParser", "Granite 20B", f"<function_call> {_OBJECT}"),
     "phi4_mini_json": ("formats:Phi4MiniParser", "Phi-4-mini", f"functools[{_OBJECT}]"),
     "template": (
         "template:TemplateParser", "any model: finds the format in the chat template",
@@ -93,6 +100,10 @@ REASONING_PARSERS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     ),
     "mistral": ("thinking:MistralThinkParser", "Magistral", f"[THINK]{_THOUGHT}[/THINK]{_SAID}"),
     "seed_oss": ("thinking:SeedThinkParser", "Seed-OSS", f"<seed:think>{_THOUGHT}</seed:think>{_SAID}"),
+    "granite": (
+        "thinking:GraniteThinkParser", "Granite 3.2",
+        f"Here is my thought process: {_THOUGHT}\n\nHere is my response: {_SAID}",
+    ),
     "openai_gptoss": (
         "harmony:HarmonyReasoningParser", "gpt-oss", f"{_ANALYSIS}<|channel|>final<|message|>{_SAID}<|return|>",
     ),

@@ -15,6 +15,7 @@ from .calls import MAX_NAME, CallReader
 from .literals import LiteralError, read_json, read_literal, to_json
 from .scan import Markers
 
+_TEXT = frozenset(("string",))
 _NOT_TEXT = frozenset(("integer", "number", "boolean", "null", "object", "array"))
 
 
@@ -60,6 +61,7 @@ class TaggedCallReader(CallReader):
         self._value: _Value | None = None
         self._tool: Tool | None = None
         self._num_arguments = 0
+        self._kinds_of: dict[tuple[str, str], frozenset[str]] = {}
 
     def outside(self) -> bool:
         """Content, until a marker."""
@@ -135,7 +137,7 @@ class TaggedCallReader(CallReader):
         self.arguments(f"{', ' if self._num_arguments else '{'}{to_json(key)}: ")
         self._num_arguments += 1
         typed = dict(self._form.typed_key_ends).get(marker)
-        self._value = _Value(_kinds(self._tool, key, typed), self._form.padding)
+        self._value = _Value(self._kinds(key, typed), self._form.padding)
         self.state = self._before_value if self._form.value_begin else self._in_value
         return True
 
@@ -182,16 +184,20 @@ class TaggedCallReader(CallReader):
             self._open(marker)
         return True
 
+    def _kinds(self, key: str, is_text: bool | None) -> frozenset[str]:
+        """The JSON types that a value may have; empty when nobody says."""
+        if is_text is not None:
+            return _TEXT if is_text else _NOT_TEXT
+        if self._tool is None:
+            return frozenset()
+        place = (self._tool.name, key)
+        if place not in self._kinds_of:  # a schema may be as long as a request, and a call may be written often
+            self._kinds_of[place] = self._tool.types_of(key)
+        return self._kinds_of[place]
+
     def _leave(self) -> None:
         self.degrade()
         self.state = self.outside
-
-
-def _kinds(tool: Tool | None, key: str, is_text: bool | None) -> frozenset[str]:
-    """The JSON types that a value may have; empty when nobody says."""
-    if is_text is not None:
-        return frozenset(("string",)) if is_text else _NOT_TEXT
-    return frozenset() if tool is None else tool.types_of(key)
 
 
 class _Value:
@@ -200,7 +206,7 @@ class _Value:
     def __init__(self, kinds: frozenset[str], padding: bool) -> None:
         self._kinds = kinds
         self._padding = padding
-        self._streams = kinds == {"string"}
+        self._streams = kinds == _TEXT
         self._texts: list[str] = []
         self._begun = False
         self._held = ""
@@ -235,10 +241,10 @@ class _Value:
         for read in (read_json, read_literal):
             try:
                 value = read(bare)
-            except LiteralError:
+                if self._fits(value):
+                    return to_json(value)
+            except (LiteralError, RecursionError):
                 continue
-            if self._fits(value):
-                return to_json(value)
         if "boolean" in self._kinds and bare.lower() in ("true", "false"):
             return bare.lower()
         return to_json(text)

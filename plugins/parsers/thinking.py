@@ -133,6 +133,13 @@ class MistralThinkParser(TagParser):
     close = "[/THINK]"
 
 
+class GraniteThinkParser(TagParser):
+    """Sentences instead of tags: Granite 3.2."""
+
+    begin = "Here is my thought process:"
+    close = "Here is my response:"
+
+
 class SeedThinkParser(TagParser):
     """`<seed:think>…</seed:think>`: Seed-OSS."""
 

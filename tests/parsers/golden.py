@@ -235,7 +235,14 @@ CASES: dict[str, list[Case]] = {
     ],
     "granite": [Case(f"<|tool_call|>[{obj('get_weather')}, {obj('get_time', '{}')}]", [PARIS, TIME])],
     "jamba": [Case(f"<tool_calls>[\n{obj('get_weather')},\n{obj('get_time', '{}')}\n]</tool_calls>", [PARIS, TIME])],
+    "seed_oss": [Case(fn("get_weather", city="Paris", days="3").replace("tool_call>", "seed:tool_call>"), [PARIS])],
     "phi4_mini_json": [Case(f"functools[{obj('get_weather')}]", [PARIS])],
+    "internlm": [
+        Case(f"Ok.\n<|action_start|><|plugin|>\n{obj('get_weather', key='parameters')}\n<|action_end|>", [PARIS], "Ok."),
+    ],
+    "granite-20b-fc": [
+        Case(f"<function_call> {obj('get_weather')} <function_call> {obj('get_time', '{}')}", [PARIS, TIME]),
+    ],
     "functionary_v3": [
         Case(f"<function=get_weather>{_PARIS}</function><function=get_time>{{}}</function>", [PARIS, TIME]),
     ],
@@ -260,6 +267,7 @@ REASONING: dict[str, list[tuple[str, str, str, str]]] = {
         ("", "a < b </thin", "a < b </thin", ""),
     ],
     "mistral": [("", "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."), ("", "Yes.", "", "Yes.")],
+    "granite": [("", "Here is my thought process: Hm.\n\nHere is my response: Yes.", "Hm.", "Yes.")],
     "seed_oss": [("", "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes.")],
     "openai_gptoss": [
         ("", message("analysis", "Hm.") + START + message("final", "Yes.", "<|return|>"), "Hm.", "Yes."),

@@ -24,7 +24,7 @@ from frame.interfaces import (
 )
 from tests.parsers.golden import CASES, REASONING, TOOLS
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def render(messages: Any, *, tools: Any = None, add_generation_prompt: bool = True, **_: Any) -> str:
@@ -192,3 +192,16 @@ def test_arguments_stream(name: str) -> None:
     assert begun is not None
     assert begun < text.rindex("3")
     assert pieces > 2
+
+
+@pytest.mark.parametrize("depth", [60, 900, 990, 1100, 200_000])
+def test_deep_values_are_no_fault(depth: int) -> None:
+    for name in ("qwen3_coder", "pythonic", "hermes", "openai"):
+        deep = "[" * depth + "]" * depth
+        text = {
+            "qwen3_coder": f"<function=get_weather>\n<parameter=hours>\n{deep}\n</parameter>\n</function>",
+            "pythonic": f"[get_weather(hours={deep})]",
+            "hermes": f'<tool_call>{{"arguments": "{deep}", "name": "get_weather"}}</tool_call>',
+            "openai": f"<|channel|>commentary to=functions.get_weather<|message|>{deep}",
+        }[name]
+        read(parser("tool-parser", name), [text])
