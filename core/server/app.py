@@ -25,6 +25,7 @@ from .calls import RouteCalls
 from .errors import ErrorShapes, error_body, retry_headers
 from .ingress import Ingress, Traffic
 from .limits import KeyLimits
+from .openapi import with_shared_definitions
 from .serving import ServingHost
 from .streams import ClientGoneError
 from .uploads import Uploads
@@ -81,6 +82,8 @@ def build_routes(routers: Sequence[APIRouter], root_path: str = "") -> FastAPI:
         app.add_exception_handler(kind, handler)
     for router in routers:
         app.include_router(router)
+    describe = app.openapi
+    app.openapi = lambda: with_shared_definitions(describe())  # type: ignore[method-assign]
     return app
 
 

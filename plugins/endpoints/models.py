@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -12,19 +13,22 @@ from frame.core.interfaces.endpoint import Endpoint
 
 
 class ModelCard(msgspec.Struct):
-    """One name. `root` is the name that responses carry."""
+    """One name, for OpenAI's and Anthropic's clients alike. `root` is the name that responses carry."""
 
     id: str
     created: int
     root: str
     max_model_len: int
+    created_at: str
+    display_name: str
     object: str = "model"
+    type: str = "model"
     owned_by: str = "frame"
     parent: str | None = None
 
 
 class ModelsEndpoint(Endpoint):
-    """OpenAI's list of models."""
+    """The list of models."""
 
     def router(self) -> APIRouter:
         """`GET /v1/models` and `GET /v1/models/{id}`."""
@@ -35,14 +39,16 @@ class ModelsEndpoint(Endpoint):
 
     async def _list(self) -> Response:
         cards = [self._card(name) for name in self.serving.model_names]
-        return _json({"object": "list", "data": cards})
+        ends = {"first_id": cards[0].id, "last_id": cards[-1].id, "has_more": False}
+        return _json({"object": "list", "data": cards, **ends})
 
     async def _one(self, name: str) -> Response:
         return _json(self._card(self.serving.model(name)))
 
     def _card(self, name: str) -> ModelCard:
         serving = self.serving
-        return ModelCard(name, serving.created, serving.model_names[0], serving.limits.max_model_len)
+        since = datetime.fromtimestamp(serving.created, UTC).isoformat()
+        return ModelCard(name, serving.created, serving.model_names[0], serving.limits.max_model_len, since, name)
 
 
 def _json(value: Any) -> Response:

@@ -191,6 +191,13 @@ def test_tokens_are_counted_as_they_are_used(client: anthropic.Anthropic) -> Non
     assert count.input_tokens > client.messages.count_tokens(model="demo", messages=HELLO).input_tokens
 
 
+def test_models(client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.type, model.display_name) == ("demo", "model", "demo")
+    assert model.created_at.year >= 2024
+    assert client.models.retrieve("demo").id == "demo"
+
+
 def test_keys_come_in_both_forms(running: Running) -> None:
     for options in ({"api_key": KEY}, {"auth_token": KEY}):
         with anthropic.Anthropic(base_url=running.url, max_retries=0, **options) as client:  # type: ignore[arg-type]

@@ -1,0 +1,110 @@
+"""Lines through the routes of all default endpoints, over a text side that answers the same to everybody."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces import RequestError
+from frame.core.registry import Registry
+from frame.core.server import batch_lines
+from frame.core.server.app import build_app, make_endpoints
+from frame.core.server.batch_lines import BatchLines, line_id
+from frame.core.testing.fake_serving import FakeServing
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+class Away(FakeServing):
+    """Cannot serve the first `failures` chats."""
+
+    failures = 0
+
+    async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise RequestError(503, "the engine is away")
+        return await super().chat_prompt(messages, **options)
+
+
+@pytest.fixture
+def serving() -> Away:
+    config, serving = FrameConfig(), Away()
+    build_app(config, cast(Any, serving), make_endpoints(config, Registry.load(), cast(Any, serving)))
+    return serving
+
+
+def line(url: str, name: str = "a", **body: Any) -> bytes:
+    return json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body}).encode()
+
+
+async def results(serving: Away, lines: list[bytes], **options: Any) -> list[dict[str, Any]]:
+    batch = BatchLines(serving.calls, max_line_bytes=2000, width=options.pop("width", 2), url=options.pop("url", None))
+    return [json.loads(result.line) async for result in batch.run(lines, **options)]
+
+
+async def test_every_route_that_reads_json_may_be_asked(serving: Away) -> None:
+    lines = [
+        line("/v1/chat/completions", messages=HELLO),
+        line("/v1/completions", prompt="hello"),
+        line("/v1/responses", input="hello"),
+        line("/v1/messages", messages=HELLO, max_tokens=5),
+        line("/v1/embeddings", input="hello"),
+        line("/v1/score", text_1="a", text_2=["b", "c"]),
+        line("/v1/rerank", query="a", documents=["b", "c"]),
+        line("/tokenize", prompt="hello"),
+    ]
+    found = await results(serving, lines)
+    assert [row["response"]["status_code"] for row in found] == [200] * len(lines)
+    assert {row["id"] for row in found} == {line_id(number, text) for number, text in enumerate(lines, 1)}
+
+
+async def test_what_is_refused_names_the_reason_in_the_shape_of_its_api(serving: Away) -> None:
+    found = await results(serving, [
+        line("/v1/chat/completions", "chat", messages=[]),
+        line("/v1/messages", "message", messages=[], max_tokens=5),
+        line("/v1/responses", "later", input="x", background=True),
+        line("/v1/files", "file"),
+        line("/health", "get"),
+        b"x" * 3000,
+    ])  # fmt: skip
+    rows = {row["custom_id"]: row for row in found}
+    assert rows["message"]["response"]["body"]["type"] == "error"
+    assert "param" in rows["chat"]["response"]["body"]["error"]
+    for name in ("chat", "message"):
+        assert rows[name]["error"]["code"] == "invalid_request_error"
+    for name, words in (("later", "background"), ("file", "no route"), ("get", "no route"), (None, "exceeds 2000")):
+        assert rows[name]["response"] is None
+        assert words in rows[name]["error"]["message"]
+
+
+async def test_what_cannot_be_served_now_is_tried_again(serving: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_lines, "_WAITS_SECONDS", (0.0, 0.0))
+    chat = line("/v1/chat/completions", messages=HELLO)
+    serving.failures = 2
+    (row,) = await results(serving, [chat])
+    assert row["response"]["status_code"] == 200
+    serving.failures = 3
+    batch = BatchLines(serving.calls, max_line_bytes=2000)
+    (result,) = [result async for result in batch.run([chat])]
+    assert (result.succeeded, result.unserved) == (False, True)
+
+
+async def test_done_blank_and_stopped(serving: Away) -> None:
+    lines = [line("/tokenize", f"n{number}", prompt="x") for number in range(5)]
+    lines[2] = b"\n"
+    found = await results(serving, lines, done={line_id(1, lines[0])})
+    assert {row["custom_id"] for row in found} == {"n1", "n3", "n4"}
+    answers = iter([False, False, True])
+    found = await results(serving, lines, width=1, stopped=lambda: next(answers))
+    assert [row["custom_id"] for row in found] == ["n0", "n1"]
+
+
+async def test_one_route_only(serving: Away) -> None:
+    lines = [line("/tokenize", "a", prompt="x"), line("/v1/completions", "b", prompt="x")]
+    found = {row["custom_id"]: row for row in await results(serving, lines, url="/tokenize")}
+    assert found["a"]["error"] is None
+    assert "there are: /tokenize" in found["b"]["error"]["message"]
