@@ -83,7 +83,7 @@ class _Answer:
         async for piece in pieces:
             self._see(piece)
         self._blocks.finish()
-        return _json({**self._message(self._blocks.content), **self._ending()})
+        return _json({**self._message(self._blocks.content), **self._ending(), "usage": self._final_usage()})
 
     async def frames(self, first: Piece | None, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
         """The response as events."""
@@ -99,7 +99,7 @@ class _Answer:
                 yield frame
         finally:
             await pieces.aclose()
-        yield event("message_delta", delta=self._ending(), usage=self._usage())
+        yield event("message_delta", delta=self._ending(), usage=self._final_usage())
         yield event("message_stop")
 
     def _see(self, piece: Piece) -> list[bytes]:
@@ -124,6 +124,10 @@ class _Answer:
             "stop_sequence": None,
             "usage": self._usage(),
         }
+
+    def _final_usage(self) -> dict[str, Any]:
+        thinking = self._reply.num_reasoning_tokens()
+        return {**self._usage(), **({"output_tokens_details": {"thinking_tokens": thinking}} if thinking else {})}
 
     def _usage(self) -> dict[str, int]:
         """Cached tokens count apart from the others where the server tells of them."""

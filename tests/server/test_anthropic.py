@@ -148,6 +148,8 @@ def check_calls(message: Message) -> None:
         ("weather", {"city": "Paris"}), ("weather", {"city": "Rome"}),
     ]  # fmt: skip
     assert message.stop_reason == "tool_use"
+    assert message.usage.output_tokens_details is not None
+    assert 0 < message.usage.output_tokens_details.thinking_tokens < message.usage.output_tokens
 
 
 def test_thinking_and_tool_calls(client: anthropic.Anthropic, says: Any) -> None:
