@@ -329,7 +329,7 @@ def test_params_of_every_field_have_a_test_here_or_at_the_front():
     elsewhere = {
         "n", "stop", "include_stop_str_in_output", "ignore_eos", "max_tokens", "flat_logprobs", "detokenize",
         "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "output_kind",
-        "structured_outputs", "skip_clone", "deterministic",
+        "structured_outputs", "skip_clone", "deterministic", "kept_special_token_ids",
     }  # fmt: skip
     assert set(SamplingParams.__struct_fields__) == sampler | elsewhere
 
