@@ -210,3 +210,17 @@ def test_wrong_tools_are_named(client: openai.OpenAI, fields: Any, param: str, m
         client.chat.completions.create(**request("x", **fields))
     assert caught.value.param == param
     assert message in str(caught.value)
+
+
+def test_a_round_of_call_result_and_answer(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(**request(SAID)).choices[0].message
+    fields = request("It rains in Paris.")
+    calls = [call.id for call in first.tool_calls or ()]
+    results = [{"role": "tool", "tool_call_id": call, "content": "rain"} for call in calls]
+    fields["messages"] = [{"role": "user", "content": "Weather?"}, first, *results, *fields["messages"]]
+    answer = client.chat.completions.create(**fields).choices[0]
+    assert (answer.message.content, answer.message.tool_calls, answer.finish_reason) == (
+        "It rains in Paris.",
+        None,
+        "stop",
+    )
