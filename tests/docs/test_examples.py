@@ -78,7 +78,9 @@ def starting(*words: str) -> list[str]:
     return [line for page in PAGES for line in commands(page) if line.startswith(words)]
 
 
-@pytest.mark.parametrize("line", starting("curl ", "frame chat ", "frame complete ", "frame plugins"))
+@pytest.mark.parametrize(
+    "line", starting("curl ", "frame chat ", "frame complete ", "frame plugins", "frame collect-env")
+)
 def test_terminal_lines_get_answers(line: str, running: Running) -> None:
     words = shlex.split(line.replace(SERVER, running.url))
     if words[0] == "curl":

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -418,6 +419,18 @@ def test_openapi_names_every_route(running: Running) -> None:
     paths = httpx.get(f"{running.url}/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/health"} <= set(paths)
     assert json.dumps(paths["/v1/completions"]["post"]["requestBody"])
+
+
+def test_references_in_the_openapi_document_lead_somewhere(running: Running) -> None:
+    document = httpx.get(f"{running.url}/openapi.json").json()
+    places = set(re.findall(r'"\$ref": "([^"]*)"', json.dumps(document)))
+    assert places
+    for place in places:
+        found = document
+        for part in place.removeprefix("#/").split("/"):
+            found = found[part]
+        assert found
+    assert "$defs" not in json.dumps(document)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
