@@ -53,7 +53,9 @@ class CudaGraphs(Graphs):
         return hidden
 
     def shapes(self) -> list[StepShape]:
-        return [StepShape(size, size, size, size) for size in self._todo]
+        # sizes between two powers of two launch the kernels of one of them
+        powers = [size for size in self._todo if size & (size - 1) == 0]
+        return [StepShape(size, size, size, size) for size in powers]
 
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
         """Records the largest size left; False when there was none."""

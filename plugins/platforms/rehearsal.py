@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 try:
-    from triton.runtime import _async_compile
+    from triton.runtime import _async_compile, driver
 except ImportError:  # a later Triton: kernels compile when they are first launched
     _async_compile = None
 
@@ -91,8 +91,9 @@ def _fork(work: Callable[[], Any]) -> int:
         return child
     status = 1
     try:
-        os.nice(1)
-        work()
+        kernel = work()
+        # the C function that launches it is compiled at the first launch otherwise
+        driver.active.launcher_cls(kernel.src, kernel.metadata)
         status = 0
     finally:
         os._exit(status)
