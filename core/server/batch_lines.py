@@ -21,6 +21,8 @@ from .ingress import parse_json
 #: Batches within batches.
 _NOT_BATCHED = frozenset(("/v1/batches", "/v1/files"))
 _MAX_NAME = 512
+#: Statuses of what may be served later: too many requests, no engine now.
+LATER = (429, 503)
 #: Waits between attempts of a line that could not be served; an engine that died is back within them.
 _WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
@@ -95,7 +97,7 @@ class BatchLines:
             return _result(name, custom_id, None, {"code": "invalid_line", "message": refusal.message})
         answer = await self._calls.post(url, body, self._owner)
         for seconds in _WAITS_SECONDS:
-            if answer.status != 503:
+            if answer.status not in LATER:
                 break
             await asyncio.sleep(seconds)
             answer = await self._calls.post(url, body, self._owner)
@@ -140,4 +142,4 @@ def _error(status: int, body: Any) -> dict[str, str]:
 
 def _result(name: str, custom_id: str | None, response: Any, error: Any) -> LineResult:
     line = msgspec.json.encode({"id": name, "custom_id": custom_id, "response": response, "error": error}) + b"\n"
-    return LineResult(line, error is None, response is not None and response["status_code"] == 503)
+    return LineResult(line, error is None, response is not None and response["status_code"] in LATER)

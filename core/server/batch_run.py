@@ -22,7 +22,7 @@ from ..front.progress import Progress
 from ..interfaces.client import EngineDeadError
 from ..registry import Registry
 from .app import build_app, make_endpoints
-from .batch_lines import BatchLines, LineResult, line_id
+from .batch_lines import LATER, BatchLines, LineResult, line_id
 from .calls import RouteCalls
 from .client import start_engine
 from .serving import ServingHost
@@ -76,7 +76,7 @@ def resume(target: Path, ids: Collection[str]) -> set[str]:
                 raise ConfigError(
                     f"{target} holds something else than results of this input: remove it, or name another"
                 )
-            if found is not None and (found.response or {}).get("status_code") != 503:
+            if found is not None and (found.response or {}).get("status_code") not in LATER:
                 done.add(found.id)
                 out.write(row)
     os.replace(kept, target)

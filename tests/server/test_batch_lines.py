@@ -26,7 +26,7 @@ class Away(FakeServing):
     async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
         if self.failures:
             self.failures -= 1
-            raise RequestError(503, "the engine is away")
+            raise RequestError(429 if self.failures % 2 else 503, "the engine is away or busy")
         return await super().chat_prompt(messages, **options)
 
 

@@ -339,9 +339,9 @@ def test_a_client_that_sends_too_much_reads_why(running: Running) -> None:
 def test_a_failing_step_fails_its_requests_and_no_others(running: Running, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="this request can never run"):
         client.completions.create(model="demo", prompt=TEXT, extra_body={"extra_args": {"fault": "add"}})
-    with pytest.raises(openai.InternalServerError, match="requests wait") as caught:
+    with pytest.raises(openai.RateLimitError, match="requests wait") as caught:
         client.completions.create(model="demo", prompt=TEXT, extra_body={"extra_args": {"fault": "queue"}})
-    assert caught.value.status_code == 503
+    assert caught.value.status_code == 429
     with pytest.raises(openai.InternalServerError, match="the device said no"):
         client.completions.create(model="demo", prompt=TEXT, extra_body={"extra_args": {"fault": "step"}})
     stream = client.completions.create(
