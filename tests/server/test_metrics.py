@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,6 +18,7 @@ from frame.core.interfaces.engine import EngineStats
 from frame.core.server.metrics import ServerMetrics
 from frame.core.server.request_timer import RequestTimer
 from frame.core.server.tallies import Distribution, Tallies
+from tests.server.running import FAKE, server
 
 INFO = EngineInfo(
     max_model_len=64, vocab_size=8, num_blocks=9, block_size=4, platform="fake", attention=["fake"], dtype="float32"
@@ -167,3 +169,10 @@ def test_statuses_are_counted_by_class() -> None:
     found = samples(metrics)
     assert [found[f"frame_http_responses_total{{status={name}}}"] for name in ("2xx", "4xx", "5xx")] == [1, 2, 1]
     assert metrics.in_flight == 0
+
+
+def test_every_api_process_of_a_server_tells_the_counts_of_all() -> None:
+    with server(FAKE, "--api-server-count", "2", "--plugin.fake.vocab_size", "2048") as running:
+        for _ in range(8):
+            httpx.post(f"{running.url}/v1/completions", json={"prompt": "a", "max_tokens": 3}).raise_for_status()
+        assert {running.metric("frame_generation_tokens_total") for _ in range(8)} == {24}
