@@ -22,6 +22,7 @@ class ApiCommand(Command):
         parser.add_argument("--control-fd", type=int, required=True, help="Inherited socket to the parent.")
         parser.add_argument("--metrics-fd", type=int, help="Inherited file in which API processes count together.")
         parser.add_argument("--limits-fd", type=int, help="Inherited file in which they count what each key does.")
+        parser.add_argument("--admin-fd", type=int, help="Inherited socket to accept admin requests from.")
         parser.add_argument("--index", type=int, default=0, help="Which of them this is.")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -31,4 +32,6 @@ class ApiCommand(Command):
         from ..server.api_process import run_api_process
 
         listen, control, metrics = arguments.listen_fd, arguments.control_fd, arguments.metrics_fd
-        return run_api_process(config, listen, control, metrics, arguments.limits_fd, arguments.index)
+        return run_api_process(
+            config, listen, control, metrics, arguments.limits_fd, arguments.admin_fd, index=arguments.index
+        )

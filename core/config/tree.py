@@ -227,6 +227,11 @@ class ServerConfig(Section):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     uds: str | None = Field(None, description="Unix socket to listen on instead.")
     api_key: list[str] = Field(default_factory=list, description="Keys that clients must present; none: open.")
+    admin_uds: str | None = Field(None, description="Unix socket for admin routes; default: there are none.")
+    admin_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of 127.0.0.1 for admin routes; needs an admin key."
+    )
+    admin_key: list[str] = Field(default_factory=list, description="Keys of the admin routes; public keys are not.")
     allowed_origins: list[str] = Field(default_factory=list, description="Origins that browsers may call from.")
     root_path: str = Field("", description="Path prefix behind a proxy.")
     public_metrics: bool = Field(False, description="Answer /metrics without a key.")
@@ -282,12 +287,20 @@ class ServerConfig(Section):
     )
     disable_access_log: bool = Field(False, description="Log no line per request.")
 
-    @field_validator("api_key")
+    @model_validator(mode="after")
+    def _check_admin(self) -> Self:
+        if self.admin_port is not None and not self.admin_key:
+            raise ValueError("admin_port is open to every user of this machine; set admin_key, or use admin_uds")
+        if self.admin_port is not None and self.admin_uds is not None:
+            raise ValueError("admin_port and admin_uds exclude each other")
+        return self
+
+    @field_validator("api_key", "admin_key")
     @classmethod
     def _refuse_empty_keys(cls, keys: list[str]) -> list[str]:
         """An empty key (an unset variable on a command line) would admit whoever sends an empty header."""
         if any(not key.strip() for key in keys):
-            raise ValueError("api_key must not be empty; leave it out for an open server")
+            raise ValueError("a key must not be empty; leave it out where none is needed")
         return keys
 
 

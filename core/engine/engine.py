@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from .draft import LaunchedStep
 from .grammar_compiler import GrammarCompiler, make_compiler
 from .journal import NullJournal
 from .kv_cache import max_request_len
+from .pause import Pause
 from .scheduler import Scheduler
 from .step_budget import resolve_budget
 from .suspects import Suspects
@@ -55,6 +56,7 @@ class Engine:
         self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self._late: list[EngineOutput] = []
         self._journal = NullJournal()
+        self._pause = Pause(scheduler)
         self._broken: set[str] | None = None  # the requests of a step that raised, until a step succeeds
         self._suspected = False
         self._steps = 0
@@ -81,6 +83,8 @@ class Engine:
 
     def has_unfinished(self) -> bool:
         """Whether requests are waiting or running, an output was not collected, or a connector still reads blocks."""
+        if self._pause.stops_steps:
+            return bool(self._in_flight or self._late)
         busy = self.scheduler.has_unfinished() or self.scheduler.has_transfers()
         return busy or bool(self._in_flight) or bool(self._late)
 
@@ -123,10 +127,46 @@ class Engine:
             return self._reset_prefix_cache(**arguments)
         if method == "worker":
             return self.executor.call(arguments.pop("method"), arguments)
-        if method in ("start_profile", "stop_profile", "sleep", "wake_up"):
+        if method in ("start_profile", "stop_profile"):
             return self.executor.call(method, arguments)[0]
-        known = "reset_prefix_cache, sleep, start_profile, stop_profile, wake_up, worker"
+        control: dict[str, Callable[..., Any]] = {
+            "pause": self._pause_requests,
+            "resume": self._pause.end,
+            "is_paused": lambda: self._pause.paused,
+            "sleep": self._sleep,
+            "wake_up": self._wake_up,
+            "is_sleeping": lambda: self._pause.asleep,
+        }
+        if method in control:
+            return control[method](**arguments)
+        known = ", ".join(sorted((*control, "reset_prefix_cache", "start_profile", "stop_profile", "worker")))
         raise ValueError(f"no engine method {method!r}; there are: {known}")
+
+    def _pause_requests(self, mode: str = "keep", clear_cache: bool = False) -> int:
+        """Holds requests back; returns how many still run. "abort" ends them first, "wait" lets them finish."""
+        self._pause.begin(mode)
+        self._catch_up()
+        if mode == "abort":
+            self.abort(self.scheduler.unfinished())
+        if clear_cache:
+            self.scheduler.reset_prefix_cache(mode != "wait")
+        return self.scheduler.num_running
+
+    def _sleep(self, keep: Sequence[str] = ("weights",)) -> None:
+        """Gives the KV cache's memory back, and the weights' unless kept; requests wait and are computed anew then."""
+        if self._pause.asleep:
+            raise RuntimeError("the engine sleeps already")
+        self._catch_up()
+        self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        self.executor.call("sleep", {"keep": list(keep)})
+        self._pause.sleep(keep)
+
+    def _wake_up(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
+        """Takes memory back; requests go on when all of it is there."""
+        if not self._pause.asleep:
+            return
+        self.executor.call("wake_up", {"tags": list(tags)})
+        self._pause.wake(tags)
 
     def check(self) -> None:
         """Raises `RuntimeError` when a worker is dead."""
@@ -144,6 +184,8 @@ class Engine:
 
     def _launch(self) -> bool:
         """Launches steps while there is room; returns whether that needed the answers of all earlier ones."""
+        if self._pause.stops_steps:
+            return False
         while len(self._in_flight) < self._depth:
             plan = self.scheduler.schedule()
             if plan is None:

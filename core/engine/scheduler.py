@@ -68,9 +68,19 @@ class Scheduler:
         self._answers = Answers(self._lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
         self._launched: dict[int, LaunchedStep] = {}  # by step, oldest first
         self._counts = np.zeros(self._config.max_num_seqs, np.int32)
+        self.admits = True  # whether waiting requests may run
         self._drafting = Drafting(config.speculation, self._batch, self._kv, exact=max_in_flight == 1)
         self._num_steps = 0
         self._num_added = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._batch)
+
+    def unfinished(self) -> list[str]:
+        """Ids of all requests that have not ended."""
+        return list(self._lifecycle.requests)
 
     @property
     def num_slots(self) -> int:
@@ -153,7 +163,7 @@ class Scheduler:
         several = todo > 1
         if np.count_nonzero(several):
             self._continue_prefills(draft, order[several].tolist(), todo[several].tolist())
-        if not draft.preempted:
+        if not draft.preempted and self.admits:
             self._admission.admit(draft)
         if self._drafting.active:
             self._drafting.extend(draft, decodes)

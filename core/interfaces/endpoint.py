@@ -121,6 +121,12 @@ class Serving(Protocol):
         another try. Lines whose result's id is in `done` are left out; nothing new starts once `stopped`.
         """
 
+    async def control(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Tells the engine, by the names of `EngineCore.call`, or the server ("shutdown"); for admin endpoints.
+
+        Raises `RequestError` with what the engine says.
+        """
+
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""
 
@@ -147,6 +153,8 @@ class Endpoint(ABC):
     """
 
     errors: ClassVar[ErrorShape] = ErrorShape()
+    #: True: these routes are on the admin listener, which has its own address and keys, and not on the public one
+    admin: ClassVar[bool] = False
     #: exact paths that GET answers without a key: files that are the same for everybody and tell nothing of this server
     public_paths: tuple[str, ...] = ()
     #: exact paths whose POST takes a form with files (multipart/form-data), of at most --max-upload-bytes

@@ -7,7 +7,7 @@ Knows no model and no request.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,6 +93,10 @@ class Memory(ABC):
         """Allocations made inside belong to `tag` ("weights", "kv_cache"); the default has no pools."""
         del tag
         return nullcontext()
+
+    def claim(self, tag: str, tensors: Sequence[Tensor]) -> None:
+        """Names the tensors of `tag`, for platforms that free them one by one; the default has no use for it."""
+        del tag, tensors
 
     def sleep(self, keep: tuple[str, ...]) -> None:
         """Moves pools named in `keep` to the host and drops the rest; the default cannot."""

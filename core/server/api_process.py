@@ -20,13 +20,13 @@ from ..channel import AsyncChannel
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..registry import Registry
-from .app import build_app, make_endpoints
+from .app import build_admin, build_app, make_endpoints
 from .client import RemoteEngine
 from .engine_process import describe, die_with_parent
 from .http import Server, make_server
 from .ingress import Ingress
 from .limits import KeyLimits
-from .messages import EngineNews, EngineUp, Failed, Serving, Stage
+from .messages import EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
 from .reports import Reporter
 from .serving import ServingHost
 from .turn import OutputParsers, build_parsers
@@ -56,6 +56,7 @@ class ApiProcess:
         control: socket.socket,
         metrics_file: int | None = None,
         limits: KeyLimits | None = None,
+        admin: socket.socket | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
@@ -63,6 +64,8 @@ class ApiProcess:
         self._client = RemoteEngine()
         self._host = ServingHost(config, self._client, metrics_file)
         self._limits = limits
+        self._admin_listener = admin
+        self._admin: Server | None = None
         self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -80,15 +83,24 @@ class ApiProcess:
         loop.add_signal_handler(signal.SIGTERM, lambda: self._begin_drain(server, ingress))
         text = asyncio.create_task(asyncio.to_thread(self._prepare_text))
         follow = asyncio.create_task(self._follow(control, server, ingress, text))
+        self._host.shut_down = lambda: control.send(Shutdown())
+        admin = asyncio.create_task(self._serve_admin())
         try:
             await server.serve(sockets=[self._listener])
         finally:
+            if self._admin is not None:
+                self._admin.should_exit = self._admin.force_exit = True
+            await asyncio.gather(admin, return_exceptions=True)
             follow.cancel()
             await asyncio.gather(follow, text, return_exceptions=True)
             await asyncio.to_thread(self._host.reporter.close)
             await self._client.close()
             control.close()
         return 0
+
+    async def _serve_admin(self) -> None:
+        if self._admin is not None and self._admin_listener is not None:
+            await self._admin.serve(sockets=[self._admin_listener])
 
     def _build(self) -> tuple[Server, Ingress]:
         registry = self._registry = Registry.load()
@@ -97,6 +109,10 @@ class ApiProcess:
         names = dict.fromkeys(self._config.observability.metrics_sinks)
         sinks = [registry.make("sink", name, self._config) for name in names]
         self._host.reporter = Reporter(self._host.model_names[0], sinks)
+        if self._admin_listener is not None:
+            administered = [endpoint for endpoint in endpoints if endpoint.admin]
+            self._admin = make_server(build_admin(self._config, administered), self._config.server)
+        endpoints = [endpoint for endpoint in endpoints if not endpoint.admin]
         app, ingress = build_app(self._config, self._host, endpoints, self._host.metrics, self._limits)
         return make_server(app, self._config.server), ingress
 
@@ -181,6 +197,8 @@ def run_api_process(
     control_fd: int,
     metrics_file: int | None = None,
     limits_file: int | None = None,
+    admin_fd: int | None = None,
+    *,
     index: int = 0,
 ) -> int:
     """Runs API process number `index` on inherited sockets; returns the exit status.
@@ -201,6 +219,7 @@ def run_api_process(
         descriptor=limits_file,
         process=index,
     )
-    process = ApiProcess(config, listener, control, metrics_file, limits)
+    admin = None if admin_fd is None else socket.socket(fileno=admin_fd)
+    process = ApiProcess(config, listener, control, metrics_file, limits, admin)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(process.run())

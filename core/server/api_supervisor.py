@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..config.tree import FrameConfig
-from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Stage
+from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
 from .supervisor import Child, frame_command, memory_file, spawn, write_config
 
 #: Told when all of them serve (the models' names), and when one died (how).
@@ -24,8 +24,18 @@ OnServing = Callable[[Sequence[str] | None, str], None]
 class ApiSupervisor:
     """Keeps one API process alive for each listener; what they count together lies in memory that this one opened."""
 
-    def __init__(self, config: FrameConfig, listeners: Sequence[socket.socket], on_serving: OnServing) -> None:
+    def __init__(
+        self,
+        config: FrameConfig,
+        listeners: Sequence[socket.socket],
+        on_serving: OnServing,
+        *,
+        admin: socket.socket | None = None,
+        on_shutdown: Callable[[], None] = lambda: None,
+    ) -> None:
         self._config = config
+        self._admin = admin
+        self._on_shutdown = on_shutdown
         self._listeners = listeners
         self._on_serving = on_serving
         self._children: dict[int, Child] = {}
@@ -85,8 +95,12 @@ class ApiSupervisor:
         arguments = ["--listen-fd", str(listener), "--index", str(index)]
         for name, descriptor in shared.items():
             arguments += [f"--{name}", f"/dev/fd/{descriptor}" if name == "config-file" else str(descriptor)]
+        descriptors = [listener, *shared.values()]
+        if self._admin is not None and index == 0:  # one of them is enough
+            arguments += ["--admin-fd", str(self._admin.fileno())]
+            descriptors.append(self._admin.fileno())
         while True:
-            child = await spawn(frame_command("api"), arguments, ApiReport, [listener, *shared.values()])
+            child = await spawn(frame_command("api"), arguments, ApiReport, descriptors)
             self._children[index] = child
             if self._draining:
                 child.signal(signal.SIGTERM)
@@ -111,6 +125,8 @@ class ApiSupervisor:
             while (message := await child.channel.receive()) is not None:
                 if isinstance(message, Failed):
                     self._fail(message.error)
+                elif isinstance(message, Shutdown):
+                    self._on_shutdown()
                 elif isinstance(message, Serving):
                     served = True
                     self._serving.add(index)

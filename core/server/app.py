@@ -104,6 +104,14 @@ def make_endpoints(config: FrameConfig, registry: Registry, serving: ServingHost
     ]
 
 
+def build_admin(config: FrameConfig, endpoints: Sequence[Endpoint]) -> ASGIApp:
+    """The application of the admin listener, behind an ingress and keys of its own."""
+    routers = [endpoint.router() for endpoint in endpoints]
+    shapes = _shapes(endpoints, routers)
+    keys, limit = config.server.admin_key, config.server.max_body_bytes
+    return Ingress(build_routes(routers), keys=keys, max_body_bytes=limit, problem=lambda: None, shapes=shapes)
+
+
 def build_app(
     config: FrameConfig,
     serving: ServingHost,

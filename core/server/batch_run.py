@@ -107,7 +107,7 @@ async def open_routes(config: FrameConfig, command: Sequence[str] | None = None)
         registry = Registry.load()
         registry.add_files(config)
         host.open(llm, build_parsers(config, registry, llm.front))
-        build_app(config, host, make_endpoints(config, registry, host))
+        build_app(config, host, [one for one in make_endpoints(config, registry, host) if not one.admin])
         if host.calls is None:
             raise RuntimeError("the application has no routes")
         yield host.calls

@@ -17,7 +17,7 @@ from typing import Any
 from ..config.tree import FrameConfig
 from .api_supervisor import ApiSupervisor
 from .engine_process import describe
-from .listeners import bind_all, url
+from .listeners import bind_admin, bind_all, url
 from .messages import EngineDown, EngineNews, EngineUp, Stage
 from .supervisor import EngineSupervisor
 
@@ -30,13 +30,18 @@ class Launcher:
     """Runs one server from its bound address to its end."""
 
     def __init__(
-        self, config: FrameConfig, listeners: Sequence[socket.socket], engine_command: Sequence[str] | None = None
+        self,
+        config: FrameConfig,
+        listeners: Sequence[socket.socket],
+        engine_command: Sequence[str] | None = None,
+        admin: socket.socket | None = None,
     ) -> None:
         self._config = config
         self._listeners = listeners
         self._supervisor = EngineSupervisor(config, self._news, engine_command)
         self._started = time.monotonic()
-        self._apis = ApiSupervisor(config, listeners, self._on_serving)
+        self._admin = admin
+        self._apis = ApiSupervisor(config, listeners, self._on_serving, admin=admin, on_shutdown=self._on_signal)
         self._engine: EngineUp | EngineDown | None = None
         self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._signals = 0
@@ -56,8 +61,10 @@ class Launcher:
             seconds = 0.2 if self._signals > 1 else _STOP_SECONDS
             await self._apis.stop(seconds)
             await self._supervisor.stop(seconds)
-            for listener in self._listeners:
+            for listener in (*self._listeners, *([self._admin] if self._admin is not None else [])):
                 listener.close()
+            if self._config.server.admin_uds is not None:
+                Path(self._config.server.admin_uds).unlink(missing_ok=True)
             if self._config.server.uds is not None:
                 Path(self._config.server.uds).unlink(missing_ok=True)
 
@@ -98,6 +105,8 @@ class Launcher:
             self._say(f"{death}; starting it again")
         else:
             self._say(f"serving {', '.join(names)} at {url(self._listeners[0])}")
+            if self._admin is not None:
+                self._say(f"admin routes at {url(self._admin)}")
 
     async def _guard(self, part: Coroutine[Any, Any, None]) -> None:
         """Ends the server with the cause when a part of it cannot go on."""
@@ -122,8 +131,9 @@ class Launcher:
 def launch(config: FrameConfig, engine_command: Sequence[str] | None = None) -> int:
     """Binds the address and runs a server until it ends; returns the exit status. Raises `ConfigError` at once."""
     listeners = bind_all(config.server)
+    admin = bind_admin(config.server)
 
     async def run() -> int:
-        return await Launcher(config, listeners, engine_command).run()
+        return await Launcher(config, listeners, engine_command, admin).run()
 
     return asyncio.run(run())

@@ -26,6 +26,17 @@ def bind_all(server: ServerConfig) -> list[socket.socket]:
     return [bind(address, shared=True) for _ in range(count)]
 
 
+def bind_admin(server: ServerConfig) -> socket.socket | None:
+    """The admin listener: a Unix socket of this user, or loopback; None when there is to be none."""
+    if server.admin_uds is not None:
+        listener = _bind_unix(Path(server.admin_uds))
+        Path(server.admin_uds).chmod(0o600)
+        return listener
+    if server.admin_port is not None:
+        return bind(ServerConfig(host="127.0.0.1", port=server.admin_port))
+    return None
+
+
 def bind(server: ServerConfig, shared: bool = False) -> socket.socket:
     """A listening socket at the configured address; raises `ConfigError` when it cannot be had.
 

@@ -97,9 +97,13 @@ class Serving(msgspec.Struct, tag=True):
     model_names: list[str]
 
 
+class Shutdown(msgspec.Struct, tag=True):
+    """API process to supervisor: an operator asks the server to drain and end."""
+
+
 #: by direction
 ToEngine = Add | Abort | Call
 FromEngine = Outputs | Reply
 EngineReport = Stage | Ready | Failed
 EngineNews = Stage | EngineUp | EngineDown
-ApiReport = Serving | Failed
+ApiReport = Serving | Failed | Shutdown

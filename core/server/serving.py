@@ -64,6 +64,10 @@ _BRANCHES = ("str", "int", "float", "bool", "list", "dict")
 _STATUS = {"request": 400, "load": 429, "engine": 500}
 
 
+async def _no_parent() -> None:
+    raise RequestError(409, "this process has no parent that it could ask to stop")
+
+
 def model_names(config: FrameConfig) -> list[str]:
     """The names that requests may use: those set, else the model's as given (the demo model is "demo")."""
     if config.model.served_model_name:
@@ -112,6 +116,8 @@ class ServingHost:
         self.calls: RouteCalls | None = None
         self.reporter = Reporter(self.model_names[0])
         self._client = client
+        #: asks the parent to stop the server
+        self.shut_down: Callable[[], Awaitable[None]] = _no_parent
         self._llm: AsyncLLM | None = None
         self._limits: Limits | None = None
         self._parsers: OutputParsers | None = None
@@ -339,6 +345,18 @@ class ServingHost:
             raise RequestError(503, "the routes are not there yet")
         batch = BatchLines(self.calls, max_line_bytes=self.config.server.max_body_bytes, owner=owner, url=url)
         return batch.run(lines, done, stopped)
+
+    async def control(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Tells the engine, or the server ("shutdown"); raises `RequestError` with what it says."""
+        if method == "shutdown":
+            await self.shut_down()
+            return None
+        try:
+            return await self._client.call(method, arguments)
+        except EngineDeadError as error:
+            raise RequestError(503, str(error)) from None
+        except RuntimeError as error:
+            raise RequestError(409, str(error)) from None
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""

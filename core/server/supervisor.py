@@ -139,7 +139,9 @@ class EngineSupervisor:
     async def start(self) -> EngineInfo:
         """Starts the engine and returns once it is ready; raises `EngineDeadError` with the cause otherwise."""
         try:
-            server = self._config.server.model_copy(update={"api_key": []})
+            server = self._config.server.model_copy(
+                update={"api_key": [], "admin_key": [], "admin_port": None, "admin_uds": None}
+            )
             config = write_config(self._config.model_copy(update={"server": server}))
             self._files = (config,)
             self._files = (config, memory_file(json.dumps(Registry.load().choices(self._config))))

@@ -167,6 +167,10 @@ class FakeServing:
         batch = BatchLines(self.calls, max_line_bytes=1 << 20, owner=owner, url=url)
         return batch.run(lines, done, stopped)
 
+    async def control(self, method: str, arguments: dict[str, Any]) -> Any:
+        """What was asked for, as the answer."""
+        return 0 if method == "pause" else bool(arguments)
+
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""
         return await race_request(request, work)

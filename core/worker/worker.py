@@ -75,6 +75,7 @@ class Worker:
         self.facts: dict[str, Any] = {}
         self.stages: list[tuple[str, float]] = []
         self._progress = progress
+        self._weights_gone = False
         self._profiler = Profiler(config.observability.profile_dir)
 
     def start(self) -> KVLayout:
@@ -84,6 +85,7 @@ class Worker:
         before = platform.memory().snapshot()
         loaded = self._timed("weights", lambda: load_model(self.config, checkpoint, platform, self.registry))
         self.model: Model | None = loaded.model
+        platform.memory().claim("weights", list(loaded.model.parameters()))
         layout: KVLayout = self._timed("kv cache", lambda: self._start_cache(checkpoint, platform, loaded, before))
         self._timed("warm up", self._warm_up)
         return layout
@@ -119,12 +121,18 @@ class Worker:
         return self._profiler.stop()
 
     def sleep(self, keep: tuple[str, ...] = ("weights",)) -> None:
-        """Frees device memory; raises where the platform cannot."""
+        """Frees device memory; raises where the platform cannot. Weights that are not kept are read again later."""
         self.platform.memory().sleep(tuple(keep))
+        self._weights_gone = "weights" not in keep
 
     def wake_up(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
         """Brings the memory back."""
         self.platform.memory().wake(tuple(tags))
+        if "weights" in tags and self._weights_gone and self.model is not None:
+            fresh = load_model(self.config, read_checkpoint(self.config), self.platform, self.registry).model
+            for old, new in zip(self.model.parameters(), fresh.parameters(), strict=True):
+                old.copy_(new)
+            self._weights_gone = False
 
     def check(self) -> None:
         """A worker in this process is as alive as its caller."""
@@ -179,6 +187,7 @@ class Worker:
         layout = with_blocks(layout, available, cache.num_gpu_blocks_override)
         with platform.memory().pool("kv_cache"):
             self.memory = KVMemory(layout, platform.device)
+        platform.memory().claim("kv_cache", self.memory.slots)
         backends = self._bind_layers(layout, loaded, platform)
         facts = {
             "architecture": checkpoint.architecture,

@@ -35,5 +35,6 @@ def frame_endpoints() -> list[Provider]:
             summary="OpenAI: files and batches",
             options=f"{here}.batches:BatchesOptions",
         ),
+        Provider("admin", f"{here}.admin:AdminEndpoint", api=">=0.1,<0.2", summary="pause, sleep, reset, shut down"),
         Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.1,<0.2", summary="tokenize and detokenize"),
     ]

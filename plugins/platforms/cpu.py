@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class CpuPlatform(Platform):
 
     def __init__(self, *, config: Any, options: CpuOptions | None = None, local_rank: int = 0) -> None:
         super().__init__(config=config, options=options or CpuOptions(), local_rank=local_rank)
+        self._memory = HostMemory()
         threads = config.executor.num_threads
         if threads is not None:
             torch.set_num_threads(threads)
@@ -69,7 +70,7 @@ class CpuPlatform(Platform):
         return HostStreams()
 
     def memory(self) -> Memory:
-        return HostMemory()
+        return self._memory
 
 
 class Arrived(HostCopy):
@@ -99,7 +100,31 @@ class HostStreams(Streams):
 
 
 class HostMemory(Memory):
-    """The machine's memory, as the kernel reports it."""
+    """The machine's memory, as the kernel reports it. What sleeps is freed: it is host memory already."""
+
+    def __init__(self) -> None:
+        self._claimed: dict[str, list[Tensor]] = {}
+        self._sizes: dict[str, list[int]] = {}  # of what sleeps, in bytes
+
+    def claim(self, tag: str, tensors: Sequence[Tensor]) -> None:
+        self._claimed[tag] = list({tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values())
+
+    def sleep(self, keep: tuple[str, ...]) -> None:
+        for tag, tensors in self._claimed.items():
+            if tag in keep or tag in self._sizes:
+                continue
+            storages = [tensor.untyped_storage() for tensor in tensors]
+            if not all(storage.resizable() for storage in storages):
+                raise RuntimeError(f"sleep cannot free {tag}: some of it is mapped from a file")
+            self._sizes[tag] = [storage.nbytes() for storage in storages]
+            for storage in storages:
+                storage.resize_(0)
+
+    def wake(self, tags: tuple[str, ...]) -> None:
+        for tag in tags:
+            for tensor, size in zip(self._claimed.get(tag, ()), self._sizes.pop(tag, ()), strict=False):
+                tensor.untyped_storage().resize_(size)
+                tensor.zero_()
 
     def snapshot(self) -> MemorySnapshot:
         page = os.sysconf("SC_PAGE_SIZE")

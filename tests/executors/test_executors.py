@@ -96,8 +96,11 @@ def test_worker_methods_are_called_by_name_only(folder):
         engine.call("worker", {"method": "fly"})
     with pytest.raises(ValueError, match="run: function is a callable, which cannot travel"):
         engine.call("worker", {"method": "run", "function": print})
-    with pytest.raises(RuntimeError, match="sleep is not available on this platform"):
+    engine.call("sleep", {"keep": []})
+    with pytest.raises(RuntimeError, match="the engine sleeps already"):
         engine.call("sleep")
+    engine.call("wake_up")
+    assert engine.call("is_sleeping") is False
     engine.close()
 
 

@@ -1,0 +1,129 @@
+"""What an operator does to a running server: pause, sleep, reset, profile, shut down. On the admin listener only."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.requests import Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from frame.core.interfaces.endpoint import Endpoint
+from frame.interfaces import BoundedModel
+
+_POLL_SECONDS = 0.05
+
+
+class PauseBody(BoundedModel):
+    """How to pause."""
+
+    mode: str = Field("keep", max_length=16)
+    clear_cache: bool = False
+
+
+class ResetBody(BoundedModel):
+    """What else to reset."""
+
+    reset_running_requests: bool = False
+    reset_connector: bool = False
+
+
+class SleepBody(BoundedModel):
+    """How deep: 1 keeps the weights, 2 drops them, too."""
+
+    level: int = Field(1, ge=1, le=2)
+
+
+class WakeBody(BoundedModel):
+    """What to take back."""
+
+    tags: list[str] = Field(["weights", "kv_cache"], max_length=2)
+
+
+class AdminEndpoint(Endpoint):
+    """Bodies are optional; every answer is JSON."""
+
+    admin: ClassVar[bool] = True
+
+    def router(self) -> APIRouter:
+        """All of them."""
+        router = APIRouter()
+        for path, handler in (
+            ("/pause", self._pause),
+            ("/resume", self._resume),
+            ("/sleep", self._sleep),
+            ("/wake_up", self._wake_up),
+            ("/reset_prefix_cache", self._reset),
+            ("/start_profile", self._start_profile),
+            ("/stop_profile", self._stop_profile),
+            ("/shutdown", self._shutdown),
+        ):
+            router.add_api_route(path, handler, methods=["POST"])
+        for path, question in (("/is_paused", self._is_paused), ("/is_sleeping", self._is_sleeping)):
+            router.add_api_route(path, question, methods=["GET"])
+        return router
+
+    async def _pause(self, request: Request) -> Response:
+        """Holds requests back: `keep` freezes running ones, `abort` ends them, `wait` answers when they have ended."""
+        body = self._body(request, PauseBody)
+        running = await self._control("pause", mode=body.mode, clear_cache=body.clear_cache and body.mode != "wait")
+        while body.mode == "wait" and running:
+            await asyncio.sleep(_POLL_SECONDS)
+            running = await self._control("pause", mode="wait")
+        if body.mode == "wait" and body.clear_cache:
+            await self._control("reset_prefix_cache")
+        return _json({"is_paused": True})
+
+    async def _resume(self) -> Response:
+        await self._control("resume")
+        return _json({"is_paused": False})
+
+    async def _is_paused(self) -> Response:
+        return _json({"is_paused": await self._control("is_paused")})
+
+    async def _sleep(self, request: Request) -> Response:
+        """Frees the KV cache and, from level 2 on, the weights. Requests wait."""
+        body = self._body(request, SleepBody)
+        await self._control("sleep", keep=["weights"] if body.level == 1 else [])
+        return _json({"is_sleeping": True})
+
+    async def _wake_up(self, request: Request) -> Response:
+        body = self._body(request, WakeBody)
+        await self._control("wake_up", tags=body.tags)
+        return _json({"is_sleeping": await self._control("is_sleeping")})
+
+    async def _is_sleeping(self) -> Response:
+        return _json({"is_sleeping": await self._control("is_sleeping")})
+
+    async def _reset(self, request: Request) -> Response:
+        """`success` is false while running requests hold blocks, unless they are to be computed again."""
+        body = self._body(request, ResetBody)
+        return _json({"success": await self._control("reset_prefix_cache", **body.model_dump())})
+
+    async def _start_profile(self) -> Response:
+        await self._control("start_profile")
+        return _json({"profiling": True})
+
+    async def _stop_profile(self) -> Response:
+        return _json({"profiling": False, "file": await self._control("stop_profile")})
+
+    async def _shutdown(self) -> Response:
+        """As a first SIGTERM: running requests may finish."""
+        await self._control("shutdown")
+        return _json({"stopping": True})
+
+    def _body(self, request: Request, kind: type[BoundedModel]) -> Any:
+        """The body; its defaults when there is none."""
+        if request.headers.get("content-length", "0") == "0":
+            return kind.model_construct()
+        return self.serving.parse(request, kind)
+
+    async def _control(self, method: str, **arguments: Any) -> Any:
+        return await self.serving.control(method, arguments)
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,145 @@
+"""The admin listener: its own address and keys, and what it does to a real engine."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from frame.core.config.tree import ServerConfig
+from tests.server.running import REAL, Running, server, until
+
+BODY = {"prompt": "The sea is", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+ROUTES = (
+    "/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/start_profile",
+    "/stop_profile", "/shutdown",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("admin")
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[Running]:
+    settings = ("--admin-port", "0", "--admin-key", "root", "--api-key", "user", "--profile-dir", str(folder))
+    with server(REAL, *settings, "--num-threads", "1", "--disable-access-log") as running:
+        until(lambda: "admin routes at" in running.text)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def admin(running: Running) -> Iterator[httpx.Client]:
+    found = re.search(r"admin routes at (\S+)", running.text)
+    assert found is not None
+    with httpx.Client(base_url=found.group(1), headers={"x-api-key": "root"}, timeout=60) as client:
+        yield client
+
+
+def complete(running: Running, **fields: Any) -> httpx.Response:
+    headers = {"Authorization": "Bearer user"}
+    return httpx.post(f"{running.url}/v1/completions", json={**BODY, **fields}, headers=headers, timeout=60)
+
+
+def text(running: Running, **fields: Any) -> str:
+    answer = complete(running, **fields)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def until_running(running: Running) -> None:
+    headers = {"x-api-key": "user"}
+    until(lambda: httpx.get(f"{running.url}/stats", headers=headers).json()["engine"]["running"] == 1)
+
+
+def in_thread(running: Running, answers: list[httpx.Response], **fields: Any) -> threading.Thread:
+    thread = threading.Thread(target=lambda: answers.append(complete(running, **fields)))
+    thread.start()
+    return thread
+
+
+def test_public_and_admin_routes_and_keys_do_not_mix(running: Running, admin: httpx.Client) -> None:
+    for path in ROUTES:
+        for method in ("GET", "POST"):
+            public = httpx.request(method, running.url + path, headers={"x-api-key": "user"})
+            assert public.status_code == 404, path
+            assert httpx.request(method, running.url + path, headers={"x-api-key": "root"}).status_code == 401
+            for key in ("user", "", "wrong"):
+                assert admin.request(method, path, headers={"x-api-key": key}).status_code == 401
+    assert admin.get("/v1/models").status_code == 404
+    assert "/pause" not in httpx.get(f"{running.url}/openapi.json", headers={"x-api-key": "user"}).text
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_frees_memory_and_requests_go_on_afterwards(running: Running, admin: httpx.Client, level: int) -> None:
+    wanted = text(running)
+    assert admin.post("/sleep", json={"level": level}).json() == {"is_sleeping": True}
+    assert admin.post("/sleep").status_code == 409
+    answers: list[httpx.Response] = []
+    thread = in_thread(running, answers)
+    time.sleep(0.3)
+    assert not answers
+    assert admin.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert admin.post("/wake_up", json={"tags": ["weights"]}).json() == {"is_sleeping": True}
+    assert admin.post("/wake_up", json={"tags": ["kv_cache"]}).json() == {"is_sleeping": False}
+    thread.join(30)
+    assert answers[0].json()["choices"][0]["text"] == wanted
+    assert text(running) == wanted
+
+
+def test_a_pause_freezes_waits_or_aborts(running: Running, admin: httpx.Client) -> None:
+    wanted = text(running, max_tokens=200)
+    for mode, reason in (("keep", "length"), ("wait", "length"), ("abort", "abort")):
+        answers: list[httpx.Response] = []
+        thread = in_thread(running, answers, max_tokens=200)
+        until_running(running)
+        assert admin.post("/pause", json={"mode": mode}).json() == {"is_paused": True}
+        assert admin.get("/is_paused").json() == {"is_paused": True}
+        if mode != "keep":
+            thread.join(30)
+            assert answers
+        late: list[httpx.Response] = []
+        waiting = in_thread(running, late, max_tokens=2)
+        time.sleep(0.2)
+        assert not late
+        assert admin.post("/resume").json() == {"is_paused": False}
+        waiting.join(30)
+        thread.join(30)
+        assert late[0].status_code == 200
+        choice = answers[0].json()["choices"][0]
+        assert choice["finish_reason"] == reason
+        assert wanted.startswith(choice["text"]) if mode == "abort" else choice["text"] == wanted
+    assert admin.post("/pause", json={"mode": "nap"}).status_code == 409
+
+
+def test_profiles_and_caches(running: Running, admin: httpx.Client) -> None:
+    assert admin.post("/start_profile").status_code == 200
+    text(running, max_tokens=2)
+    assert Path(admin.post("/stop_profile").json()["file"]).stat().st_size > 1000
+    assert admin.post("/stop_profile").status_code == 409
+    assert admin.post("/reset_prefix_cache").json() == {"success": True}
+
+
+def test_shutdown_drains(running: Running, admin: httpx.Client) -> None:
+    answers: list[httpx.Response] = []
+    thread = in_thread(running, answers, max_tokens=100)
+    until_running(running)
+    assert admin.post("/shutdown").json() == {"stopping": True}
+    thread.join(30)
+    assert answers[0].status_code == 200
+    assert running.wait() == 0
+
+
+def test_a_port_needs_a_key() -> None:
+    with pytest.raises(ValidationError, match="set admin_key, or use admin_uds"):
+        ServerConfig(admin_port=9000)
+    with pytest.raises(ValidationError, match="exclude each other"):
+        ServerConfig(admin_port=9000, admin_uds="/tmp/x", admin_key=["k"])
