@@ -6,7 +6,7 @@ Tuned on Hopper; works from compute capability 8.0. Knows no model and no reques
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
 from frame.core.ops import Ops
+from frame.core.ops.step import StepBuffers, StepSizes
 from frame.kernels import activation, experts, filters, logits, logprobs, norm, rotary, routing, sampling, step
 from frame.kernels import linear as few_rows
 
@@ -49,7 +50,6 @@ class CudaOps(Ops):
     route = staticmethod(routing.route)
     fused_experts = staticmethod(experts.fused_experts)
     write_rows = staticmethod(step.write_rows)
-    build_inputs = staticmethod(step.build_inputs)
     advance = staticmethod(step.advance)
     greedy = staticmethod(sampling.greedy)
     draw = staticmethod(sampling.draw)
@@ -59,6 +59,14 @@ class CudaOps(Ops):
     penalize = staticmethod(logits.penalize)
     count_tokens = staticmethod(logits.count_tokens)
     top_logprobs = staticmethod(logprobs.top_logprobs)
+
+    @staticmethod
+    def build_inputs(
+        buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
+    ) -> None:
+        """A launch for each KV group, the first of which does the rest; an encoder has no groups."""
+        build = step.build_inputs if tables else Ops.build_inputs
+        build(buffers, token_ids, tables, rows, sizes)
 
     @staticmethod
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
