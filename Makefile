@@ -54,6 +54,7 @@ docs-serve: $(VENV)/.dev
 bench: $(VENV)/.dev  ## compare with transformers on this machine
 	$(BIN)/python benchmarks/offline_cpu.py
 	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/pooling_cpu.py
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache
