@@ -33,7 +33,10 @@ def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1) 
     """The sizes that suit a layer."""
     wide = dtype.itemsize > 2 or head_dim > 128
     block_m = max(16, triton.next_power_of_2(groups))
-    return DecodeLaunch(block_m, 32 if wide else 64, splits, 2, 2 if wide else 3)
+    if wide:
+        return DecodeLaunch(block_m, 32, splits, 2, 2)
+    # with enough rows to fill the device, many small programs read fastest
+    return DecodeLaunch(block_m, 32, 1, 1, 4) if splits == 1 else DecodeLaunch(block_m, 64, splits, 2, 3)
 
 
 @triton.jit
