@@ -185,20 +185,32 @@ def _default(value: Any) -> str:
 
 def _command_line() -> str:
     parts = ["# Commands"]
-    for name in (name for name in BUILT_IN if name not in HIDDEN):
-        module, _, kind = BUILT_IN[name].partition(":")
-        command = getattr(import_module(f"frame.core.cli.{module}"), kind)()
+    targets = {name: f"frame.core.cli.{target}" for name, target in BUILT_IN.items() if name not in HIDDEN}
+    targets |= {provider.name: provider.target for provider in _ours("command")}
+    for name, target in targets.items():
+        module, _, kind = target.partition(":")
+        command = getattr(import_module(module), kind)()
         parser = FlagParser(prog=f"frame {name}", description=command.help)
         command.add_arguments(parser)
-        actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
-        rows = [(_spelling(action), _meaning(action)) for action in actions]
-        parts += [f"## frame {name}", command.help, _table(("argument", "meaning"), rows)]
+        parts += [f"## frame {name}", command.help]
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for part, own in action.choices.items():
+                    parts += [f"### frame {name} {part}", own.description, _arguments(own)]
+                break
+        else:
+            parts.append(_arguments(parser))
         if name == "serve":
             parts.append(
                 "All [settings](configuration.md) are flags; `--help=GROUP`, `--help=FLAG` and `--help=all` show them. "
                 f"Short forms: {', '.join(f'`{flag}` is `--{long}`' for flag, long in _short_flags())}."
             )
     return "\n\n".join(parts)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> str:
+    actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
+    return _table(("argument", "meaning"), [(_spelling(action), _meaning(action)) for action in actions])
 
 
 def _short_flags() -> list[tuple[str, str]]:

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from frame import Provider, hookimpl
 
+_API = ">=0.1,<0.2"
+
 
 @hookimpl
 def frame_commands() -> list[Provider]:
-    """Offers nothing yet."""
-    return []
+    """Benchmarks."""
+    return [
+        Provider(
+            "bench",
+            "frame.plugins.commands.bench.command:BenchCommand",
+            summary="Measure a server or an engine: serve, latency, throughput, startup, kernels, sweep.",
+            api=_API,
+        ),
+    ]

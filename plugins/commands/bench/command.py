@@ -1,0 +1,54 @@
+"""`frame bench SUBCOMMAND`: hands over to the subcommand's own class, which is imported when its flags are needed."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+from frame.core.interfaces.endpoint import Command
+
+from .subcommand_parser import SubcommandParser
+
+_SUBCOMMANDS = {
+    "serve": "serve:ServeBench",
+    "latency": "latency:LatencyBench",
+    "throughput": "throughput:ThroughputBench",
+    "startup": "startup:StartupBench",
+    "kernels": "kernels:KernelsBench",
+    "sweep": "sweep:SweepBench",
+}
+
+
+class BenchCommand(Command):
+    """Field names of all results follow `vllm bench`, so that results of both compare."""
+
+    help = "Measure a server or an engine: frame bench serve|latency|throughput|startup|kernels|sweep."
+    examples = (
+        "frame bench serve --base-url http://127.0.0.1:8000 --num-prompts 200 --request-rate 8 --html report.html",
+        "frame bench throughput /models/qwen3 --input-len 512 --output-len 128 --num-prompts 500",
+        "frame bench sweep serve --vary max-concurrency=1,4,16,64 --html pareto.html -- --num-prompts 200",
+        "frame bench serve --help",
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """A parser for each subcommand."""
+        made = parser.add_subparsers(
+            dest="bench", metavar="SUBCOMMAND", required=True, parser_class=SubcommandParser, title="subcommands"
+        )
+        for name in _SUBCOMMANDS:
+            command = subcommand(name)
+            own = made.add_parser(name, help=command.help, description=command.help)
+            command.add_arguments(own)
+            examples = "examples:\n" + "\n".join(f"  {line}" for line in command.examples)
+            own.epilog = "\n\n".join(filter(None, (examples, own.epilog)))
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """The subcommand's exit status."""
+        return subcommand(arguments.bench).run(arguments)
+
+
+def subcommand(name: str) -> Command:
+    """The subcommand `name`, built."""
+    module, _, kind = _SUBCOMMANDS[name].partition(":")
+    command: Command = getattr(import_module(f".{module}", __package__), kind)()
+    return command

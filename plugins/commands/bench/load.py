@@ -1,0 +1,98 @@
+"""Runs requests against a server as a schedule says. Knows no figures."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+
+from frame.core.config.errors import ConfigError
+
+from .arrivals import arrival_times
+from .client import Target, http_client, send
+from .record import BenchRequest, RequestRecord
+
+_RETRY_SECONDS = 0.5
+_ASK_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to send and when. `timeout` is the longest silence of an answer in seconds."""
+
+    requests: Sequence[BenchRequest]
+    rate: float
+    burstiness: float = 1.0
+    max_concurrency: int | None = None
+    seed: int = 0
+    num_warmups: int = 0
+    timeout: float | None = None
+
+
+async def run_load(target: Target, load: Load, tick: Callable[[], object]) -> tuple[list[RequestRecord], float]:
+    """Records in the order of the requests, and the seconds from the first sent to the last answered.
+
+    `tick` is called after each. Raises `ConfigError` when a warm-up request fails.
+    """
+    limit = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else None
+    async with http_client(target.headers, load.timeout) as client:
+
+        async def one(request: BenchRequest) -> RequestRecord:
+            room: AbstractAsyncContextManager[object] = limit if limit is not None else nullcontext()
+            async with room:
+                return await send(client, target, request)
+
+        if load.num_warmups:
+            chosen = [load.requests[index % len(load.requests)] for index in range(load.num_warmups)]
+            for record in await asyncio.gather(*map(one, chosen)):
+                if record.error:
+                    raise ConfigError(f"a warm-up request failed: {record.error}")
+        times = arrival_times(len(load.requests), load.rate, load.burstiness, random.Random(load.seed))
+        start = time.perf_counter()
+
+        async def ticked(request: BenchRequest) -> RequestRecord:
+            record = await one(request)
+            tick()
+            return record
+
+        tasks = []
+        for request, due in zip(load.requests, times, strict=True):
+            wait = start + due - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            tasks.append(asyncio.create_task(ticked(request)))
+        records = await asyncio.gather(*tasks)
+        return records, time.perf_counter() - start
+
+
+async def wait_ready(base_url: str, headers: Mapping[str, str], seconds: float) -> None:
+    """Returns once something answers at `base_url`; raises `ConfigError` after `seconds`."""
+    import httpx
+
+    end = time.perf_counter() + seconds
+    async with http_client(headers, _ASK_SECONDS) as client:
+        while True:
+            try:
+                response = await client.get(f"{base_url}/v1/models")
+                if response.status_code not in (502, 503):
+                    return
+                reason = f"HTTP {response.status_code}"
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                reason = str(error) or type(error).__name__
+            if time.perf_counter() >= end:
+                raise ConfigError(f"no server is ready at {base_url} after {seconds:g} s: {reason}")
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def ask_model(base_url: str, headers: Mapping[str, str]) -> str:
+    """The first model that the server lists; raises `ConfigError`."""
+    async with http_client(headers, _ASK_SECONDS) as client:
+        response = await client.get(f"{base_url}/v1/models")
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        reason = f"{base_url}/v1/models answers HTTP {response.status_code}"
+        raise ConfigError(f"{reason} and names no model; give one with --model, and a key in OPENAI_API_KEY") from None

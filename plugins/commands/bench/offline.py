@@ -1,0 +1,89 @@
+"""What the benchmarks of an engine in this process share: its flags, its start, its prompts.
+
+Imports torch when an engine starts. Knows no measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from frame.core.config.checkpoint import find_folder, read_checkpoint
+from frame.core.config.errors import ConfigError
+from frame.core.config.flag_parser import FlagParser
+from frame.core.config.flags import add_config_flags, config_from_arguments
+from frame.core.config.tree import FrameConfig
+
+from .output import add_output_flags
+from .text_source import TextSource, TokenizerSource
+
+if TYPE_CHECKING:
+    from frame import LLM
+
+
+class IdSource:
+    """Prompts as token ids, so that no tokenizer takes part."""
+
+    name = ""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def ids(self, length: int, draw: random.Random) -> list[int]:
+        return [draw.randrange(self._vocab_size) for _ in range(length)]
+
+    def text(self, ids: Sequence[int]) -> tuple[Sequence[int], int]:
+        return list(ids), len(ids)
+
+    def count(self, text: str) -> int:
+        raise ConfigError(f"texts cannot be counted without a tokenizer: {text[:40]!r}")
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """`[MODEL]`, every setting of the engine, and where results go."""
+    add_output_flags(parser)
+    add_config_flags(cast("FlagParser", parser))
+
+
+def engine_config(arguments: argparse.Namespace) -> FrameConfig:
+    """The configuration; raises `ConfigError` before anything is loaded, also for a folder that is none."""
+    config = config_from_arguments(arguments)
+    read_checkpoint(config)
+    return config
+
+
+def start_engine(config: FrameConfig) -> LLM:
+    """An engine in this process; one sentence where it cannot start."""
+    from frame import LLM, LLMEngine
+
+    try:
+        return LLM.from_engine(LLMEngine.from_config(config))
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"the engine does not start: {error}") from error
+
+
+def prompt_source(config: FrameConfig, dataset: str) -> TextSource:
+    """Ids for made-up prompts, the checkpoint's tokenizer for those of files."""
+    if dataset in ("sharegpt", "custom"):
+        return TokenizerSource(find_folder(config.model.model, config.model.revision))
+    return IdSource(read_checkpoint(config).vocab_size)
+
+
+def as_prompts(prompts: Sequence[str | Sequence[int]]) -> list[Any]:
+    """As `LLM.generate` takes them."""
+    return [one if isinstance(one, str) else {"prompt_token_ids": list(one)} for one in prompts]
+
+
+def engine_facts(llm: LLM, config: FrameConfig) -> dict[str, Any]:
+    """What ran, for the results."""
+    info = llm.llm_engine.core.info
+    return {
+        "model_id": config.model.model or "demo",
+        "platform": info.platform,
+        "dtype": info.dtype,
+        "attention": ",".join(sorted(set(info.attention))),
+        "num_gpu_blocks": info.num_blocks,
+        "block_size": info.block_size,
+    }

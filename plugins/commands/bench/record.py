@@ -1,0 +1,41 @@
+"""What is sent and what came back of it: the data that datasets make, clients fill and metrics read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """One request: text or token ids, or the messages of a chat. `prompt_len` is 0 where no tokenizer counted it."""
+
+    prompt: str | Sequence[int]
+    output_len: int
+    prompt_len: int = 0
+    messages: Sequence[dict[str, Any]] | None = None
+
+
+@dataclass
+class RequestRecord:
+    """The fate of one request. Times are in seconds, `started` on the clock of `time.perf_counter`."""
+
+    prompt_len: int = 0
+    output_len: int = 0
+    started: float = 0.0
+    ttft: float = 0.0
+    latency: float = 0.0
+    itls: list[float] = field(default_factory=list)
+    text: str = ""
+    error: str = ""
+
+    @property
+    def success(self) -> bool:
+        """Whether the whole answer came."""
+        return not self.error
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean time of an output token after the first; None for an answer of one token."""
+        return (self.latency - self.ttft) / (self.output_len - 1) if self.output_len > 1 else None

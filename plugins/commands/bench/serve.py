@@ -1,0 +1,268 @@
+"""`frame bench serve`: drives an OpenAI-compatible server and times every answer. Knows no engine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from frame.core.config.errors import ConfigError
+from frame.core.config.flag_parser import FlagParser, read_json, read_mapping
+from frame.core.interfaces.endpoint import Command
+
+from .client import Target
+from .datasets import add_dataset_flags, make_requests
+from .load import Load, ask_model, run_load, wait_ready
+from .metrics import METRICS, parse_goodput, serve_figures
+from .output import add_output_flags, finish, progress_bar, stamp, write_json
+from .record import RequestRecord
+from .serve_plots import metric_table, serve_plots
+from .text_source import TextSource, text_source
+
+_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_KEYS = ("OPENAI_API_KEY", "FRAME_API_KEY")
+#: Sampling flags, sent only when given.
+_SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float}
+
+
+class ServeBench(Command):
+    """Sends requests at a rate or a concurrency; exits with 1 when none succeeded."""
+
+    help = "Drive any OpenAI-compatible server and report TTFT, TPOT, ITL, end-to-end times and goodput."
+    examples = (
+        "frame bench serve --num-prompts 200 --random-input-len 512 --random-output-len 128 --ignore-eos",
+        "frame bench serve --base-url http://host:8000 --request-rate 8 --goodput ttft:500 tpot:50 --html report.html",
+        "frame bench serve --dataset-name sharegpt --dataset-path sharegpt.json --tokenizer /models/qwen3",
+        "frame bench serve --endpoint chat --max-concurrency 32 --save-result --result-dir results",
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """vLLM's flags."""
+        _add_server_flags(parser)
+        _add_load_flags(parser)
+        add_dataset_flags(parser, num_prompts=1000)
+        _add_result_flags(parser)
+        cast("FlagParser", parser).mappings["extra_body"] = read_json
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Returns 1 when no request succeeded."""
+        plan = _Plan(arguments)
+        records, duration = asyncio.run(_measure(arguments, plan))
+        done = [record for record in records if record.success]
+        if not done:
+            print(f"frame: none of {len(records)} requests succeeded; the first: {records[0].error}", file=sys.stderr)
+            return 1
+        results = _results(arguments, plan, records, duration)
+        plots = serve_plots(records, plan.metrics)
+        finish(arguments, "Serving benchmark", results, plots, [metric_table(records, plan.metrics, plan.percents)])
+        if len(done) < len(records):
+            first = next(record.error for record in records if not record.success)
+            print(f"frame: {len(records) - len(done)} requests failed; the first: {first}", file=sys.stderr)
+        _save(arguments, plan, results, records)
+        return 0
+
+
+def _add_server_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    add = group.add_argument
+    add("--base-url", metavar="URL", help="The server; default: http://HOST:PORT.")
+    add("--host", default="127.0.0.1", help="Host (default: %(default)s).")
+    add("--port", type=int, default=8000, help="Port (default: %(default)s).")
+    add("--endpoint", metavar="NAME", help="completions (the default), chat, or a path such as /v1/completions.")
+    add(
+        "--backend",
+        default="openai",
+        choices=("openai", "openai-chat", "vllm"),
+        help="As vLLM's flag: openai-chat means --endpoint chat (default: %(default)s).",
+    )
+    add("--model", metavar="NAME", help="Model to ask for; default: the first that the server lists.")
+    add("--served-model-name", metavar="NAME", help="The model's name in requests, where --model is a folder.")
+    add("--tokenizer", metavar="FOLDER", help="Folder with tokenizer.json; default: that of --model, else words.")
+    add("--header", nargs="*", default=[], metavar="NAME=VALUE", help="HTTP headers to send.")
+    add("--extra-body", type=read_mapping, default={}, metavar="JSON", help="Fields that every body gets.")
+    add("--ready-check-timeout-sec", type=float, default=600.0, metavar="S", help="Wait so long for the server (600).")
+    add("--request-timeout-sec", type=float, default=21600.0, metavar="S", help="Longest silence of an answer (6 h).")
+
+
+def _add_load_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("load")
+    add = group.add_argument
+    add("--request-rate", type=float, default=math.inf, metavar="R", help="Requests a second; inf: all at once (inf).")
+    add(
+        "--burstiness",
+        type=float,
+        default=1.0,
+        metavar="B",
+        help="Shape of the gaps: 1 Poisson, less in bursts, more steadier (default: 1).",
+    )
+    add("--max-concurrency", type=int, metavar="N", help="Most requests under way; others wait at the client.")
+    add("--num-warmups", type=int, default=0, metavar="N", help="Requests before the clock starts (default: 0).")
+    add("--ignore-eos", action="store_true", help="Ask for outputs of full length (frame, vLLM, SGLang).")
+    for name, kind in _SAMPLING.items():
+        add(f"--{name.replace('_', '-')}", type=kind, metavar="X", help="Sampling; temperature is 0 by default.")
+
+
+def _add_result_flags(parser: argparse.ArgumentParser) -> None:
+    add_output_flags(parser)
+    group = parser.add_argument_group("results")
+    add = group.add_argument
+    add(
+        "--percentile-metrics",
+        default="ttft,tpot,itl,e2el",
+        metavar="NAMES",
+        help="Metrics to report, of ttft, tpot, itl, e2el (default: all).",
+    )
+    add("--metric-percentiles", default="50,90,95,99", metavar="P,…", help="Percentiles (default: %(default)s).")
+    add("--goodput", nargs="+", default=[], metavar="NAME:MS", help="Limits of a good request: ttft:500 tpot:50 e2el:…")
+    add("--save-result", action="store_true", help="Write JSON under --result-dir.")
+    add("--save-detailed", action="store_true", help="With every request's times, text and error.")
+    add("--result-dir", default=".", metavar="FOLDER", help="Where to (default: here).")
+    add("--result-filename", metavar="NAME", help="Its name; default: from backend, rate, model and date.")
+    add("--label", help="A label kept in the result.")
+    add("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="More of what the result is to hold.")
+
+
+class _Plan:
+    """The checked arguments; raises `ConfigError`."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.percents = _percents(arguments.metric_percentiles)
+        self.metrics = [name.strip() for name in arguments.percentile_metrics.split(",") if name.strip()]
+        for name in self.metrics:
+            if name not in METRICS:
+                raise ConfigError(f"no metric {name!r} for --percentile-metrics; there are: {', '.join(METRICS)}")
+        self.goodput = parse_goodput(arguments.goodput)
+        self.metadata = _pairs("--metadata", arguments.metadata)
+        for name in ("request_rate", "burstiness"):
+            if not getattr(arguments, name) > 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(arguments, name)}")
+        if arguments.max_concurrency is not None and arguments.max_concurrency < 1:
+            raise ConfigError(f"--max-concurrency must be at least 1, got {arguments.max_concurrency}")
+        self.endpoint = arguments.endpoint or ("chat" if arguments.backend == "openai-chat" else "completions")
+        self.path = _PATHS.get(self.endpoint, self.endpoint)
+        if not self.path.startswith("/"):
+            raise ConfigError(f"--endpoint must be completions, chat or a path, got {self.endpoint!r}")
+        url = arguments.base_url or f"http://{arguments.host}:{arguments.port}"
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--base-url must begin with http:// or https://, got {url!r}")
+        self.base_url = url.rstrip("/").removesuffix("/v1")
+        self.source: TextSource = text_source(arguments.tokenizer, arguments.model)
+        self.model = arguments.served_model_name or arguments.model or ""
+        self.headers = {"Content-Type": "application/json", **_pairs("--header", arguments.header)}
+        key = next((os.environ[name] for name in _KEYS if os.environ.get(name)), None)
+        if key is not None:
+            self.headers.setdefault("Authorization", f"Bearer {key}")
+
+    def target(self, arguments: argparse.Namespace) -> Target:
+        """Once the model's name is known."""
+        sampling = {name: value for name in _SAMPLING if (value := getattr(arguments, name)) is not None}
+        return Target(
+            base_url=self.base_url,
+            path=self.path,
+            model=self.model,
+            chat="chat" in self.path,
+            fields={**sampling, **arguments.extra_body},
+            headers=self.headers,
+            ignore_eos=arguments.ignore_eos,
+        )
+
+
+def _percents(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= value <= 100 for value in found):
+        raise ConfigError(f"--metric-percentiles must be numbers from 0 to 100 with commas between, got {text!r}")
+    return found
+
+
+def _pairs(flag: str, items: list[str]) -> dict[str, str]:
+    found = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{flag} takes NAME=VALUE, got {item!r}")
+        found[name] = value
+    return found
+
+
+async def _measure(arguments: argparse.Namespace, plan: _Plan) -> tuple[list[RequestRecord], float]:
+    await wait_ready(plan.base_url, plan.headers, arguments.ready_check_timeout_sec)
+    if not plan.model:
+        plan.model = await ask_model(plan.base_url, plan.headers)
+    load = Load(
+        requests=make_requests(arguments, plan.source),
+        rate=arguments.request_rate,
+        burstiness=arguments.burstiness,
+        max_concurrency=arguments.max_concurrency,
+        seed=arguments.seed,
+        num_warmups=arguments.num_warmups,
+        timeout=arguments.request_timeout_sec,
+    )
+    with progress_bar(arguments, len(load.requests), "requests") as bar:
+        return await run_load(plan.target(arguments), load, bar.update)
+
+
+def _results(
+    arguments: argparse.Namespace, plan: _Plan, records: list[RequestRecord], duration: float
+) -> dict[str, Any]:
+    rate = arguments.request_rate
+    figures = serve_figures(records, duration, metrics=plan.metrics, percents=plan.percents, goodput=plan.goodput)
+    return {
+        **stamp(),
+        "backend": arguments.backend,
+        "endpoint_type": arguments.backend,
+        "endpoint": plan.path,
+        "label": arguments.label,
+        "model_id": plan.model,
+        "tokenizer_id": plan.source.name,
+        "dataset_name": arguments.dataset_name,
+        "num_prompts": arguments.num_prompts,
+        "request_rate": rate if math.isfinite(rate) else "inf",
+        "burstiness": arguments.burstiness,
+        "max_concurrency": arguments.max_concurrency,
+        **plan.metadata,
+        **figures,
+    }
+
+
+def _save(arguments: argparse.Namespace, plan: _Plan, results: Mapping[str, Any], records: list[RequestRecord]) -> None:
+    if not (arguments.save_result or arguments.save_detailed):
+        return
+    if arguments.save_detailed:
+        results = {**results, **_details(records)}
+    model = plan.model.rstrip("/").rpartition("/")[2]
+    load = f"{arguments.request_rate:g}qps"
+    if arguments.max_concurrency is not None:
+        load += f"-concurrency{arguments.max_concurrency}"
+    name = arguments.result_filename or f"{arguments.backend}-{load}-{model}-{results['date']}.json"
+    path = Path(arguments.result_dir).expanduser() / name
+    write_json(str(path), results)
+    print(f"result: {path}")
+
+
+def _details(records: list[RequestRecord]) -> dict[str, Any]:
+    first = min(record.started for record in records)
+    return json_safe({
+        "input_lens": [record.prompt_len for record in records],
+        "output_lens": [record.output_len for record in records],
+        "start_times": [record.started - first for record in records],
+        "ttfts": [record.ttft for record in records],
+        "itls": [record.itls for record in records],
+        "e2els": [record.latency for record in records],
+        "generated_texts": [record.text for record in records],
+        "errors": [record.error for record in records],
+    })  # fmt: skip
+
+
+def json_safe(values: dict[str, Any]) -> dict[str, Any]:
+    """The same values, with what is no Unicode (half a surrogate pair from a server) replaced."""
+    found: dict[str, Any] = json.loads(json.dumps(values).encode("utf-8", "replace"))
+    return found

@@ -1,0 +1,38 @@
+"""The parser of a subcommand. Knows no subcommand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from frame.core.config.errors import near
+from frame.core.config.flag_parser import FlagParser
+
+
+class SubcommandParser(FlagParser):
+    """Refuses what it does not know itself, by its own name and with its own flags as the near ones.
+
+    With `shares` what follows `--` is not read but kept as `shared`.
+    """
+
+    shares = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        words = list(sys.argv[1:] if args is None else args)
+        own = words.index("--") if self.shares and "--" in words else len(words)
+        found, rest = super().parse_known_args(words[:own], namespace)
+        if self.shares:
+            found.shared = words[own + 1 :]
+        if rest:
+            name = rest[0].partition("=")[0]
+            if not name.startswith("-"):
+                self.error(f"unexpected argument {rest[0]!r}")
+            self.error(f"no flag {name!r}{near(name, self._option_string_actions)}")
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Prints one sentence and exits with status 2."""
+        self.exit(2, f"{self.prog}: {message}\n")
