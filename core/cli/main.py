@@ -33,9 +33,10 @@ BUILT_IN: Mapping[str, str] = MappingProxyType({
     "api": "api:ApiCommand",
     "worker": "worker:WorkerCommand",
     "grammar": "grammar:GrammarCommand",
+    "template": "template:TemplateCommand",
 })  # fmt: skip
 #: Subcommands that frame starts itself, as child processes.
-HIDDEN = frozenset(("engine", "api", "worker", "grammar"))
+HIDDEN = frozenset(("engine", "api", "worker", "grammar", "template"))
 
 
 _HELP = """\

@@ -245,6 +245,16 @@ class ServerConfig(Section):
     max_stop_length: int = Field(256, ge=1, description="Most characters of a stop string or bad word.")
     strict_fields: bool = Field(False, description="Refuse unknown request fields instead of ignoring them.")
     trust_request_chat_template: bool = Field(False, description="Allow chat templates in requests.")
+    isolate_chat_template: bool = Field(
+        False,
+        description="Render the model's own chat template in a bounded process, too, if you do not trust it.",
+    )
+    chat_template_seconds: float = Field(
+        5.0, gt=0, description="Seconds that a chat template in a bounded process may take."
+    )
+    chat_template_bytes: int = Field(
+        256 << 20, ge=1 << 24, description="Bytes of memory that a chat template in a bounded process may take."
+    )
     response_role: str = Field("assistant", description="Role of generated messages.")
     enable_auto_tool_choice: bool = Field(False, description="Let models decide to call tools; needs a tool parser.")
     tool_call_parser: str | None = Field(None, description="Tool parser plugin, by the model's format of calls.")

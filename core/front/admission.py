@@ -165,13 +165,17 @@ class Admission:
         """
         if len(text) <= self.limits.max_model_len:
             return
-        longest = self.limits.max_model_len * self._tokenizer.get().max_token_chars * (_CUT_LENGTHS if cut else 1)
+        longest = self.longest_text(cut=cut)
         if len(text) > longest:
             raise InvalidRequest(
                 f"the prompt has {len(text)} characters; with a model of {self.limits.max_model_len} tokens "
                 f"at most {longest} are read",
                 "prompt",
             )
+
+    def longest_text(self, *, cut: bool) -> int:
+        """Most characters of a text of which some part can be used."""
+        return self.limits.max_model_len * self._tokenizer.get().max_token_chars * (_CUT_LENGTHS if cut else 1)
 
     @property
     def eos_token_ids(self) -> list[int]:

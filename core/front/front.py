@@ -331,10 +331,20 @@ class Front:
             touched[request_id] = record
         return self._take(touched, time.time()), ended
 
+    @property
+    def longest_chat(self) -> int:
+        """Most characters of a rendered conversation of which some part can be used."""
+        return self._admission.longest_text(cut=True)
+
+    def with_template(self, options: ChatOptions) -> ChatOptions:
+        """The options with the configured template unless they bring one."""
+        if options.chat_template is None and self.chat_template is not None:
+            return replace(options, chat_template=self.chat_template)
+        return options
+
     def render_chat(self, messages: Sequence[Any], options: ChatOptions) -> ParsedPrompt:
         """A conversation as a prompt, with the configured template unless `options` bring one."""
-        if options.chat_template is None and self.chat_template is not None:
-            options = replace(options, chat_template=self.chat_template)
+        options = self.with_template(options)
         return render_chat(
             self.tokenizer(), messages, options, lambda text: self._admission.check_length(text, cut=True)
         )

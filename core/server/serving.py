@@ -48,6 +48,7 @@ from .turn import AssistantTurn, OutputParsers
 
 if TYPE_CHECKING:
     from ..front.async_llm import AsyncLLM
+    from ..front.template_process import TemplateProcesses
     from .calls import RouteCalls
 
 T = TypeVar("T")
@@ -119,6 +120,7 @@ class ServingHost:
         #: asks the parent to stop the server
         self.shut_down: Callable[[], Awaitable[None]] = _no_parent
         self._llm: AsyncLLM | None = None
+        self._templates: TemplateProcesses | None = None
         self._limits: Limits | None = None
         self._parsers: OutputParsers | None = None
         self._stats = EngineStats()
@@ -130,6 +132,7 @@ class ServingHost:
         self._parsers = parsers
         info, server = self._client.info, self.config.server
         self._llm = llm
+        self._templates = self._make_templates()
         self._limits = Limits(
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
@@ -142,6 +145,19 @@ class ServingHost:
             strict_fields=server.strict_fields,
             trust_request_chat_template=server.trust_request_chat_template,
         )
+
+    def close(self) -> None:
+        """Ends what it has started."""
+        if self._templates is not None:
+            self._templates.close()
+
+    def _make_templates(self) -> TemplateProcesses | None:
+        server = self.config.server
+        if not (server.trust_request_chat_template or server.isolate_chat_template):
+            return None
+        from ..front.template_process import TemplateProcesses
+
+        return TemplateProcesses(self.config)
 
     @property
     def llm(self) -> AsyncLLM:
@@ -249,7 +265,10 @@ class ServingHost:
         if template is not None and "{{" not in template and "{%" not in template:
             raise RequestError(400, "chat_template must be a template, not a file", param="chat_template")
         with _refusals():
-            return await self.llm.render_chat(messages, ChatOptions(**options))
+            chat, front = ChatOptions(**options), self.llm.front
+            if self._templates is not None and (template is not None or self.config.server.isolate_chat_template):
+                return await self._templates.render(messages, front.with_template(chat), front.longest_chat)
+            return await self.llm.render_chat(messages, chat)
 
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any

@@ -52,6 +52,18 @@ class BatchBody(BoundedModel):
     output_expires_after: Settings | None = None
 
 
+#: What a form of `POST /v1/files` holds.
+_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": list(_PURPOSES)},
+        "expires_after[seconds]": {"type": "integer", "minimum": 1, "maximum": _MAX_SECONDS},
+    },
+}
+
+
 class BatchesEndpoint(Endpoint):
     """Files and the batches over them, each for its owner."""
 
@@ -75,7 +87,7 @@ class BatchesEndpoint(Endpoint):
         """All routes; without a folder they answer 404."""
         router = APIRouter()
         schema = {"requestBody": {"content": {"application/json": {"schema": BatchBody.model_json_schema()}}}}
-        form = {"requestBody": {"content": {"multipart/form-data": {"schema": {"type": "object"}}}}}
+        form = {"requestBody": {"content": {"multipart/form-data": {"schema": _FORM}}}}
         router.add_api_route("/v1/files", self._upload, methods=["POST"], openapi_extra=form)
         router.add_api_route("/v1/batches", self._create, methods=["POST"], openapi_extra=schema)
         for path, handler, method in (
