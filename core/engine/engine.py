@@ -22,13 +22,13 @@ from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.executor import Executor, StepHandle, WorkerFactory
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
+from ..interfaces.kv_layout import max_request_len
 from ..interfaces.pooling_params import PoolingFacts
 from ..interfaces.step import StepPlan
 from ..registry import Registry
 from .draft import LaunchedStep
 from .grammar_compiler import GrammarCompiler, make_compiler
 from .journal import NullJournal
-from .kv_cache import max_request_len
 from .pause import Pause
 from .scheduler import Scheduler
 from .step_budget import resolve_budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..interfaces.kv import ChunkedKV, CrossKV, KVLayout, KVSpec, SlidingKV, StateKV
+from ..interfaces.kv import CrossKV, KVLayout, KVSpec, StateKV
 from .blocks import BlockPool
 from .hashing import BlockHasher
 from .request import Request
@@ -19,36 +19,6 @@ class PrefixHit:
 
     num_tokens: int
     blocks: list[list[int]]
-
-
-def max_live_blocks(spec: KVSpec, block_size: int, num_tokens: int) -> int:
-    """The most blocks of one group that a request of `num_tokens` must hold at once, computed token by token."""
-    whole = -(-num_tokens // block_size)
-    if isinstance(spec, StateKV):
-        return 1
-    if isinstance(spec, SlidingKV):
-        return min(whole, -(-(spec.window - 1) // block_size) + 1)
-    if isinstance(spec, ChunkedKV):
-        return min(whole, -(-spec.chunk // block_size) + 1)
-    return whole
-
-
-def blocks_needed(layout: KVLayout, num_tokens: int) -> int:
-    """The most blocks, over all groups, that a request of `num_tokens` tokens in the cache must hold at once."""
-    return sum(max_live_blocks(group.spec, layout.block_size, num_tokens) for group in layout.groups)
-
-
-def max_request_len(layout: KVLayout, limit: int) -> int:
-    """The longest request (prompt and output, at most `limit`) that the whole cache can hold; 0 when none fits."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        # the last token is never fed back, so it needs no place
-        if blocks_needed(layout, middle - 1) <= layout.num_blocks - 1:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class KVCache:

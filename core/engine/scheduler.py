@@ -15,6 +15,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.connector import ConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.kv import KVLayout
+from ..interfaces.kv_layout import blocks_needed
 from ..interfaces.scheduling import SchedulerPolicy
 from ..interfaces.step import StepPlan, StepResult
 from .admission import Admission
@@ -25,7 +26,7 @@ from .draft import LaunchedStep, StepDraft
 from .drafting import Drafting
 from .grammar_compiler import GrammarCompiler
 from .hashing import BlockHasher
-from .kv_cache import KVCache, blocks_needed
+from .kv_cache import KVCache
 from .lifecycle import Lifecycle
 from .quarantine import Quarantine
 from .request import QueueFullError, Request, RequestState

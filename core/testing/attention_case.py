@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ..interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
 from ..interfaces.kv import AnyKVSpec, FullKV, KVGroup, SlidingKV
+from ..interfaces.kv_layout import plan_layout, with_blocks
 from ..ops import Ops
-from ..worker.kv_memory import KVMemory, plan_layout, with_blocks
+from ..worker.kv_memory import KVMemory
 
 #: (tokens cached before the step, tokens of the step)
 Row = tuple[int, int]

@@ -10,15 +10,17 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ..config.flag_parser import FlagParser
 from ..interfaces.endpoint import Command
 from .plugin_suite import PluginSuite
 
 _HEAVY = ("torch", "transformers", "fastapi", "triton")
 _LIGHT = f"""
-import argparse, importlib, sys
+import importlib, sys
+from frame.core.config.flag_parser import FlagParser
 module, _, name = sys.argv[1].partition(":")
 command = getattr(importlib.import_module(module), name)()
-command.add_arguments(argparse.ArgumentParser())
+command.add_arguments(FlagParser())
 print(*sorted(set({_HEAVY!r}) & set(sys.modules)))
 """
 
@@ -44,8 +46,8 @@ class CommandSuite(PluginSuite):
         return made
 
     def parser(self, command: Command) -> argparse.ArgumentParser:
-        """A parser that the command has declared its arguments to."""
-        parser = argparse.ArgumentParser(prog=f"frame {self.bare_name}", description=command.help)
+        """A parser of the command line's kind that the command has declared its arguments to."""
+        parser = FlagParser(prog=f"frame {self.bare_name}", description=command.help)
         command.add_arguments(parser)
         return parser
 

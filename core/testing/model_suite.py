@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
+from ..config.model_config import ModelConfig
 from ..interfaces.kv import KVGroup
+from ..interfaces.kv_layout import plan_layout, with_blocks
 from ..interfaces.loader import WeightLoader
 from ..interfaces.model import ForwardStep, Groups, Model
 from ..layers.build import ModelBuild
@@ -22,8 +24,7 @@ from ..layers.weights import load_weights
 from ..offers import import_target
 from ..ops import Ops
 from ..parallel.group import SingleGroup
-from ..worker.kv_memory import KVMemory, plan_layout, with_blocks
-from ..worker.model_config import ModelConfig
+from ..worker.kv_memory import KVMemory
 from ..worker.model_loading import choose_loader
 from .attention_case import make_case
 from .engines import SMALL, greedy, pooled, prompts, running

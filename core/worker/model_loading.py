@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..config.checkpoint import Checkpoint
+from ..config.model_config import ModelConfig
 from ..config.tree import FrameConfig
 from ..interfaces.model import Groups, Model
 from ..interfaces.platform import Platform
@@ -20,7 +21,6 @@ from ..layers.pooling_build import PoolingBuild
 from ..layers.weights import load_weights
 from ..parallel.group import SingleGroup
 from ..registry import Registry
-from .model_config import ModelConfig
 
 KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 

@@ -21,13 +21,14 @@ from ..interfaces.attention import AttentionBackend, AttentionSpec
 from ..interfaces.connector import ConnectorWorker, NullConnectorWorker
 from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
+from ..interfaces.kv_layout import full_bytes, group_layers, plan_layout, with_blocks
 from ..interfaces.logits import LogitsProcessor
 from ..interfaces.model import Model
 from ..interfaces.platform import Graphs, Platform, PlatformSpec
 from ..interfaces.step import StepPlan
 from ..ops.step import StepBuffers
 from ..registry import Registry
-from .kv_memory import KVMemory, full_bytes, group_layers, plan_layout, with_blocks
+from .kv_memory import KVMemory
 from .model_loading import LoadedModel, load_model, resolve_dtype
 from .numerics import block_numerics
 from .pooling import NullPooling

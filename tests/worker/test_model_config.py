@@ -5,9 +5,9 @@ import sys
 import pytest
 from transformers import AutoConfig
 
+from frame.core.config.model_config import _REWRITTEN, ModelConfig
 from frame.core.layers.rotary import rope_parameters
 from frame.core.testing.checkpoints import FAMILIES, make_checkpoint
-from frame.core.worker.model_config import _REWRITTEN, ModelConfig
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

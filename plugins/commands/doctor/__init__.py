@@ -1,0 +1,1 @@
+"""`frame doctor`: predicts what a checkpoint needs before anything is loaded."""

@@ -1,0 +1,105 @@
+"""`frame doctor MODEL`: what a checkpoint needs and what binds it, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any, cast
+
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.errors import ConfigError
+from frame.core.config.flag_parser import FlagParser
+from frame.core.config.flags import add_config_flags, config_from_arguments
+from frame.core.interfaces.endpoint import Command
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+class DoctorCommand(Command):
+    """Reads config.json and the headers of the weights; exits with 1 when no engine would start."""
+
+    help = "Predict memory, capacity and load time of a checkpoint and name what binds: frame doctor [MODEL]."
+    examples = (
+        "frame doctor /models/qwen3",
+        "frame doctor /models/qwen3 --platform cuda --memory-gib 80 --max-model-len 32k",
+        "frame doctor /models/qwen3 --json",
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The device, and all settings of the engine."""
+        parser.add_argument("--memory-gib", type=float, metavar="G", help="Plan for a device of this much memory.")
+        parser.add_argument(
+            "--disk-gib-per-s", type=float, default=1.5, metavar="R", help="How fast weights are read (%(default)s)."
+        )
+        parser.add_argument("--json", action="store_true", help="Print JSON.")
+        add_config_flags(cast("FlagParser", parser))
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Prints the prediction."""
+        from .machine import find_device
+        from .prediction import as_dict, predict
+        from .verdict import judge
+
+        for name in ("memory_gib", "disk_gib_per_s"):
+            value = getattr(arguments, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+        config = config_from_arguments(arguments)
+        checkpoint = read_checkpoint(config)
+        _refuse(config)
+        device = find_device(config.executor.platform, arguments.memory_gib)
+        prediction = predict(config, checkpoint, device, arguments.disk_gib_per_s)
+        verdict = judge(prediction)
+        found = as_dict(prediction)
+        found["binding_limit"] = {"name": verdict.limit, "why": verdict.why, "change": verdict.change}
+        found["starts"] = verdict.works
+        print(json.dumps(found, indent=1) if arguments.json else _text(found))
+        return 0 if verdict.works else 1
+
+
+def _refuse(config: Any) -> None:
+    world = config.executor.tensor_parallel_size * config.executor.pipeline_parallel_size
+    if world > 1:
+        raise ConfigError(f"frame doctor plans for one worker, {world} were asked for")
+
+
+def _text(found: dict[str, Any]) -> str:
+    weights, cache, capacity = found["weights"], found["kv_cache"], found["capacity"]
+    stored = ", ".join(f"{size(value)} {name}" for name, value in weights["file_bytes_by_dtype"].items())
+    lines = [
+        f"{found['architecture']} in {found['model']}",
+        f"on {found['device']['name']}: {size(found['device']['total_bytes'])}, "
+        f"{size(found['device']['free_bytes'])} free",
+        "",
+        f"weights          {size(weights['num_bytes'])} as {weights['dtype']} ({stored} in {weights['files']} files)",
+    ]
+    lines += [f"{name:<16} {size(value)}" for name, value in found["memory"].items() if name != "weights" and value]
+    lines.append(
+        f"KV cache         {size(cache['num_bytes'])} as {cache['dtype']}: {cache['num_blocks']:,} blocks of "
+        f"{cache['block_size']} tokens (set by: {cache['set_by']})"
+    )
+    for group in cache["groups"]:
+        window = f"window of {group['window']}" if group["window"] else "every token"
+        lines.append(f"  group          {group['layers']} layers, {window}, {size(group['bytes_per_token'])} a token")
+    lines += [
+        f"longest request  {capacity['longest_request']:,} tokens of max_model_len {capacity['max_model_len']:,} "
+        f"(the model's own: {capacity['model_max_len']:,})",
+        f"capacity         {capacity['tokens']:,} tokens; {capacity['full_length_requests']:,} requests of full length "
+        f"(max_num_seqs {capacity['max_num_seqs']:,})",
+        f"load time        about {found['load_seconds']:g} s",
+        "",
+        f"binding limit    {found['binding_limit']['name']}: {found['binding_limit']['why']}",
+        f"what to change   {found['binding_limit']['change']}",
+        "",
+        "assumed:",
+        *(f"- {line}" for line in found["assumptions"]),
+    ]
+    return "\n".join(lines)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for a person."""
+    for unit, name in _UNITS:
+        if abs(num_bytes) >= unit:
+            return f"{num_bytes / unit:.2f} {name}"
+    return f"{num_bytes:.0f} B"

@@ -1,0 +1,95 @@
+"""What each attention layer of a checkpoint keeps, from config.json alone, as the models of this package build them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from frame.core.config.checkpoint import Checkpoint
+from frame.core.config.errors import ConfigError
+from frame.core.config.model_config import ModelConfig
+from frame.core.interfaces.kv import AnyKVSpec, FullKV, SlidingKV
+
+#: Families whose every layer has the window, where there is one; with True only if `use_sliding_window` is on.
+_EVERY_LAYER = {"mistral": False, "qwen3_moe": True}
+#: Families whose `layer_types` says which layers have it.
+_BY_LAYER = {"qwen2": True, "qwen3": True, "gemma2": False, "gemma3_text": False, "gemma3": False}
+_NO_WINDOW = ("llama", "gpt2")
+#: Families that keep nothing: every token sees the whole prompt at once.
+_ENCODERS = ("bert", "roberta", "xlm-roberta")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model that memory depends on. `known` is False for a family that this file has no row for."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    tied: bool
+    kv_specs: Mapping[str, AnyKVSpec]
+    known: bool
+
+
+def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
+    """Raises `ConfigError` for a configuration without the sizes."""
+    config, family = ModelConfig(checkpoint.text), checkpoint.model_type
+    gpt2 = family == "gpt2"
+    layers = _size(config, "n_layer" if gpt2 else "num_hidden_layers")
+    hidden = _size(config, "n_embd" if gpt2 else "hidden_size")
+    heads = _size(config, "n_head" if gpt2 else "num_attention_heads")
+    kv_heads = heads if gpt2 else int(getattr(config, "num_key_value_heads", None) or heads)
+    head_dim = hidden // heads if gpt2 else int(getattr(config, "head_dim", None) or hidden // heads)
+    known = family in _EVERY_LAYER or family in _BY_LAYER or family in _NO_WINDOW or family in _ENCODERS
+    specs: dict[str, AnyKVSpec] = {}
+    for index in range(0 if family in _ENCODERS else layers):
+        window = _window(config, family, index)
+        sizes: dict[str, Any] = {"num_kv_heads": kv_heads, "head_dim": head_dim, "dtype": kv_dtype}
+        specs[f"layers.{index}"] = SlidingKV(**sizes, window=window) if window else FullKV(**sizes)
+    return Shape(
+        num_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=_intermediate(checkpoint.text, hidden),
+        tied=_tied(checkpoint, config),
+        kv_specs=specs,
+        known=known,
+    )
+
+
+def _window(config: ModelConfig, family: str, index: int) -> int:
+    """The window of layer `index`, 0 for full attention; unknown families follow `layer_types` if they state it."""
+    if family in _EVERY_LAYER:
+        switched, here = _EVERY_LAYER[family], True
+    elif family in _BY_LAYER:
+        switched, here = _BY_LAYER[family], config.layer_types[index] == "sliding_attention"
+    elif family in _NO_WINDOW:
+        return 0
+    else:
+        kinds = getattr(config, "layer_types", None) or []
+        switched, here = False, index < len(kinds) and kinds[index] == "sliding_attention"
+    if not here or (switched and not config.use_sliding_window):
+        return 0
+    return int(config.sliding_window or 0)
+
+
+def _intermediate(text: Mapping[str, Any], hidden: int) -> int:
+    """Columns of the widest part of a layer for one token; routed experts count as often as a token visits them."""
+    if text.get("moe_intermediate_size"):
+        return int(text["moe_intermediate_size"]) * int(text.get("num_experts_per_tok") or 1)
+    return int(text.get("intermediate_size") or text.get("n_inner") or 4 * hidden)
+
+
+def _tied(checkpoint: Checkpoint, config: ModelConfig) -> bool:
+    """Whether head and embedding are one; only a file that does not say so makes transformers answer (slow)."""
+    for part in (checkpoint.text, checkpoint.hf):
+        if part.get("tie_word_embeddings") is not None:
+            return bool(part["tie_word_embeddings"])
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+
+def _size(config: ModelConfig, name: str) -> int:
+    value = getattr(config, name, None)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} in config.json must be a positive integer, got {value!r}")
+    return value

@@ -1,0 +1,69 @@
+"""Which limit binds, and what to change about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .prediction import Prediction
+
+_MEMORY_FLAGS = {
+    "num_gpu_blocks_override": "--num-gpu-blocks-override",
+    "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
+    "cpu default": "--kv-cache-memory-bytes (a CPU's cache takes 4 GiB at most by itself)",
+    "free memory": "--kv-cache-memory-bytes (a CPU's cache takes a quarter of the free memory at most by itself)",
+    "utilization": "--gpu-memory-utilization",
+    "full need": "--max-num-seqs",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`limit` is weights, kv_cache, max_model_len or max_num_seqs; `works` is False when no engine would start."""
+
+    limit: str
+    why: str
+    change: str
+    works: bool = True
+
+
+def judge(prediction: Prediction) -> Verdict:
+    """The one limit that is met first."""
+    one, sizes = prediction, prediction.sizes
+    flag = _MEMORY_FLAGS[one.budget.rule]
+    if one.layout is None or one.fits_len < 2:
+        if one.budget.rule in ("utilization", "free memory") and one.budget.kv_bytes == 0:
+            return Verdict(
+                "weights",
+                f"the weights take {_gib(one.weights_bytes)} and leave no room for a KV cache on {one.device.name}",
+                "take a device with more memory, raise --gpu-memory-utilization, or lower --max-num-batched-tokens",
+                works=False,
+            )
+        return Verdict(
+            "kv_cache",
+            f"{_gib(one.budget.kv_bytes)} of KV cache hold no request",
+            f"raise {flag}, or lower --block-size",
+            works=False,
+        )
+    if one.fits_len < sizes.max_model_len:
+        return Verdict(
+            "kv_cache",
+            f"the KV cache holds a request of {one.fits_len} tokens at most; max_model_len is {sizes.max_model_len}",
+            f"raise {flag}, set --max-model-len {one.fits_len}, or choose a smaller --kv-cache-dtype",
+        )
+    if one.full_requests < sizes.max_num_seqs:
+        return Verdict(
+            "kv_cache",
+            f"{one.full_requests:.1f} requests of {sizes.max_model_len} tokens fit; max_num_seqs is "
+            f"{sizes.max_num_seqs}: long requests wait, or are preempted and computed again",
+            f"raise {flag}, lower --max-model-len, or choose a smaller --kv-cache-dtype",
+        )
+    return Verdict(
+        "max_num_seqs",
+        f"memory holds {one.full_requests:.1f} requests of {sizes.max_model_len} tokens; "
+        f"no more than max_num_seqs = {sizes.max_num_seqs} run at once",
+        "raise --max-num-seqs for more at once; memory is not the limit",
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f} GiB"

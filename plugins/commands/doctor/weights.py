@@ -1,0 +1,115 @@
+"""The tensors of a checkpoint from the headers of its safetensors files. Reads no weight and needs no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frame.core.config.errors import ConfigError
+
+_MAX_HEADER_BYTES = 100 << 20
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+#: What files call the types that layers compute in.
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a file: its type as the file names it, and its sizes."""
+
+    name: str
+    dtype: str
+    elements: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`file_bytes` by stored type, elements that the model holds, and what the loader reads."""
+
+    files: int
+    file_bytes: Mapping[str, int]
+    elements: int
+    read_bytes: int
+
+
+def read_weights(folder: Path, *, tied: bool) -> Weights:
+    """All files of a checkpoint; `tied`: the output head is the embedding and is not held twice.
+
+    Raises `ConfigError` for a folder without safetensors, a missing part or a broken header.
+    """
+    files = _files(folder)
+    by_dtype: Counter[str] = Counter()
+    elements = read_bytes = 0
+    for path, wanted in files:
+        for tensor in read_header(path):
+            if wanted is not None and tensor.name not in wanted:
+                continue
+            by_dtype[tensor.dtype] += tensor.num_bytes
+            if is_held(tensor, tied):
+                elements += tensor.elements
+                read_bytes += tensor.num_bytes
+    return Weights(len(files), dict(by_dtype), elements, read_bytes)
+
+
+def is_held(tensor: StoredTensor, tied: bool) -> bool:
+    """Whether a tensor becomes a parameter: not buffers of other frameworks, nor a tied head's copy."""
+    if tensor.dtype not in _FLOATS or tensor.name.endswith((".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")):
+        return False
+    return not (tied and tensor.name.endswith("lm_head.weight"))
+
+
+def read_header(path: Path) -> Iterator[StoredTensor]:
+    """The tensors of one file; raises `ConfigError`."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(8)
+            size = struct.unpack("<Q", head)[0] if len(head) == 8 else _MAX_HEADER_BYTES + 1
+            if size > _MAX_HEADER_BYTES:
+                raise ValueError("no header")
+            tensors = json.loads(stream.read(size))
+        for name, entry in tensors.items():
+            if name != "__metadata__":
+                start, end = entry["data_offsets"]
+                yield StoredTensor(name, str(entry["dtype"]), math.prod(entry["shape"]), end - start)
+        if path.stat().st_size < 8 + size + max((e["data_offsets"][1] for e in _entries(tensors)), default=0):
+            raise ConfigError(f"{path} is shorter than its header says; download it again")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is not a safetensors file") from None
+
+
+def _entries(tensors: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [entry for name, entry in tensors.items() if name != "__metadata__"]
+
+
+def _files(folder: Path) -> list[tuple[Path, set[str] | None]]:
+    """(file, names to take from it or None for all), as the loader reads them."""
+    index = folder / _INDEX
+    if index.is_file():
+        try:
+            names: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            parts = {file: {name for name, own in names.items() if own == file} for file in sorted(set(names.values()))}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f"{index} is not a safetensors index") from None
+        missing = [file for file in parts if not (folder / file).is_file()]
+        if missing:
+            raise ConfigError(
+                f"{index} names {missing[0]}, which is missing ({len(missing)} of {len(parts)} files are)"
+            )
+        return [(folder / file, wanted) for file, wanted in parts.items()]
+    if (folder / _SINGLE).is_file():
+        return [(folder / _SINGLE, None)]
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        raise ConfigError(f"there is no .safetensors file in {folder}; pickles (.bin, .pt) are refused")
+    return [(path, None) for path in found]

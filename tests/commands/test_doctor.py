@@ -1,0 +1,171 @@
+"""`frame doctor` says before loading what the engine does afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from frame import LLM
+from frame.core.cli.main import main
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.flat import from_flat
+from frame.core.testing.checkpoints import FAMILIES
+from frame.plugins.commands.doctor import prediction
+from frame.plugins.commands.doctor.machine import Device, find_device
+from frame.testing import CommandSuite, make_checkpoint
+
+GIB = 1 << 30
+
+
+class TestDoctor(CommandSuite):
+    plugin = "doctor"
+    arguments = ("--json",)
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> dict:
+    assert main(["doctor", *arguments, "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith("llama-")])
+def test_predicted_blocks_and_bytes_are_those_of_the_engine(family, tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16)
+    settings = {"kv_cache_memory_bytes": 3_000_000, "block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    found = doctor(capsys, str(folder), *flags)
+    engine = LLM(str(folder), **settings).llm_engine
+    (layout,) = engine.collective_rpc(lambda worker: worker.memory.layout)
+    (weights,) = engine.collective_rpc(lambda worker: sum(one.nbytes for one in worker.model.parameters()))
+    cache = found["kv_cache"]
+    assert cache["num_blocks"] == layout.num_blocks == engine.core.info.num_blocks
+    assert cache["num_bytes"] == layout.num_blocks * layout.page_bytes * layout.num_slots
+    assert [(group["layers"], group["window"]) for group in cache["groups"]] == [
+        (len(group.layers), getattr(group.spec, "window", None)) for group in layout.groups
+    ]
+    assert found["capacity"]["longest_request"] == engine.core.info.max_model_len
+    assert found["weights"]["num_bytes"] == weights
+    assert found["weights"]["dtype"] == engine.core.info.dtype
+
+
+def test_the_default_cache_of_a_cpu_is_the_engines(tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, "gemma3", max_shard_size="100KB")
+    found = doctor(capsys, str(folder), "--max-num-seqs", "3")
+    info = LLM(str(folder), max_num_seqs=3).llm_engine.core.info
+    assert found["kv_cache"]["set_by"] == "full need"
+    assert found["kv_cache"]["num_blocks"] == info.num_blocks
+    assert found["weights"]["files"] > 1
+
+
+def plan(folder: Path, device: Device, **settings) -> prediction.Prediction:
+    config = from_flat({"model": str(folder), **settings})
+    return prediction.predict(config, read_checkpoint(config), device, 1.0)
+
+
+def test_each_rule_can_bind(tmp_path, capsys):
+    folder = str(make_checkpoint(tmp_path, "llama"))
+    found = doctor(capsys, folder, "--num-gpu-blocks-override", "9")
+    assert found["binding_limit"]["name"] == "kv_cache"
+    assert found["capacity"]["longest_request"] == 129
+    assert "set --max-model-len 129" in found["binding_limit"]["change"]
+    assert "--num-gpu-blocks-override" in found["binding_limit"]["change"]
+    found = doctor(capsys, folder, "--kv-cache-memory-bytes", "2_000_000".replace("_", ""), "--max-num-seqs", "100")
+    assert found["binding_limit"]["name"] == "kv_cache"
+    assert 1 < found["capacity"]["full_length_requests"] < 100
+    found = doctor(capsys, folder, "--max-num-seqs", "2")
+    assert found["binding_limit"]["name"] == "max_num_seqs"
+    found = doctor(capsys, folder, "--memory-gib", "0.0001", status=1)
+    assert found["binding_limit"]["name"] == "weights"
+    assert found["starts"] is False
+    found = doctor(capsys, folder, "--kv-cache-memory-bytes", "1000", status=1)
+    assert "hold no request" in found["binding_limit"]["why"]
+
+
+def test_a_gpu_is_planned_without_one(tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16)
+    device = Device("cuda", "a GPU", 80 * GIB, 80 * GIB)
+    made = plan(folder, device)
+    assert (made.sizes.dtype, made.sizes.max_num_seqs) == ("bfloat16", 512)
+    assert made.budget.kv_bytes == int(72 * GIB) - sum(made.budget.parts.values())
+    assert made.graph_bytes > 0
+    assert plan(folder, device, enforce_eager=True).graph_bytes == 0
+    half = plan(folder, device, kv_cache_dtype="fp8_e4m3")
+    assert prediction.bytes_per_token(half.layout) * 2 == prediction.bytes_per_token(made.layout)
+    with pytest.raises(ValueError, match="lower it or free the device"):
+        plan(folder, Device("cuda", "a busy GPU", 80 * GIB, 40 * GIB))
+    assert main(["doctor", str(folder), "--platform", "cuda", "--memory-gib", "24"]) == 0
+    text = capsys.readouterr().out
+    assert "binding limit    max_num_seqs" in text
+    assert "reserve          600.00 MiB" in text
+
+
+def test_constants_are_those_of_the_platforms():
+    from frame.plugins.platforms import cpu, cuda
+
+    assert prediction.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES
+    assert prediction.CUDA_RESERVE_BYTES == cuda.RESERVE_BYTES
+    assert {
+        "cpu": (cpu.CpuPlatform.default_num_seqs, cpu.CpuPlatform.default_num_batched_tokens),
+        "cuda": (cuda.CudaPlatform.default_num_seqs, cuda.CudaPlatform.default_num_batched_tokens),
+    } == prediction.STEP_SIZES
+    assert max(cuda.CudaOptions().graph_sizes) == prediction.CUDA_MAX_GRAPH_ROWS
+
+
+def test_a_family_of_a_plugin_is_planned_with_a_note(tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, "gemma3")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "foreign", "architectures": ["ForeignForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = doctor(capsys, str(folder))
+    assert len(found["kv_cache"]["groups"]) == 2
+    assert any("not one of frame's own" in line for line in found["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--memory-gib", "0"], "--memory-gib must be above 0"),
+        (["--disk-gib-per-s", "nan"], "--disk-gib-per-s must be above 0"),
+        (["--platform", "foreign"], "not those of platform 'foreign'"),
+        (["--tensor-parallel-size", "2"], "plans for one worker"),
+        (["--max-model-len", "4000"], "is above the 1024 tokens"),
+        (["/no/such"], "no folder '/no/such'"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(flags, sentence, capsys):
+    assert main(["doctor", *flags]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_broken_checkpoints_are_one_sentence(tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, "llama", max_shard_size="100KB")
+    file = sorted(folder.glob("*.safetensors"))[0]
+    content = file.read_bytes()
+    for broken, sentence in (
+        (content[:-100], "is shorter than its header says"),
+        (b"junk", "is not a safetensors file"),
+        (b"\x05" + bytes(7) + b"[1,2]", "is not a safetensors file"),
+    ):
+        file.write_bytes(broken)
+        assert main(["doctor", str(folder)]) == 1
+        assert sentence in capsys.readouterr().err
+    file.unlink()
+    assert main(["doctor", str(folder)]) == 1
+    assert "which is missing" in capsys.readouterr().err
+
+
+def test_no_gpu_is_said(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="--memory-gib"):
+        find_device("cuda", None)
+    assert find_device("auto", None).kind == "cpu"
+
+
+def test_torch_is_not_imported():
+    code = "import sys\nfrom frame.core.cli.main import main\nmain(['doctor'])\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
