@@ -4,7 +4,7 @@
 
 32 query heads, 8 KV heads, 128 wide, bf16, pages of 16. Every case is first compared with torch's own attention on the
 same keys. Medians: decode replayed from a CUDA graph (its keys exceed the L2 cache), prefill by do_bench with the cache
-flushed between runs. `--sweep` tries other tile sizes and prints the best of each kind.
+flushed between runs, once by the kernel for any batch and once by Hopper's own. `--sweep` tries other sizes of decode.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench, do_bench_cudagraph
 
 from frame.core.interfaces.attention import AttentionSpec
-from frame.kernels.attention import Launch, launch_for, paged_attention
+from frame.core.ops import Ops
+from frame.kernels import prefill
+from frame.kernels.attention import paged_attention
+from frame.kernels.decode import DecodeLaunch, decode_attention, launch_for
 from frame.plugins.attention.triton import TritonAttention
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
@@ -52,19 +56,25 @@ def dense(inputs: dict[str, Tensor], rows: int) -> tuple[Tensor, Tensor, Tensor]
     return query, keys.contiguous(), values.contiguous()
 
 
-def error(inputs: dict[str, Tensor], launch: Launch, rows: int, causal: bool) -> float:
+def error(out: Tensor, inputs: dict[str, Tensor], rows: int, causal: bool) -> float:
     """Relative error against torch in float32, on the first row."""
-    out = paged_attention(**inputs, scale=SPEC.scale, launch=launch).view(rows, -1, HEADS, DIM)[:1]
     query, keys, values = (x[:1].float() for x in dense(inputs, rows))
     want = scaled_dot_product_attention(query, keys, values, is_causal=causal, enable_gqa=True).transpose(1, 2)
-    return float((out.float() - want).norm() / want.norm())
+    found = out.view(rows, -1, HEADS, DIM)[:1].float()
+    return float((found - want).norm() / want.norm())
 
 
-def milliseconds(inputs: dict[str, Tensor], launch: Launch) -> float:
-    """Median time of one call, output allocation included."""
-    torch.cuda.synchronize()  # the graph is captured on a stream that would not wait for the inputs
-    bench = do_bench_cudagraph if launch.decode else do_bench
-    return float(bench(lambda: paged_attention(**inputs, scale=SPEC.scale, launch=launch), return_mode="median"))
+def decoding(inputs: dict[str, Tensor], rows: int, launch: DecodeLaunch) -> Callable[[], Tensor]:
+    """A call of the decode kernel that stores no token: the cache holds all of them already."""
+    query = inputs["query"]
+    token = torch.zeros(rows, KV_HEADS, DIM, dtype=query.dtype, device="cuda")
+    slots = torch.full((rows,), -1, dtype=torch.int64, device="cuda")
+    arrivals = torch.zeros(rows * KV_HEADS, dtype=torch.int32, device="cuda")
+    out = torch.empty_like(query)
+    paged = (inputs["kv_cache"], slots, inputs["seq_lens"], inputs["block_table"])
+    return lambda: decode_attention(
+        query, token, token, *paged, scale=SPEC.scale, out=out, launch=launch, arrivals=arrivals
+    )
 
 
 def decode_rate(rows: int, length: int, time: float) -> float:
@@ -77,39 +87,39 @@ def prompt_rate(rows: int, length: int, time: float) -> float:
     return 2 * rows * length**2 * HEADS * DIM / time / 1e9
 
 
-def sweep(kind: str, inputs: dict[str, Tensor], rows: int, length: int) -> None:
-    """Prints the rate of every tile size."""
-    decode = kind == "decode"
-    base = launch_for(
-        DIM, HEADS // KV_HEADS, torch.bfloat16, decode=decode, splits=_splits(rows, length) if decode else 1
-    )
-    found = []
-    sizes = (
-        itertools.product((16,), (32, 64, 128), (2, 4), (2, 3, 4), (1, 2) if rows < 256 else (1,))
-        if decode
-        else itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3), (1,))
-    )
-    for block_m, block_n, num_warps, num_stages, more in sizes:
-        launch = replace(
-            base,
-            block_m=block_m,
-            block_n=block_n,
-            num_warps=num_warps,
-            num_stages=num_stages,
-            splits=base.splits * more,
-        )
+def median(call: Callable[[], Tensor], *, graph: bool = False) -> float:
+    """Milliseconds."""
+    torch.cuda.synchronize()  # the graph is captured on a stream that would not wait for the inputs
+    return float((do_bench_cudagraph if graph else do_bench)(call, return_mode="median"))
+
+
+def sweep(inputs: dict[str, Tensor], rows: int, length: int) -> None:
+    """Prints the rates of the best sizes of a decode launch."""
+    base, found = suited(rows, length), []
+    for block_n, num_warps, num_stages, more in itertools.product((32, 64, 128), (1, 2, 4), (2, 3, 4), (1, 2)):
+        splits = base.splits * more
+        launch = replace(base, block_n=block_n, num_warps=num_warps, num_stages=num_stages, splits=splits)
         try:
-            time = milliseconds(inputs, launch)
+            found.append((decode_rate(rows, length, median(decoding(inputs, rows, launch), graph=True)), str(launch)))
         except Exception as failure:
             found.append((0.0, f"{launch}: {type(failure).__name__}"))
-            continue
-        found.append(((decode_rate if decode else prompt_rate)(rows, length, time), str(launch)))
-    for rate, launch_text in sorted(found, reverse=True)[:6]:
-        print(f"  sweep {kind} {rows}x{length}: {rate:8.2f}  {launch_text}", flush=True)
+    for rate, text in sorted(found, reverse=True)[:6]:
+        print(f"  sweep {rows}x{length}: {rate:8.2f}  {text}", flush=True)
 
 
-def _splits(rows: int, length: int) -> int:
-    return TritonAttention(SPEC, config=None, ops=None)._splits(rows, length)
+def suited(rows: int, length: int) -> DecodeLaunch:
+    """What the backend launches for such a batch."""
+    splits = TritonAttention(SPEC, config=None, ops=Ops())._splits(rows, length)
+    return launch_for(DIM, HEADS // KV_HEADS, torch.bfloat16, splits)
+
+
+def prompt_kernels(inputs: dict[str, Tensor]) -> dict[str, Callable[[], Tensor]]:
+    """The kernels that this device has for prompts."""
+    out = torch.empty_like(inputs["query"])
+    calls = {"triton": lambda: paged_attention(**inputs, scale=SPEC.scale, out=out)}
+    if prefill.pays(DIM, PAGE, torch.bfloat16):
+        calls["hopper"] = lambda: prefill.prefill_attention(**inputs, scale=SPEC.scale, out=out)
+    return calls
 
 
 def main() -> None:
@@ -118,42 +128,26 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    groups, results = HEADS // KV_HEADS, []
+    results = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for rows, length in DECODES:
         inputs = case(rows, length, 1)
-        launch = launch_for(DIM, groups, torch.bfloat16, decode=True, splits=_splits(rows, length))
-        time = milliseconds(inputs, launch)
-        wrong = error(inputs, launch, rows, False)
+        call = decoding(inputs, rows, suited(rows, length))
+        wrong, time = error(call(), inputs, rows, False), median(call, graph=True)
         rate = decode_rate(rows, length, time)
-        print(
-            f"decode {rows:4}x{length:6}: {time * 1e3:8.1f} us {rate:6.2f} TB/s, error {wrong:.1e}, {launch}",
-            flush=True,
-        )
+        print(f"decode {rows:4}x{length:6}: {time * 1e3:8.1f} us {rate:6.2f} TB/s, error {wrong:.1e}", flush=True)
         results.append({"kind": "decode", "rows": rows, "length": length, "us": time * 1e3, "TB/s": rate})
         if options.sweep and (rows, length) in ((8, 4096), (256, 4096)):
-            sweep("decode", inputs, rows, length)
-        del inputs
+            sweep(inputs, rows, length)
+        del inputs, call
     for rows, length in PROMPTS:
         inputs = case(rows, length, length)
-        launch = launch_for(DIM, groups, torch.bfloat16)
-        time = milliseconds(inputs, launch)
-        wrong = error(inputs, launch, rows, True) if length <= 8192 else float("nan")
-        rate = prompt_rate(rows, length, time)
-        query, keys, values = dense(inputs, rows)
-        sdpa = do_bench(
-            lambda q=query, k=keys, v=values: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-            return_mode="median",
-        )
-        print(
-            f"prefill {rows:3}x{length:6}: {time * 1e3:8.1f} us {rate:6.1f} TFLOP/s, error {wrong:.1e};"
-            f" torch SDPA contiguous {prompt_rate(rows, length, sdpa):6.1f}",
-            flush=True,
-        )
-        results.append({"kind": "prefill", "rows": rows, "length": length, "us": time * 1e3, "TFLOP/s": rate})
-        if options.sweep and length == 4096:
-            sweep("prefill", inputs, rows, length)
-        del inputs, query, keys, values
+        for name, call in prompt_kernels(inputs).items():
+            wrong = error(call(), inputs, rows, True) if length <= 8192 else float("nan")
+            rate = prompt_rate(rows, length, time := median(call))
+            print(f"prefill {rows:3}x{length:6} {name}: {rate:6.1f} TFLOP/s, error {wrong:.1e}", flush=True)
+            results.append({"kind": name, "rows": rows, "length": length, "us": time * 1e3, "TFLOP/s": rate})
+        del inputs, call
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 
