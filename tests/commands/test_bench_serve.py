@@ -36,6 +36,7 @@ def test_a_run_writes_json_and_a_page(tmp_path, capsys):
     assert found["machine"] == "mine"
     assert 0 < found["median_ttft_ms"] <= found["median_e2el_ms"]
     assert "p99_tpot_ms" in found
+    assert 0 < found["client_cpu"] < 1.5
     (detailed,) = (tmp_path / "results").iterdir()
     assert detailed.name.startswith("openai-infqps-fake-")
     details = json.loads(detailed.read_text())

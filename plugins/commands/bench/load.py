@@ -32,11 +32,19 @@ class Load:
     timeout: float | None = None
 
 
-async def run_load(target: Target, load: Load, tick: Callable[[], object]) -> tuple[list[RequestRecord], float]:
-    """Records in the order of the requests, and the seconds from the first sent to the last answered.
-
-    `tick` is called after each. Raises `ConfigError` when a warm-up request fails.
+@dataclass(frozen=True)
+class Run:
+    """Records in the order of the requests, the seconds from the first sent to the last answered, and how much of one
+    processor the client took: near 1 it measures itself.
     """
+
+    records: list[RequestRecord]
+    seconds: float
+    client_cpu: float
+
+
+async def run_load(target: Target, load: Load, tick: Callable[[], object]) -> Run:
+    """Sends everything; `tick` is called after each answer. Raises `ConfigError` when a warm-up request fails."""
     limit = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else None
     async with http_client(target.headers, load.timeout) as client:
 
@@ -51,7 +59,7 @@ async def run_load(target: Target, load: Load, tick: Callable[[], object]) -> tu
                 if record.error:
                     raise ConfigError(f"a warm-up request failed: {record.error}")
         times = arrival_times(len(load.requests), load.rate, load.burstiness, random.Random(load.seed))
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
 
         async def ticked(request: BenchRequest) -> RequestRecord:
             record = await one(request)
@@ -65,7 +73,8 @@ async def run_load(target: Target, load: Load, tick: Callable[[], object]) -> tu
                 await asyncio.sleep(wait)
             tasks.append(asyncio.create_task(ticked(request)))
         records = await asyncio.gather(*tasks)
-        return records, time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        return Run(records, seconds, (time.process_time() - cpu) / seconds)
 
 
 async def wait_ready(base_url: str, headers: Mapping[str, str], seconds: float) -> None:

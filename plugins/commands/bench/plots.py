@@ -13,7 +13,7 @@ from html import escape
 from typing import Literal
 
 WIDTH, HEIGHT = 560, 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 36, 52
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 52, 52
 _DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "12 4")
 _NUM_COLOURS = 6
 _MAX_POINTS = 600
@@ -21,12 +21,16 @@ _MAX_POINTS = 600
 
 @dataclass(frozen=True)
 class Series:
-    """Points in the plot's units, joined by a line, by steps, or not. `notes` are shown at points under the mouse."""
+    """Points in the plot's units, joined by a line, by steps, or not.
+
+    `notes` are shown at points under the mouse, and with `labelled` beside them.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     style: Literal["line", "step", "points"] = "line"
     notes: Sequence[str] = field(default=())
+    labelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ class Plot:
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high]."""
-    if high <= low:
-        high = low + (abs(low) or 1.0)
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-3):
+        high = low + max(abs(low), 1e-3)
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -125,14 +129,15 @@ def _series(series: Series, index: int, place_x: Callable[[float], float], place
     colour = f"var(--s{index % _NUM_COLOURS})"
     places = [(place_x(x), place_y(y)) for x, y in series.points]
     if series.style == "points":
-        return "".join(_marker(x, y, index, colour, note) for (x, y), note in _noted(places, series.notes))
+        drawn = "".join(_marker(x, y, index, colour, note) for (x, y), note in _noted(places, series.notes))
+        return drawn + _labels(series, places)
     path = [f"M{places[0][0]:.1f} {places[0][1]:.1f}"] if places else []
     for x, y in places[1:]:
         path.append(f"H{x:.1f}V{y:.1f}" if series.style == "step" else f"L{x:.1f} {y:.1f}")
     drawn = f'<path class="line" d="{"".join(path)}" stroke="{colour}" stroke-dasharray="{_dash(index)}"/>'
     if series.notes or len(places) == 1:
         drawn += "".join(_marker(x, y, index, colour, note) for (x, y), note in _noted(places, series.notes))
-    return drawn
+    return drawn + _labels(series, places)
 
 
 def _noted(places: Sequence[tuple[float, float]], notes: Sequence[str]) -> list[tuple[tuple[float, float], str]]:
@@ -153,18 +158,26 @@ def _dash(index: int) -> str:
 
 
 def _legend(series: Sequence[Series]) -> list[str]:
-    if len(series) < 2:
-        return []
-    parts, x = [], float(WIDTH - _RIGHT)
-    for index in range(len(series) - 1, -1, -1):
-        one, colour = series[index], f"var(--s{index % _NUM_COLOURS})"
-        x -= 7.0 * len(one.name)
-        parts.append(_text(x, 20, one.name, "tick"))
-        x -= 30
+    """One line under the title, where there is more than one series."""
+    parts: list[str] = []
+    x = float(_LEFT)
+    for index, one in enumerate(series if len(series) > 1 else ()):
+        colour = f"var(--s{index % _NUM_COLOURS})"
         if one.style == "points":
-            parts.append(_marker(x + 12, 16, index, colour, ""))
+            parts.append(_marker(x + 12, 36, index, colour, ""))
         else:
-            dash = _dash(index)
-            parts.append(f'<path class="line" d="M{x:.1f} 16h24" stroke="{colour}" stroke-dasharray="{dash}"/>')
-        x -= 10
+            parts.append(f'<path class="line" d="M{x:.1f} 36h24" stroke="{colour}" stroke-dasharray="{_dash(index)}"/>')
+        parts.append(_text(x + 30, 40, one.name, "tick"))
+        x += 54 + 6.5 * len(one.name)
     return parts
+
+
+def _labels(series: Series, places: Sequence[tuple[float, float]]) -> str:
+    if not series.labelled:
+        return ""
+    parts = []
+    for (x, y), note in _noted(places, series.notes):
+        # Up and to the left is free of a rising line.
+        left = x - _LEFT > 7 * len(note)
+        parts.append(_text(x - 8 if left else x + 8, y - 7, note, "tick", "end" if left else "start"))
+    return "".join(parts)

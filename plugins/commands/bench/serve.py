@@ -18,7 +18,7 @@ from frame.core.interfaces.endpoint import Command
 
 from .client import Target
 from .datasets import add_dataset_flags, make_requests
-from .load import Load, ask_model, run_load, wait_ready
+from .load import Load, Run, ask_model, run_load, wait_ready
 from .metrics import METRICS, parse_goodput, serve_figures
 from .output import add_output_flags, finish, progress_bar, stamp, write_json
 from .record import RequestRecord
@@ -26,6 +26,8 @@ from .serve_plots import metric_table, serve_plots
 from .text_source import TextSource, text_source
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+#: Share of a processor from which on the client is taken for the limit.
+_BUSY = 0.85
 _KEYS = ("OPENAI_API_KEY", "FRAME_API_KEY")
 #: Sampling flags, sent only when given.
 _SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float}
@@ -53,17 +55,24 @@ class ServeBench(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         """Returns 1 when no request succeeded."""
         plan = _Plan(arguments)
-        records, duration = asyncio.run(_measure(arguments, plan))
+        run = asyncio.run(_measure(arguments, plan))
+        records = run.records
         done = [record for record in records if record.success]
         if not done:
             print(f"frame: none of {len(records)} requests succeeded; the first: {records[0].error}", file=sys.stderr)
             return 1
-        results = _results(arguments, plan, records, duration)
+        results = _results(arguments, plan, run)
         plots = serve_plots(records, plan.metrics)
         finish(arguments, "Serving benchmark", results, plots, [metric_table(records, plan.metrics, plan.percents)])
         if len(done) < len(records):
             first = next(record.error for record in records if not record.success)
             print(f"frame: {len(records) - len(done)} requests failed; the first: {first}", file=sys.stderr)
+        if run.client_cpu > _BUSY:
+            print(
+                f"frame: the client took {run.client_cpu:.0%} of a processor, so it may have held the server back; "
+                "lower the rate, or run several clients",
+                file=sys.stderr,
+            )
         _save(arguments, plan, results, records)
         return 0
 
@@ -193,7 +202,7 @@ def _pairs(flag: str, items: list[str]) -> dict[str, str]:
     return found
 
 
-async def _measure(arguments: argparse.Namespace, plan: _Plan) -> tuple[list[RequestRecord], float]:
+async def _measure(arguments: argparse.Namespace, plan: _Plan) -> Run:
     await wait_ready(plan.base_url, plan.headers, arguments.ready_check_timeout_sec)
     if not plan.model:
         plan.model = await ask_model(plan.base_url, plan.headers)
@@ -210,11 +219,11 @@ async def _measure(arguments: argparse.Namespace, plan: _Plan) -> tuple[list[Req
         return await run_load(plan.target(arguments), load, bar.update)
 
 
-def _results(
-    arguments: argparse.Namespace, plan: _Plan, records: list[RequestRecord], duration: float
-) -> dict[str, Any]:
+def _results(arguments: argparse.Namespace, plan: _Plan, run: Run) -> dict[str, Any]:
     rate = arguments.request_rate
-    figures = serve_figures(records, duration, metrics=plan.metrics, percents=plan.percents, goodput=plan.goodput)
+    figures = serve_figures(
+        run.records, run.seconds, metrics=plan.metrics, percents=plan.percents, goodput=plan.goodput
+    )
     return {
         **stamp(),
         "backend": arguments.backend,
@@ -229,6 +238,7 @@ def _results(
         "burstiness": arguments.burstiness,
         "max_concurrency": arguments.max_concurrency,
         **plan.metadata,
+        "client_cpu": run.client_cpu,
         **figures,
     }
 

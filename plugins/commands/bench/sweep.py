@@ -26,6 +26,10 @@ from .subcommand_parser import SubcommandParser
 _MAX_POINTS = 1000
 #: Subcommand → (latency, throughput) that are drawn unless others are named.
 _AXES = {"serve": ("median_e2el_ms", "output_throughput"), "throughput": ("median_e2el_ms", "output_throughput")}
+#: Numbers of a result that were asked for, not measured.
+_SETTINGS = frozenset(("num_prompts", "burstiness", "request_rate", "max_concurrency", "block_size", "num_requests"))
+#: Points that are labelled in the plot; more would hide each other.
+_MAX_LABELS = 16
 
 
 class SweepBench(Command):
@@ -172,7 +176,10 @@ def measure(target: str, point: Mapping[str, str], shared: Sequence[str]) -> dic
 
 
 def _kept(point: Mapping[str, str], results: Mapping[str, Any], latency: str, throughput: str) -> dict[str, Any]:
-    numbers = {name: value for name, value in results.items() if isinstance(value, (int, float)) and name not in point}
+    settings = _SETTINGS | {name.replace("-", "_") for name in point}
+    numbers = {
+        name: value for name, value in results.items() if isinstance(value, (int, float)) and name not in settings
+    }
     for name in (latency, throughput):
         if name not in numbers:
             raise ConfigError(f"the results have no number {name!r}; there are: {', '.join(numbers)}")
@@ -198,16 +205,18 @@ def _plot(measured: Sequence[Mapping[str, Any]], latency: str, throughput: str) 
     def series(name: str, chosen: Sequence[Mapping[str, Any]], style: Any) -> Series:
         ordered = sorted(chosen, key=lambda one: one[latency])
         notes = [describe({key: one[key] for key in names}) for one in ordered]
-        return Series(name, [(one[latency], one[throughput]) for one in ordered], style, notes)
+        points = [(one[latency], one[throughput]) for one in ordered]
+        return Series(name, points, style, notes, labelled=len(measured) <= _MAX_LABELS)
 
     unit = " (ms)" if latency.endswith("_ms") else ""
+    others = [one for one in measured if not one["pareto"]]
     return Plot(
         "Throughput against latency",
         latency.removesuffix("_ms") + unit,
         f"{throughput} (1/s)",
         [
             series("Pareto front", [one for one in measured if one["pareto"]], "line"),
-            series("other points", [one for one in measured if not one["pareto"]], "points"),
+            *([series("other points", others, "points")] if others else []),
         ],
     )
 
