@@ -95,7 +95,8 @@ def test_a_sweep_draws_its_front(tmp_path, capsys):
     assert (found["num_points"], found["num_failed"]) == (2, 1)
     assert [point["max-num-seqs"] for point in found["points"]] == ["2"]
     assert any(point["pareto"] for point in found["points"])
-    assert "Pareto front" in page.read_text()
+    assert "Throughput against latency" in page.read_text()
+    assert "max-num-seqs=2" in page.read_text()
     assert "max-num-seqs=x" in capsys.readouterr().err
 
 
