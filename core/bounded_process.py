@@ -172,4 +172,4 @@ def _limit(num_bytes: int) -> None:
 
 def one_line(error: BaseException) -> str:
     """What an exception says, as one bounded line."""
-    return " ".join(str(error).split())[:500] or type(error).__name__
+    return " ".join(str(error).split())[:500].encode(errors="replace").decode() or type(error).__name__

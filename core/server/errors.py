@@ -32,7 +32,7 @@ class ErrorShapes:
 
 def _plain(error: RequestError) -> RequestError:
     """The same error with its message on one bounded line."""
-    text = " ".join(error.message.split())[:_MAX_MESSAGE]
+    text = " ".join(error.message.split())[:_MAX_MESSAGE].encode(errors="replace").decode()
     return RequestError(error.status, text, param=error.param, code=error.code)
 
 

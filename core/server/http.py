@@ -14,11 +14,11 @@ from starlette.types import ASGIApp
 
 from ..config.tree import ServerConfig
 
-#: Bytes of request line and headers.
+#: Bytes of request line and headers; what arrives in one read with their end may be more.
 MAX_HEAD_BYTES = 64 << 10
 _KEEP_ALIVE_SECONDS = 30
-#: Until the first request's head is complete.
-_HEAD_SECONDS = 60
+#: From the first byte of a request's head (for the first one, from the connection) until it is complete.
+HEAD_SECONDS = 60.0
 _LAST_SECONDS = 2
 #: Asked again and again by probes, collectors and the page; not worth a line each time.
 _POLLED = frozenset(("/health", "/ping", "/metrics", "/load", "/stats"))
@@ -78,12 +78,12 @@ def _protocol() -> Any:
 
         _head_bytes = 0
         _in_body = False
-        _first_head: asyncio.TimerHandle | None = None
+        _clock: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """Gives the client a while to say what it wants."""
             super().connection_made(transport)
-            self._first_head = self.loop.call_later(_HEAD_SECONDS, transport.close)
+            self._clock = self.loop.call_later(HEAD_SECONDS, transport.close)
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Lets the clock go."""
@@ -91,9 +91,9 @@ def _protocol() -> Any:
             super().connection_lost(exc)
 
         def _stop_clock(self) -> None:
-            if self._first_head is not None:
-                self._first_head.cancel()
-                self._first_head = None
+            if self._clock is not None:
+                self._clock.cancel()
+                self._clock = None
 
         def data_received(self, data: bytes) -> None:
             """Counts what arrives before the head of a request is complete."""
@@ -102,6 +102,12 @@ def _protocol() -> Any:
             super().data_received(data)
             if not self._in_body and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response(f"The head of a request exceeds {MAX_HEAD_BYTES} bytes.")
+
+        def on_message_begin(self) -> None:
+            """The head of a further request gets as long."""
+            if self._clock is None:
+                self._clock = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+            super().on_message_begin()
 
         def on_headers_complete(self) -> None:
             """The rest is body, which the ingress bounds."""

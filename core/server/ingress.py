@@ -7,6 +7,7 @@ Knows no route but the open ones.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -34,6 +35,8 @@ MAX_HEADERS = 256
 MAX_DEPTH = 64
 #: Bytes beyond the limit that are read and dropped, so that a client with too long a body learns why.
 _DROPPED_BYTES = 64 << 20
+#: Seconds until a JSON body is there, and until the next piece of any body: who sends slower holds a place for nothing.
+BODY_SECONDS, PIECE_SECONDS = 600.0, 60.0
 #: The parsed JSON body lies in the scope under this name.
 JSON_BODY = "frame.json"
 #: Whose request it is: a digest of the key that was presented, "" on an open server.
@@ -207,11 +210,16 @@ class Ingress:
             raise RequestError(503, problem)
         if method in ("GET", "HEAD", "OPTIONS"):
             return receive
-        upload = self._uploads.admit(scope, path and path.removeprefix(self._root_path), receive)
+        timely = _timely(receive)
+        upload = self._uploads.admit(scope, path and path.removeprefix(self._root_path), timely)
         if upload is not None:
             self._bound(scope, done)
             return upload
-        body = await self._read(scope, receive)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await self._read(scope, timely)
+        except TimeoutError:
+            raise RequestError(408, f"the body was not there within {BODY_SECONDS:g} seconds") from None
         if body is None:
             return receive
         if body:
@@ -252,6 +260,25 @@ class Ingress:
         if too_long:
             raise RequestError(413, f"the body exceeds {limit} bytes (--max-body-bytes)")
         return b"".join(chunks)
+
+
+def _timely(receive: Receive) -> Receive:
+    """Reads a body whose pieces must come in time; afterwards, waiting for the client's end has no bound."""
+    more = True
+
+    async def timely() -> Message:
+        nonlocal more
+        if not more:
+            return await receive()
+        try:
+            async with asyncio.timeout(PIECE_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            raise RequestError(408, f"no piece of the body came for {PIECE_SECONDS:g} seconds") from None
+        more = message.get("more_body", False)
+        return message
+
+    return timely
 
 
 def _is_length(name: bytes, value: bytes) -> bool:
@@ -303,7 +330,7 @@ async def respond(send: Send, status: int, body: bytes, more: Mapping[str, str] 
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if status in (413, 431):
+    if status in (408, 413, 431):
         headers.append((b"connection", b"close"))
     headers += [(name.encode(), value.encode()) for name, value in more.items()]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -9,6 +9,7 @@ from typing import Any
 from frame.interfaces import ParserRequest
 
 from .calls import MAX_NAME, CallReader, State
+from .literals import whole_characters
 from .scan import JsonSpan, Markers
 
 
@@ -193,7 +194,8 @@ class JsonCall:
 
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        return whole_characters(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return None
 
