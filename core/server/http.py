@@ -71,6 +71,11 @@ def _protocol() -> Any:
     """httptools where it is installed, since it parses in C; it knows no limits, so it gets ours."""
     if importlib.util.find_spec("httptools") is None:
         return "h11"
+    return _bounded()
+
+
+def _bounded() -> Any:
+    """The protocol of httptools with bounds on the head of each request."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class BoundedProtocol(HttpToolsProtocol):
