@@ -13,11 +13,13 @@ from typing import Any
 
 @dataclass
 class FakeOpenAI:
-    """`piece` is the size of the pieces that its events are cut into; `fail` answers the n-th requests with 429."""
+    """`piece` is the size of the pieces that its events are cut into; `fail` answers the n-th requests with 429;
+    `broken` streams end early, `odd` is sent first."""
 
     piece: int = 7
     fail: frozenset[int] = frozenset()
     broken: bool = False
+    odd: bytes = b""
     delay: float = 0.0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -64,6 +66,8 @@ class FakeOpenAI:
         count = body.get("max_completion_tokens") or body["max_tokens"]
         prompt = body["messages"][0]["content"] if chat else body["prompt"]
         yield b": a comment\r\n\r\n"
+        if self.odd:
+            yield self.odd
         if chat:
             yield event({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
         for _ in range(count):

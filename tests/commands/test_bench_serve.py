@@ -100,6 +100,28 @@ def test_no_answer_at_all_is_status_1(capsys):
 
 
 @pytest.mark.parametrize(
+    ("odd", "sentence"),
+    [
+        (b"data: nonsense\n\n", "JSON is malformed"),
+        (b"data: [1]\n\n", "no object"),
+        (b'data: {"choices": [3]}\n\n', "AttributeError"),
+        (b'data: {"error": {"message": "out of luck"}}\n\n', "out of luck"),
+    ],
+)
+def test_odd_answers_are_failures_of_their_request(odd, sentence, capsys):
+    with fake_openai(odd=odd) as fake:
+        assert bench(fake) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_written_are_refused_first(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for flags in (["--html", str(tmp_path)], ["--output-json", str(tmp_path / "file" / "x.json")]):
+        assert main(["bench", "serve", "--port", "1", *flags]) == 1
+        assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["--percentile-metrics", "ttft,foo"], "no metric 'foo'"),

@@ -80,7 +80,8 @@ async def send(client: httpx.AsyncClient, target: Target, request: BenchRequest)
                 record.error = _refusal(response.status_code, await response.aread())
             else:
                 await _read(response, answer)
-    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, AttributeError) as error:
+        # The latter three are answers of an unexpected shape: this request failed, the others go on.
         record.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
     record.latency = time.perf_counter() - record.started
     if record.success:

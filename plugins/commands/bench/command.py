@@ -7,6 +7,7 @@ from importlib import import_module
 
 from frame.core.interfaces.endpoint import Command
 
+from .output import check_outputs
 from .subcommand_parser import SubcommandParser
 
 _SUBCOMMANDS = {
@@ -43,7 +44,8 @@ class BenchCommand(Command):
             own.epilog = "\n\n".join(filter(None, (examples, own.epilog)))
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """The subcommand's exit status."""
+        """The subcommand's exit status; raises `ConfigError` before it runs where its files cannot be written."""
+        check_outputs(arguments)
         return subcommand(arguments.bench).run(arguments)
 
 

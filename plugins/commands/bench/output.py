@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
+
+from frame.core.config.errors import ConfigError
 
 from .plots import Plot
 from .report import Table, fact_table, page, shown, write_text
@@ -20,6 +24,20 @@ def add_output_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--output-json", metavar="FILE", help="Write the results as JSON.")
     group.add_argument("--html", metavar="FILE", help="Write a page with plots that needs nothing else.")
     group.add_argument("--disable-tqdm", "--no-progress", action="store_true", help="Show no progress bar.")
+
+
+def check_outputs(arguments: argparse.Namespace) -> None:
+    """Raises `ConfigError` for a file that could not be written, before anything is measured."""
+    saves = getattr(arguments, "save_result", False) or getattr(arguments, "save_detailed", False)
+    files = [arguments.output_json, arguments.html, str(Path(arguments.result_dir) / "result") if saves else None]
+    for name in filter(None, files):
+        path = Path(name).expanduser()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'permission denied'}")
 
 
 def progress_bar(arguments: argparse.Namespace, total: int, what: str) -> Any:
