@@ -65,7 +65,7 @@ _SAMPLING: Mapping[str, str] = {
     "bad_words": "Words that may not be generated.",
     "extra_args": "Values for logits processors.",
     "skip_clone": "The caller promises not to change the object while the request runs.",
-    "deterministic": "Ask for the same bits whatever the request is batched with; no platform offers it yet.",
+    "deterministic": "The same bits whatever the request is batched with.",
     "bad_words_token_ids": "Filled in by the engine.",
     "kept_special_token_ids": "Filled in for an output parser.",
 }

@@ -311,6 +311,7 @@ def _describe(config: FrameConfig, layout: KVLayout, facts: dict[str, Any], chec
         attention=facts["attention"],
         dtype=facts["dtype"],
         stages=[tuple(stage) for stage in facts["stages"]],
+        not_deterministic=facts.get("not_deterministic", ""),
         pooling=None if facts.get("pooling") is None else msgspec.convert(facts["pooling"], PoolingFacts),
     )
 

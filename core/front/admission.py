@@ -56,7 +56,7 @@ class Limits:
     """What the model and its configuration allow.
 
     `max_tokens` caps the output of every request (generation_config's max_new_tokens). `priorities` says whether the
-    scheduling policy reads them.
+    scheduling policy reads them. `not_deterministic` says why no request may be deterministic, if so.
     """
 
     max_model_len: int
@@ -66,6 +66,7 @@ class Limits:
     eos_token_ids: Sequence[int] = ()
     seed: int = 0
     deterministic: bool = False
+    not_deterministic: str = ""
     priorities: bool = True
     max_grammar_length: int = 1 << 18
 
@@ -226,6 +227,10 @@ class Admission:
             raise InvalidRequest(str(error)) from error
         if params.n > _MAX_CHILDREN:
             raise InvalidRequest(f"n must be at most {_MAX_CHILDREN}, got {params.n}", "n")
+        if params.deterministic and self.limits.not_deterministic:
+            raise InvalidRequest(
+                f"deterministic is not available on this engine: {self.limits.not_deterministic}", "deterministic"
+            )
         if params.structured_outputs is not None:
             self._check_constraint(params.structured_outputs)
         for name in ("logprobs", "prompt_logprobs"):

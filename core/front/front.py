@@ -188,6 +188,7 @@ class Front:
             eos_token_ids=self.checkpoint.eos_token_ids,
             seed=model.seed,
             deterministic=model.deterministic,
+            not_deterministic=info.not_deterministic,
             max_grammar_length=self.config.structured_outputs.max_grammar_length,
             priorities=self.config.scheduler.scheduling_policy != "fcfs",
         )

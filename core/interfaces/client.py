@@ -14,7 +14,8 @@ from .pooling_params import PoolingFacts
 class EngineInfo(msgspec.Struct, kw_only=True):
     """What an engine tells its front once it is ready. `stages` are (name, seconds) of the start-up.
 
-    `pooling` says what a pooling engine can do; None for one that generates.
+    `pooling` says what a pooling engine can do; None for one that generates. `not_deterministic` says why no request
+    may ask for `deterministic`; empty where each may.
     """
 
     max_model_len: int
@@ -26,6 +27,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     dtype: str
     stages: list[tuple[str, float]] = []
     pooling: PoolingFacts | None = None
+    not_deterministic: str = ""
 
 
 class BrokenEngineError(RuntimeError):

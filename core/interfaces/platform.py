@@ -109,13 +109,17 @@ class Memory(ABC):
 
 @dataclass(frozen=True)
 class StepShape:
-    """The sizes that a step runs at: real ones, and what they are padded to. `graph` names the graph, None is eager."""
+    """The sizes that a step runs at: real ones, and what they are padded to. `graph` names the graph, None is eager.
+
+    `deterministic`: the step runs on invariant ops, so it has a graph of its own.
+    """
 
     num_tokens: int
     num_rows: int
     padded_tokens: int
     padded_rows: int
     graph: str | None = None
+    deterministic: bool = False
 
 
 class Graphs(ABC):
@@ -138,7 +142,10 @@ class Graphs(ABC):
         return []
 
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
-        """Records one more shape between steps, `run_dummy` running it; returns whether more are left."""
+        """Records one more shape between steps, `run_dummy` running it; returns whether more are left.
+
+        Called until none is left at the start, then before every step: a shape may be wanted by a step that met none.
+        """
         del run_dummy
         return False
 
@@ -151,7 +158,7 @@ class EagerGraphs(Graphs):
 
     def shape(self, plan: StepPlan) -> StepShape:
         tokens, rows = plan.num_tokens, len(plan.slots)
-        return StepShape(tokens, rows, tokens, rows)
+        return StepShape(tokens, rows, tokens, rows, deterministic=plan.deterministic)
 
     def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
         del shape
@@ -195,7 +202,7 @@ class Platform(ABC):
 
     @abstractmethod
     def ops(self) -> Ops:
-        """The ops of this device; anything not overridden is the reference in `frame.ops`."""
+        """The ops of this device, always the same object; anything not overridden is the reference in `frame.ops`."""
 
     @abstractmethod
     def streams(self) -> Streams:

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import activation, attention, experts, linear, logits, norm, pooling, rotary, sampling, speculation, step
+from . import activation, attention, experts, linear, logits, norm, pooling, rotary, rows, sampling, speculation, step
 
 
 class Ops:
-    """The reference ops. Stateless: one instance serves every layer of a worker."""
+    """The reference ops. One instance serves every layer of a worker, and the runner.
+
+    `invariant` is its only state: the runner sets it before each step, and while it is set no row of a result may
+    depend, in any bit, on the other rows or on their number. The references here do not heed it; a platform that
+    supports deterministic requests does.
+    """
+
+    def __init__(self) -> None:
+        self.invariant = False
 
     # layers
     rms_norm = staticmethod(norm.rms_norm)
@@ -27,6 +35,8 @@ class Ops:
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """silu(a) · b of the halves a, b of x Wᵀ + b: x [..., in_features], weight [2 · size, in_features]."""
         return self.silu_mul(self.linear(x, weight, bias))
+
+    map_rows = staticmethod(rows.map_rows)
 
     # attention
     write_kv = staticmethod(attention.write_kv)

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .linear import linear_invariant
+from .rows import each_row
+
 
 def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     """(weights float32 [T, top_k], expert ids int32 [T, top_k]) from router logits [T, num_experts]; softmax first."""
@@ -28,5 +31,18 @@ def fused_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor
             continue
         gate, up = functional.linear(hidden[token], gate_up[expert]).chunk(2, dim=-1)
         value = functional.linear(functional.silu(gate) * up, down[expert])
+        out.index_add_(0, token, value * weights[token, choice].unsqueeze(-1).to(value.dtype))
+    return out
+
+
+def fused_experts_invariant(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """`fused_experts`, a token's bits being the same whatever tokens stand beside it; experts add in order of id."""
+    out = torch.zeros_like(hidden)
+    for expert in range(gate_up.shape[0]):
+        token, choice = torch.where(ids == expert)
+        if token.numel() == 0:
+            continue
+        gate, up = linear_invariant(hidden[token], gate_up[expert]).chunk(2, dim=-1)
+        value = linear_invariant(each_row(functional.silu, gate) * up, down[expert])
         out.index_add_(0, token, value * weights[token, choice].unsqueeze(-1).to(value.dtype))
     return out

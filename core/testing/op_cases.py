@@ -132,6 +132,7 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
                lambda d: ((d.floats(2, 3, 32), d.floats(24, 32), d.floats(24)), {})],
     "linear_silu_mul": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
                         lambda d: ((d.floats(1, 32), d.floats(24, 32), d.floats(24)), {})],
+    "map_rows": [lambda d: ((torch.tanh, d.floats(5, 33)), {})],
     "write_kv": [_write_kv],
     "paged_attention": [_paged_attention],
     "merge_states": [_merge_states],

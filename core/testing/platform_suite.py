@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -218,6 +218,22 @@ class PlatformSuite(PluginSuite):
                 got.cpu(), want, atol=bound, rtol=bound, equal_nan=True, msg=lambda text: f"{message}: {text}"
             )
 
+    def test_deterministic_rows_do_not_depend_on_the_batch(self, platform: Platform) -> None:
+        """While `ops().invariant` is set, each row of what layers compute has the bits that it has alone."""
+        for dtype in self.dtypes(platform):
+            if platform.supports(PlatformSpec(dtype, deterministic=True)) is not None:
+                continue
+            ops = platform.ops()
+            assert platform.ops() is ops, "ops() must give one object, which the runner sets `invariant` of"
+            ops.invariant = True
+            try:
+                for name, op in _row_ops(ops, Draw(dtype), platform.device).items():
+                    whole = op(slice(0, 70))
+                    for rows in (slice(0, 1), slice(5, 7), slice(33, 34), slice(17, 50), slice(1, 70)):
+                        assert torch.equal(op(rows), whole[rows]), f"{name} in {dtype} depends on the batch"
+            finally:
+                ops.invariant = False
+
     def test_an_engine_serves_on_it(self, platform: Platform, tmp_path: Path) -> None:
         dtype = str(self.dtypes(platform)[0]).removeprefix("torch.")
         write_tiny(tmp_path, self.architecture)
@@ -265,6 +281,29 @@ def step_of(rows: Sequence[int]) -> StepPlan:
         samples=np.ones(count, bool),
         num_drafts=np.zeros(count, np.int32),
     )
+
+
+def _row_ops(ops: Ops, draw: Draw, device: torch.device) -> dict[str, Callable[[slice], Tensor]]:
+    """What layers do with 70 rows, as functions of which rows they get."""
+    x, gates, logits = draw.floats(70, 72).to(device), draw.floats(70, 80).to(device), draw.floats(70, 6).to(device)
+    weight, bias, scale = draw.floats(88, 72).to(device), draw.floats(88).to(device), draw.floats(72).to(device)
+    heads, table = draw.floats(70, 3, 24).to(device), draw.float32(80, 24).to(device)
+    gate_up, down = draw.floats(6, 48, 72).to(device), draw.floats(6, 72, 24).to(device)
+    positions = torch.arange(70, device=device)
+    weights, ids = ops.route(logits, 2, True)
+    return {
+        "linear": lambda rows: ops.linear(x[rows], weight, bias),
+        "linear_silu_mul": lambda rows: ops.linear_silu_mul(x[rows], weight),
+        "rms_norm": lambda rows: ops.rms_norm(x[rows], scale, 1e-6),
+        "add_rms_norm": lambda rows: ops.add_rms_norm(x[rows], x[rows], scale, 1e-6, 1.0)[0],
+        "layer_norm": lambda rows: ops.layer_norm(x[rows], scale, None, 1e-6),
+        "silu_mul": lambda rows: ops.silu_mul(gates[rows]),
+        "gelu_tanh_mul": lambda rows: ops.gelu_tanh_mul(gates[rows]),
+        "map_rows": lambda rows: ops.map_rows(torch.tanh, x[rows]),
+        "rotary": lambda rows: ops.rotary(heads[rows], heads[rows], positions[rows], table)[0],
+        "route": lambda rows: ops.route(logits[rows], 2, True)[0],
+        "fused_experts": lambda rows: ops.fused_experts(x[rows], gate_up, down, weights[rows], ids[rows]),
+    }
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -36,12 +36,13 @@ CONNECTOR = "connector"
 
 @dataclass
 class Device:
-    """What the runner uses of a platform."""
+    """What the runner uses of a platform. `deterministic`: every step is, not only those that hold such a request."""
 
     ops: Ops
     streams: Streams
     graphs: Graphs
     device: torch.device
+    deterministic: bool = False
 
 
 @dataclass
@@ -107,7 +108,9 @@ class Runner:
         self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
         inputs = hidden = None
         if len(plan.slots):
+            self.device.graphs.capture(self.run_dummy)
             shape = self.device.graphs.shape(plan)
+            self.device.ops.invariant = plan.deterministic or self.device.deterministic
             inputs = self.inputs.build(plan, shape)
             hidden = self._forward(inputs, shape, self.pooling.segments(plan, inputs.positions))
         self._executed = _Executed(plan, inputs, hidden, self.connector.end_step(plan.finished_ids))
@@ -163,6 +166,7 @@ class Runner:
         Rows read the null block only and nothing is stored. One token a row.
         """
         rows, longest = shape.padded_rows, self.state.token_ids.shape[1]
+        self.device.ops.invariant = shape.deterministic or self.device.deterministic
         buffers = self.inputs.buffers
         for zeroed in (buffers.input_ids, buffers.positions, *buffers.tables):
             zeroed.zero_()
@@ -171,7 +175,11 @@ class Runner:
         buffers.query_start.copy_(torch.arange(len(buffers.query_start), dtype=torch.int32).clamp_(max=rows))
         buffers.seq_lens.fill_(1)
         batches = self.inputs.batches(
-            shape, np.ones(rows, np.int32), np.full(rows, longest, np.int32), buffers.tables[0].shape[1]
+            shape,
+            np.ones(rows, np.int32),
+            np.full(rows, longest, np.int32),
+            buffers.tables[0].shape[1],
+            shape.deterministic,
         )
         nothing = buffers.query_start[:0]
         inputs = StepInputs(

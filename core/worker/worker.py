@@ -9,6 +9,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -168,6 +169,8 @@ class Worker:
             raise ValueError(f"platform {platform.device_type!r} cannot serve this configuration: {reason}")
         torch.manual_seed(self.config.model.seed)
         self.platform = platform
+        refused = platform.supports(PlatformSpec(dtype, deterministic=True))
+        self.facts["not_deterministic"] = f"platform {platform.device_type!r}: {refused}" if refused else ""
         self.facts.update(platform=platform.device_type, dtype=str(dtype).removeprefix("torch."))
         return platform
 
@@ -240,6 +243,9 @@ class Worker:
             for layer in layers:
                 cache = self.memory.layer_view(layer.name, kind, spec) if layer.keeps_tokens else torch.empty(0)
                 layer.bind(index, backend, cache)
+            reason = kind.supports(replace(spec, deterministic=True))
+            if reason:
+                self.facts["not_deterministic"] = f"attention backend {provider.name!r}: {reason}"
             backends.append(backend)
             chosen.append(provider.name)
         self.facts["attention"] = chosen
@@ -277,7 +283,7 @@ class Worker:
             self.config, self.registry, sampler, state.token_ids, ops=ops, streams=streams, device=device
         )
         return Runner(
-            device=Device(ops, streams, graphs, device),
+            device=Device(ops, streams, graphs, device, self.config.model.deterministic),
             model=model,
             layout=layout,
             backends=backends,

@@ -128,7 +128,7 @@ class Decoder(Model):
 
     def __init__(self, *, build: Build, make_layer: Callable[[str, int], nn.Module], norm_offset: float = 0.0) -> None:
         super().__init__(build=build)
-        config = build.config
+        config, self.ops = build.config, build.ops
         hidden_size, vocab_size = config.hidden_size, config.vocab_size
         self.embedding = build.embedding("model.embed_tokens", vocab_size, hidden_size)
         self.layers = build.layers(config.num_hidden_layers, lambda index: make_layer(f"model.layers.{index}", index))

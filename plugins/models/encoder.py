@@ -6,6 +6,7 @@ Knows no family: prefixes, positions and heads come from the family's file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -66,7 +67,7 @@ class EncoderLayer(nn.Module):
         self.mlp_norm = build.norm(f"{prefix}.output.LayerNorm", size, eps=eps, kind="layer")
         if config.hidden_act not in _ACTIVATIONS:
             raise ValueError(f"no activation {config.hidden_act!r}; there are: {', '.join(sorted(_ACTIVATIONS))}")
-        self.activation = _ACTIVATIONS[config.hidden_act]
+        self.activation = partial(build.ops.map_rows, _ACTIVATIONS[config.hidden_act])
 
     def forward(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """[T, hidden_size] → [T, hidden_size]."""

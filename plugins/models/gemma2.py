@@ -21,7 +21,7 @@ class GemmaDecoder(Decoder):
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits, cap = super().logits(hidden), self.config.final_logit_softcapping
-        return cap * torch.tanh(logits / cap) if cap else logits
+        return cap * self.ops.map_rows(torch.tanh, logits / cap) if cap else logits
 
 
 class Gemma2ForCausalLM(GemmaDecoder):

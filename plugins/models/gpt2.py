@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -84,7 +85,7 @@ class GPT2Layer(nn.Module):
         if config.activation_function not in _ACTIVATIONS:
             names = ", ".join(sorted(_ACTIVATIONS))
             raise ValueError(f"no activation {config.activation_function!r}; there are: {names}")
-        self.activation = _ACTIVATIONS[config.activation_function]
+        self.activation = partial(build.ops.map_rows, _ACTIVATIONS[config.activation_function])
 
     def forward(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """[T, hidden_size] → [T, hidden_size]."""

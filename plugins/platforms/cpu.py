@@ -13,6 +13,7 @@ from torch import Tensor
 
 from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
 from frame.core.ops import Ops
+from frame.core.ops.linear import rows_are_alike
 
 from .cpu_ops import CpuOps
 
@@ -35,7 +36,11 @@ class CpuPlatform(Platform):
 
     def __init__(self, *, config: Any, options: CpuOptions | None = None, local_rank: int = 0) -> None:
         super().__init__(config=config, options=options or CpuOptions(), local_rank=local_rank)
+<<<<<<< HEAD
         self._memory = HostMemory()
+=======
+        self._ops = CpuOps()
+>>>>>>> ebb3297 (Give a deterministic request the same bits in any batch, per request or for the engine)
         threads = config.executor.num_threads
         if threads is not None:
             torch.set_num_threads(threads)
@@ -56,15 +61,15 @@ class CpuPlatform(Platform):
             reasons.append(
                 f"{spec.world_size} ranks (tensor_parallel_size × pipeline_parallel_size) asked for, one is supported"
             )
-        if spec.deterministic:
-            reasons.append("deterministic is not supported")
+        if spec.deterministic and not rows_are_alike(spec.dtype, self.device):
+            reasons.append(f"torch's {spec.dtype} products here depend on a row's place, so none can be deterministic")
         return "; ".join(reasons) or None
 
     def auto_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
         return checkpoint if self.options.native_dtype else torch.float32
 
     def ops(self) -> Ops:
-        return CpuOps()
+        return self._ops
 
     def streams(self) -> Streams:
         return HostStreams()

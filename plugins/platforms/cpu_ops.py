@@ -6,13 +6,16 @@ here means what its reference in `frame.ops` means.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from frame.core.ops import Ops
+from frame.core.ops.experts import fused_experts_invariant
+from frame.core.ops.linear import linear_invariant
+from frame.core.ops.rows import each_row
 from frame.core.ops.step import StepBuffers, StepSizes
 
 #: Where W xᵀ is 1.2 to 2 times as fast as x Wᵀ (MKL, float32, one thread or two): this many rows, and weights of at
@@ -22,15 +25,33 @@ SWAPPED_WEIGHT = 1 << 20
 
 
 class CpuOps(Ops):
-    """The reference ops, with quicker ones for what every step does."""
+    """The reference ops, with quicker ones for what every step does.
 
-    @staticmethod
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    While `invariant` is set, sums and functions that libraries compute in another way at the end of a tensor are taken
+    in pieces of one size; sums, products and roots of elements round the same everywhere and need no care.
+    """
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.invariant:
+            return linear_invariant(x, weight, bias)
         small = weight.numel() < SWAPPED_WEIGHT or x.dim() != 2 or x.shape[0] not in SWAPPED_ROWS
         if small or x.dtype != torch.float32:
             return Ops.linear(x, weight, bias)
         product = torch.mm(weight, x.t()).t().contiguous()
         return product if bias is None else product.add_(bias)
+
+    def map_rows(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return each_row(function, x) if self.invariant else function(x)
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        return self.map_rows(Ops.silu_mul, x)
+
+    def gelu_tanh_mul(self, x: Tensor) -> Tensor:
+        return self.map_rows(Ops.gelu_tanh_mul, x)
+
+    def fused_experts(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        product = fused_experts_invariant if self.invariant else Ops.fused_experts
+        return product(hidden, gate_up, down, weights, ids)
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -54,18 +75,18 @@ class CpuOps(Ops):
         else:
             logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
-    @staticmethod
     def rotary(
-        query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+        self, query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
-        if interleaved or cos_sin.shape[-1] != query.shape[-1] or query.dtype != cos_sin.dtype:
+        fused = not (interleaved or self.invariant)
+        if not fused or cos_sin.shape[-1] != query.shape[-1] or query.dtype != cos_sin.dtype:
             return Ops.rotary(query, key, positions, cos_sin, interleaved)
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         doubled = torch.cat((cos, cos), dim=-1)
         return _rotate(query, doubled, sin), _rotate(key, doubled, sin)
 
-    @staticmethod
     def norm_rotary(
+        self,
         query: Tensor,
         key: Tensor,
         weights: tuple[Tensor, Tensor],
@@ -76,7 +97,41 @@ class CpuOps(Ops):
         interleaved: bool = False,
     ) -> tuple[Tensor, Tensor]:
         query, key = CpuOps.rms_norm(query, weights[0], eps, offset), CpuOps.rms_norm(key, weights[1], eps, offset)
-        return CpuOps.rotary(query, key, positions, cos_sin, interleaved)
+        return self.rotary(query, key, positions, cos_sin, interleaved)
+
+    def draw(
+        self, logits: Tensor, temperature: Tensor, streams: Tensor, positions: Tensor, *filters: Tensor | None
+    ) -> Tensor:
+        if not self.invariant or len(logits) < 2:
+            return Ops.draw(logits, temperature, streams, positions, *filters)
+        rows = [slice(row, row + 1) for row in range(len(logits))]
+        return torch.cat(
+            [Ops.draw(logits[row], temperature[row], streams[row], positions[row], *_cut(filters, row)) for row in rows]
+        )
+
+    def keep_threshold(self, scores: Tensor, *filters: Tensor | None) -> Tensor:
+        if not self.invariant or len(scores) < 2:
+            return Ops.keep_threshold(scores, *filters)
+        rows = [slice(row, row + 1) for row in range(len(scores))]
+        return torch.cat([Ops.keep_threshold(scores[row], *_cut(filters, row)) for row in rows])
+
+    def penalize(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        in_prompt: Tensor,
+        output_counts: Tensor,
+        repetition: Tensor | None,
+        frequency: Tensor | None,
+        presence: Tensor | None,
+    ) -> None:
+        penalties = (repetition, frequency, presence)
+        if not self.invariant:
+            return Ops.penalize(logits, rows, in_prompt, output_counts, *penalties)
+        for row in range(len(rows)):
+            one = slice(row, row + 1)
+            Ops.penalize(logits, rows[one], in_prompt[one], output_counts[one], *_cut(penalties, one))
+        return None
 
     @staticmethod
     def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,6 +186,10 @@ class CpuOps(Ops):
         if np.count_nonzero(kept) < len(kept):
             tokens, rows, columns = tokens[kept], rows[kept], columns[kept]
         token_ids.numpy()[rows, columns] = tokens
+
+
+def _cut(values: Sequence[Tensor | None], rows: slice) -> list[Tensor | None]:
+    return [None if value is None else value[rows] for value in values]
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

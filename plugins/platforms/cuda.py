@@ -19,6 +19,7 @@ from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers, StepSizes
 from frame.kernels import activation, experts, filters, logits, logprobs, norm, rotary, routing, sampling, step
 from frame.kernels import linear as few_rows
+from frame.kernels.linear_invariant import linear_invariant
 
 from .cuda_graphs import CudaGraphs
 from .rehearsal import rehearse
@@ -48,7 +49,6 @@ class CudaOps(Ops):
     norm_rotary = staticmethod(rotary.norm_rotary)  # before `rotary` takes the module's name
     rotary = staticmethod(rotary.rotary)
     route = staticmethod(routing.route)
-    fused_experts = staticmethod(experts.fused_experts)
     write_rows = staticmethod(step.write_rows)
     advance = staticmethod(step.advance)
     greedy = staticmethod(sampling.greedy)
@@ -60,6 +60,7 @@ class CudaOps(Ops):
     count_tokens = staticmethod(logits.count_tokens)
     top_logprobs = staticmethod(logprobs.top_logprobs)
 
+<<<<<<< HEAD
     @staticmethod
     def build_inputs(
         buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
@@ -71,13 +72,23 @@ class CudaOps(Ops):
     @staticmethod
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Our own product where a row or two leave nothing but reading the weight."""
+=======
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Our own product where a row or two leave nothing but reading the weight, and where bits must not change."""
+        if self.invariant:
+            return linear_invariant(x, weight, bias)
+>>>>>>> ebb3297 (Give a deterministic request the same bits in any batch, per request or for the engine)
         if x.dim() == 2 and few_rows.pays(x.shape[0], weight.shape[0]):
             return few_rows.linear(x, weight, bias)
         return torch.nn.functional.linear(x, weight, bias)
 
+    def fused_experts(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        product = experts.fused_experts_invariant if self.invariant else experts.fused_experts
+        return product(hidden, gate_up, down, weights, ids)
+
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """In one kernel where one row leaves nothing but reading the weight."""
-        if x.dim() == 2 and x.shape[0] == 1:
+        if x.dim() == 2 and x.shape[0] == 1 and not self.invariant:
             return few_rows.linear_silu_mul(x, weight, bias)
         return super().linear_silu_mul(x, weight, bias)
 
@@ -121,8 +132,6 @@ class CudaPlatform(Platform):
             reasons.append(
                 f"{spec.world_size} ranks (tensor_parallel_size × pipeline_parallel_size) asked for, one is supported"
             )
-        if spec.deterministic:
-            reasons.append("deterministic is not supported")
         return "; ".join(reasons) or None
 
     def ops(self) -> Ops:
@@ -142,7 +151,7 @@ class CudaPlatform(Platform):
     def graphs(self) -> CudaGraphs:
         sizes = [] if self.config.executor.enforce_eager else self.options.graph_sizes
         limit = min(self.config.scheduler.max_num_seqs, self.config.scheduler.max_num_batched_tokens)
-        return CudaGraphs(sizes, limit, self.device)
+        return CudaGraphs(sizes, limit, self.device, self.config.model.deterministic)
 
 
 class PinnedCopy(HostCopy):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,59 +20,71 @@ from frame.core.interfaces.step import StepPlan
 
 
 class CudaGraphs(Graphs):
-    """Graphs by batch size, all in one memory pool; recorded largest first, so that smaller ones reuse its memory."""
+    """Graphs by batch size and numerics, all in one memory pool.
 
-    def __init__(self, sizes: list[int], limit: int, device: torch.device) -> None:
+    At the start those of the engine's own mode (`deterministic` or not) are recorded, largest first, so that smaller
+    ones reuse its memory. Steps of the other mode run eagerly where they are first met, and from then on as recorded.
+    """
+
+    def __init__(self, sizes: list[int], limit: int, device: torch.device, deterministic: bool = False) -> None:
         if sizes:
             sizes = sorted({size for size in sizes if size < limit} | {limit})
             sizes = [size for size in sizes if size <= 512]
-        self._todo = list(sizes)
+        self._deterministic = deterministic
+        self._todo = [_shape(size, size, deterministic) for size in sizes]
         self._device = device
         self._sizes: list[int] = []
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._recording: int | None = None
+        self._graphs: dict[str, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._recording: str | None = None
         self._pool: Any = None
 
     def prepare(self, model: Model) -> Model:
         return model
 
     def shape(self, plan: StepPlan) -> StepShape:
-        rows, tokens = len(plan.slots), plan.num_tokens
-        if tokens == rows and self._sizes and rows <= self._sizes[-1]:
-            size = self._sizes[bisect_left(self._sizes, rows)]
-            return StepShape(rows, rows, size, size, graph=f"decode-{size}")
-        return StepShape(tokens, rows, tokens, rows)
+        rows, tokens, deterministic = len(plan.slots), plan.num_tokens, plan.deterministic or self._deterministic
+        eager = StepShape(tokens, rows, tokens, rows, deterministic=deterministic)
+        if tokens != rows or not self._sizes or rows > self._sizes[-1]:
+            return eager
+        shape = _shape(rows, self._sizes[bisect_left(self._sizes, rows)], deterministic)
+        if shape.graph not in self._graphs:
+            self._todo.append(_shape(shape.padded_rows, shape.padded_rows, deterministic))
+            return eager
+        return shape
 
     def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
-        size = shape.padded_rows
-        if self._recording == size:
-            return self._record(size, forward)
         if shape.graph is None:
             return forward()
-        graph, hidden = self._graphs[size]
+        if self._recording == shape.graph:
+            return self._record(shape.graph, forward)
+        graph, hidden = self._graphs[shape.graph]
         graph.replay()
         return hidden
 
     def shapes(self) -> list[StepShape]:
+<<<<<<< HEAD
         # sizes between two powers of two launch the kernels of one of them
         powers = [size for size in self._todo if size & (size - 1) == 0]
         return [StepShape(size, size, size, size) for size in powers]
+=======
+        return [replace(shape, graph=None) for shape in self._todo]
+>>>>>>> ebb3297 (Give a deterministic request the same bits in any batch, per request or for the engine)
 
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
-        """Records the largest size left; False when there was none."""
+        """Records the shape asked for last (at the start: the largest left); False when there was none."""
         if not self._todo:
             return False
-        size = self._todo.pop()
-        shape = StepShape(size, size, size, size, graph=f"decode-{size}")
-        self._recording = size
+        shape = self._todo.pop()
+        self._recording = shape.graph
         try:
             run_dummy(shape)
         finally:
             self._recording = None
-        self._sizes = sorted(self._graphs)
+        if shape.deterministic == self._deterministic:
+            self._sizes = sorted({*self._sizes, shape.padded_rows})
         return bool(self._todo)
 
-    def _record(self, size: int, forward: Callable[[], Tensor]) -> Tensor:
+    def _record(self, name: str, forward: Callable[[], Tensor]) -> Tensor:
         # once eagerly first: kernels compile and libraries allocate outside the recording
         forward()
         torch.cuda.synchronize(self._device)
@@ -79,6 +92,12 @@ class CudaGraphs(Graphs):
         with torch.cuda.graph(graph, pool=self._pool):
             hidden = forward()
         self._pool = self._pool or graph.pool()
-        self._graphs[size] = (graph, hidden)
+        self._graphs[name] = (graph, hidden)
         graph.replay()
         return hidden
+
+
+def _shape(rows: int, padded: int, deterministic: bool) -> StepShape:
+    """A decode step of `rows` rows in the graph of `padded`."""
+    name = f"deterministic-{padded}" if deterministic else f"decode-{padded}"
+    return StepShape(rows, rows, padded, padded, graph=name, deterministic=deterministic)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
         "test_attention.py",
         "test_step_kernels.py",
         "test_layer_kernels.py",
+        "test_linear_invariant.py",
         "test_sampling_kernels.py",
         "test_sampling_filter_kernels.py",
         "test_sampling_logits_kernels.py",

@@ -222,7 +222,6 @@ def test_9_unseeded_sampling_repeats_from_run_to_run(folder):
     assert results == [f"{[completion.token_ids for output in outputs for completion in output.outputs]}\n"]
 
 
-@pytest.mark.xfail(raises=ValueError, strict=True, reason="the CPU platform refuses deterministic=True")
 def test_9_deterministic_text_is_the_same_alone_and_in_a_batch_of_64(folder):
     llm = LLM(model=str(folder), deterministic=True, **SMALL)
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
