@@ -36,11 +36,8 @@ class CpuPlatform(Platform):
 
     def __init__(self, *, config: Any, options: CpuOptions | None = None, local_rank: int = 0) -> None:
         super().__init__(config=config, options=options or CpuOptions(), local_rank=local_rank)
-<<<<<<< HEAD
         self._memory = HostMemory()
-=======
         self._ops = CpuOps()
->>>>>>> ebb3297 (Give a deterministic request the same bits in any batch, per request or for the engine)
         threads = config.executor.num_threads
         if threads is not None:
             torch.set_num_threads(threads)

@@ -60,7 +60,6 @@ class CudaOps(Ops):
     count_tokens = staticmethod(logits.count_tokens)
     top_logprobs = staticmethod(logprobs.top_logprobs)
 
-<<<<<<< HEAD
     @staticmethod
     def build_inputs(
         buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
@@ -69,15 +68,10 @@ class CudaOps(Ops):
         build = step.build_inputs if tables else Ops.build_inputs
         build(buffers, token_ids, tables, rows, sizes)
 
-    @staticmethod
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Our own product where a row or two leave nothing but reading the weight."""
-=======
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Our own product where a row or two leave nothing but reading the weight, and where bits must not change."""
         if self.invariant:
             return linear_invariant(x, weight, bias)
->>>>>>> ebb3297 (Give a deterministic request the same bits in any batch, per request or for the engine)
         if x.dim() == 2 and few_rows.pays(x.shape[0], weight.shape[0]):
             return few_rows.linear(x, weight, bias)
         return torch.nn.functional.linear(x, weight, bias)

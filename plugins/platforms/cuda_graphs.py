@@ -62,13 +62,9 @@ class CudaGraphs(Graphs):
         return hidden
 
     def shapes(self) -> list[StepShape]:
-<<<<<<< HEAD
         # sizes between two powers of two launch the kernels of one of them
-        powers = [size for size in self._todo if size & (size - 1) == 0]
-        return [StepShape(size, size, size, size) for size in powers]
-=======
-        return [replace(shape, graph=None) for shape in self._todo]
->>>>>>> ebb3297 (Give a deterministic request the same bits in any batch, per request or for the engine)
+        powers = [shape for shape in self._todo if shape.padded_rows & (shape.padded_rows - 1) == 0]
+        return [replace(shape, graph=None) for shape in powers]
 
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
         """Records the shape asked for last (at the start: the largest left); False when there was none."""
