@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve setup test test-slow test-gpu snapshots check fix docs docs-serve bench clean
+.PHONY: serve setup test test-slow test-gpu snapshots check audit fix docs docs-serve bench clean
 
 serve: $(VENV)/.run  ## install and serve the demo model on 127.0.0.1:8000
 	$(BIN)/frame serve
@@ -39,6 +39,16 @@ check: $(VENV)/.dev  ## formatting, lint, types, who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+audit: $(VENV)/.dev  ## ask for advisories about the pinned packages; without an answer it says so and passes
+	@said=$$($(BIN)/pip-audit --no-deps --disable-pip --progress-spinner off -r constraints.txt 2>&1); status=$$?; \
+	printf '%s\n' "$$said" | tail -n 40; \
+	case "$$status $$said" in \
+	  *"Found "*" known vulnerabilit"*) exit 1;; \
+	  0*) unknown=$$(printf '%s\n' "$$said" | grep -c 'could not be audited'); \
+	      echo "audit: nothing is known against these versions; $$unknown packages are unknown to the service";; \
+	  *) echo "audit: the advisory service gave no answer, so nothing was audited";; \
+	esac
 
 fix: $(VENV)/.dev  ## format and mend what lint can
 	$(BIN)/ruff check --fix .

@@ -70,6 +70,8 @@ def _asked(message: AnthropicMessage, where: str) -> Iterator[Object]:
     """Results of tools come first, each as a message of its own, then what the user says."""
     parts: list[Object] = []
     blocks: list[Any] = list(message.content)
+    if not blocks:
+        raise RequestError(400, f"{where}.content must hold at least one block", param="messages")
     for number, block in enumerate(blocks):
         place = f"{where}.{number}"
         kind = _kind(block, place, ("text", "image", "tool_result"))

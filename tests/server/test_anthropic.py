@@ -213,6 +213,7 @@ def test_keys_come_in_both_forms(running: Running) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [{"role": "user", "content": []}]}, "must hold at least one block"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
