@@ -65,6 +65,13 @@ class RequestRecord:
     def finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
 
+    @property
+    def _scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt, which the first sequence brings, are still to come."""
+        if self._prompt_logprobs is None or self.sequences[0].finish_reason is not None:
+            return False
+        return self.num_prompt_logprobs < len(self.admitted.prompt_ids) - 1
+
     def ends(self) -> list[tuple[str, int]]:
         """How each finished sequence ended, and its tokens."""
         return [(str(sequence.finish_reason), len(sequence.token_ids)) for sequence in self.sequences]
@@ -100,7 +107,7 @@ class RequestRecord:
         kind = self.params.output_kind
         if finished:
             self.metrics.finished_time = now
-        elif kind == RequestOutputKind.FINAL_ONLY:
+        elif kind == RequestOutputKind.FINAL_ONLY or (kind == RequestOutputKind.DELTA and self._scores_prompt):
             return None
         due = [one for one in self._changed.values() if one.due(self._stream_interval)]
         if not due:
@@ -108,7 +115,7 @@ class RequestRecord:
         shown = due if kind == RequestOutputKind.DELTA else self.sequences
         prompt_logprobs = self._prompt_logprobs
         if kind == RequestOutputKind.DELTA:
-            self._prompt_logprobs = None  # told once
+            self._prompt_logprobs = None  # told once, with the first output
         output = RequestOutput(
             self.admitted.request_id,
             self.admitted.text,

@@ -10,12 +10,13 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..config.tree import FrameConfig
 from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
-from .supervisor import Child, frame_command, memory_file, spawn, write_config
+from .supervisor import STEADY_SECONDS, Child, frame_command, memory_file, spawn, write_config
 
 #: Told when all of them serve (the models' names), and when one died (how).
 OnServing = Callable[[Sequence[str] | None, str], None]
@@ -100,6 +101,7 @@ class ApiSupervisor:
             arguments += ["--admin-fd", str(self._admin.fileno())]
             descriptors.append(self._admin.fileno())
         while True:
+            born = time.monotonic()
             child = await spawn(frame_command("api"), arguments, ApiReport, descriptors)
             self._children[index] = child
             if self._draining:
@@ -112,6 +114,8 @@ class ApiSupervisor:
             self._serving.discard(index)
             if self._draining:
                 return
+            if time.monotonic() - born > STEADY_SECONDS:
+                self._deaths = 0  # not one of several in a row
             self._deaths += 1
             if not served or self._deaths > self._config.server.max_engine_restarts * len(self._listeners):
                 self._fail(f"the API process {death}")

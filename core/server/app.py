@@ -124,7 +124,7 @@ def build_app(
     routers = [endpoint.router() for endpoint in endpoints]
     routes = build_routes(routers, server.root_path)
     shapes = _shapes(endpoints, routers)
-    serving.calls = RouteCalls(routes, routers, shapes)
+    serving.calls = RouteCalls(routes, routers, shapes, server.max_request_seconds)
     ingress = Ingress(
         routes,
         keys=server.api_key,

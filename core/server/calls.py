@@ -16,8 +16,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Scope
 
 from ..interfaces.errors import RequestError
+from .deadlines import set_deadline
 from .errors import ERROR_SHAPE, ErrorShapes, error_body
-from .ingress import JSON_BODY, OWNER
+from .ingress import JSON_BODY, OWNER, REQUEST
 
 
 class Answer(NamedTuple):
@@ -28,11 +29,17 @@ class Answer(NamedTuple):
 
 
 class RouteCalls:
-    """The POST routes of an application, callable with a JSON body. `shapes` are those of its errors."""
+    """The POST routes of an application, callable with a JSON body. `shapes` are those of its errors.
 
-    def __init__(self, app: ASGIApp, routers: Sequence[APIRouter], shapes: ErrorShapes) -> None:
+    A call is a request of its own: `max_seconds` and what its body asks for bound it, whatever the task that makes it.
+    """
+
+    def __init__(
+        self, app: ASGIApp, routers: Sequence[APIRouter], shapes: ErrorShapes, max_seconds: float | None = None
+    ) -> None:
         self._app = app
         self._shapes = shapes
+        self._max_seconds = max_seconds
         routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
         #: paths without parameters
         self.paths = sorted(
@@ -41,13 +48,20 @@ class RouteCalls:
 
     async def post(self, path: str, body: dict[str, Any], owner: str) -> Answer:
         """What the route answers; cancelling it ends the request."""
+        body = dict(body)  # the same line may be called again
         scope = self._scope(path, body, owner)
         reply = _Reply()
+        present = REQUEST.set(scope)
         try:
+            set_deadline(scope, body, self._max_seconds)
             await self._app(scope, _never, reply.take)
+        except RequestError as error:
+            return Answer(error.status, msgspec.json.decode(error_body(scope, error)))
         except Exception:  # it has been answered with 500 and logged
             if reply.status is None:
                 return Answer(500, msgspec.json.decode(error_body(scope, RequestError(500, "internal error"))))
+        finally:
+            REQUEST.reset(present)
         return reply.answer()
 
     def _scope(self, path: str, body: dict[str, Any], owner: str) -> Scope:

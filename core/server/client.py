@@ -77,25 +77,28 @@ class RemoteEngine:
             await self._detach(f"{message.error}{ending}", message.final)
 
     async def add(self, request: EngineRequest) -> None:
-        """Sends a request; waits while the engine is started again. Raises `EngineDeadError` when none will come."""
+        """Sends a request; waits while the engine is started again.
+
+        Raises `EngineDeadError` when none will come, `ValueError` for a request that cannot be sent.
+        """
         name = request.request_id
-        if not self._up.is_set():
-            self._waiting.add(name)
-            try:
+        self._waiting.add(name)
+        try:
+            while not self._up.is_set():  # the engine that came may be gone before this task runs
                 await self._up.wait()
-                if name not in self._waiting:
-                    return  # aborted meanwhile
-            finally:
-                self._waiting.discard(name)
+            if name not in self._waiting:
+                return  # aborted meanwhile
+        finally:
+            self._waiting.discard(name)
         channel = self._connected()
         self._unfinished.add(name)
         try:
             await channel.send(Add(request))
         except OSError:
             return  # the reader sees the end, too, and tells that this request was lost
-        except ValueError:
+        except (OverflowError, TypeError, ValueError) as error:  # what it holds is no message
             self._unfinished.discard(name)
-            raise
+            raise ValueError(f"the request cannot be sent to the engine: {error}") from None
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored."""

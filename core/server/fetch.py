@@ -13,11 +13,13 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import IO
 from urllib.parse import SplitResult, urlsplit
 
 _CHUNK_BYTES = 1 << 16
+_BROKE = "the connection broke before all was there"
 #: What URL parsers disagree about.
 _AMBIGUOUS = re.compile(r"[\x00-\x20\x7f\\]|[^\x00-\x7f]")
 #: Spellings of IPv4 addresses that some resolvers take for numbers: decimal, octal, hexadecimal, shortened.
@@ -103,9 +105,11 @@ class _PinnedTlsConnection(http.client.HTTPSConnection):
         self.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=self.host)
 
 
+@contextmanager
 def _request(
     url: str, rules: FetchRules, method: str, body: IO[bytes] | None = None, size: int = 0
-) -> http.client.HTTPResponse:
+) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a request, while its connection is open; raises `FetchError`."""
     parts = parse_url(url, rules)
     host = parts.hostname or ""
     kind = _PinnedTlsConnection if parts.scheme == "https" else _PinnedConnection
@@ -115,19 +119,18 @@ def _request(
     if body is not None:
         headers |= {"Content-Length": str(size), "Content-Type": "application/jsonl"}
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    try:
-        connection.request(method, target, body, headers)
-        response = connection.getresponse()
-    except (OSError, http.client.HTTPException) as error:
-        connection.close()
-        raise FetchError(
-            f"{host} does not answer: {getattr(error, 'strerror', None) or type(error).__name__}"
-        ) from None
-    if not 200 <= response.status < 300:
-        response.close()
-        what = "redirects, which is not followed" if 300 <= response.status < 400 else f"answers {response.status}"
-        raise FetchError(f"{method} {host}{parts.path[:100]} {what}")
-    return response
+    with closing(connection):
+        try:
+            connection.request(method, target, body, headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            cause = getattr(error, "strerror", None) or type(error).__name__
+            raise FetchError(f"{host} does not answer: {cause}") from None
+        if not 200 <= response.status < 300:
+            redirects = 300 <= response.status < 400
+            what = "redirects, which is not followed" if redirects else f"answers {response.status}"
+            raise FetchError(f"{method} {host}{parts.path[:100]} {what}")
+        yield response
 
 
 def download(url: str, rules: FetchRules) -> Iterator[bytes]:
@@ -137,9 +140,11 @@ def download(url: str, rules: FetchRules) -> Iterator[bytes]:
     with _request(url, rules, "GET") as response:
         while True:
             try:
-                chunk = response.read(_CHUNK_BYTES)
+                chunk = response.read1(_CHUNK_BYTES)  # what is there: a trickle must not outlast the time
             except (OSError, http.client.HTTPException):
-                raise FetchError("the connection broke before all was there") from None
+                raise FetchError(_BROKE) from None
+            if not chunk and response.length:
+                raise FetchError(_BROKE)
             if not chunk:
                 return
             size += len(chunk)
@@ -152,4 +157,5 @@ def download(url: str, rules: FetchRules) -> Iterator[bytes]:
 
 def upload(url: str, rules: FetchRules, body: IO[bytes], size: int) -> None:
     """PUTs `size` bytes; raises `FetchError`."""
-    _request(url, rules, "PUT", body, size).close()
+    with _request(url, rules, "PUT", body, size):
+        pass

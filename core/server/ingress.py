@@ -213,7 +213,7 @@ class Ingress:
         timely = _timely(receive)
         upload = self._uploads.admit(scope, path and path.removeprefix(self._root_path), timely)
         if upload is not None:
-            self._bound(scope, done)
+            self._bound(scope, done, known=owner is not None)
             return upload
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -225,13 +225,16 @@ class Ingress:
         if body:
             _check_type(scope)
             scope[JSON_BODY] = parse_json(body)
-        self._bound(scope, done)
+        self._bound(scope, done, known=owner is not None)
         return _replay(body, receive)
 
-    def _bound(self, scope: Scope, done: contextlib.ExitStack) -> None:
-        """Gives the request its time and its place among those of its key; raises when it gets none."""
+    def _bound(self, scope: Scope, done: contextlib.ExitStack, known: bool) -> None:
+        """Gives the request its time and its place among those of its key; raises when it gets none.
+
+        Whoever needs no key and has none is counted to nobody.
+        """
         set_deadline(scope, scope.get(JSON_BODY), self._max_seconds)
-        if self._limits is not None:
+        if self._limits is not None and known:
             done.enter_context(self._limits.admit(scope[OWNER]))
 
     def _is_open(self, method: str, path: str | None) -> bool:

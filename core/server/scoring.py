@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +50,7 @@ async def score_texts(
     options: Mapping[str, Any],
 ) -> list[Score]:
     """One score for each pair (first[i], second[i]); an embedding is computed once for equal texts."""
+    name = f"{name}-{uuid.uuid4().hex[:8]}"  # clients may choose names, and use one twice at a time
     if serving.pooling is not None and "embed" in serving.pooling.tasks:
         return await _by_embeddings(
             serving, first, second, msgspec.structs.replace(params, task="embed"), name, options

@@ -31,7 +31,7 @@ from starlette.responses import Response
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError
 from ..interfaces.endpoint import RequestError
-from ..interfaces.engine import EngineStats
+from ..interfaces.engine import EngineStats, Fault
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
@@ -40,7 +40,7 @@ from .client import RemoteEngine
 from .deadlines import until_deadline
 from .ingress import JSON_BODY, OWNER, REQUEST
 from .metrics import ServerMetrics
-from .reports import Reporter
+from .reports import Notes, Reporter
 from .request_timer import RequestTimer
 from .scoring import score_texts
 from .streams import event_stream, race_request
@@ -270,6 +270,23 @@ class ServingHost:
                 return await self._templates.render(messages, front.with_template(chat), front.longest_chat)
             return await self.llm.render_chat(messages, chat)
 
+    @contextlib.contextmanager
+    def _failures(self, timer: RequestTimer, notes: Notes | None = None) -> Iterator[None]:
+        """Notes how a request failed, and raises it as a `RequestError`."""
+        try:
+            yield
+        except (EngineDeadError, RequestError, ValueError) as error:
+            timer.ends("error")
+            if notes is not None:
+                notes.error = str(error)
+            if isinstance(error, EngineDeadError):
+                raise RequestError(503, str(error)) from None
+            raise (_refusal(error) if isinstance(error, ValueError) else error) from None
+
+    def _failure(self, fault: Fault, error: str | None) -> RequestError:
+        """What the engine says of a request that it ended."""
+        return RequestError(_STATUS[fault] if self._client.end is None else 503, error or "the engine failed")
+
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
@@ -279,21 +296,15 @@ class ServingHost:
         stream = self.llm.generate(prompt, params, request_id, **options)
         first = True
         try:
-            async for output in until_deadline(stream, REQUEST.get()):
-                if first:
-                    first = False
-                    timer.prompt(len(output.prompt_token_ids or ()), output.num_cached_tokens or 0)
-                if notes is not None:
-                    notes.see(output)
-                self._observe(timer, output)
-                yield output
-        except (EngineDeadError, RequestError, ValueError) as error:
-            timer.ends("error")
-            if notes is not None:
-                notes.error = str(error)
-            if isinstance(error, EngineDeadError):
-                raise RequestError(503, str(error)) from None
-            raise (_refusal(error) if isinstance(error, ValueError) else error) from None
+            with self._failures(timer, notes):
+                async for output in until_deadline(stream, REQUEST.get()):
+                    if first:
+                        first = False
+                        timer.prompt(len(output.prompt_token_ids or ()), output.num_cached_tokens or 0)
+                    if notes is not None:
+                        notes.see(output)
+                    self._observe(timer, output)
+                    yield output
         finally:
             timer.close()
             if notes is not None:
@@ -307,8 +318,7 @@ class ServingHost:
             count += new
             longest = max(longest, new)
             if completion.finish_reason == "error":
-                status = _STATUS[completion.fault] if self._client.end is None else 503
-                raise RequestError(status, completion.error or "the engine failed")
+                raise self._failure(completion.fault, completion.error)
             if output.finished and completion.finish_reason is not None:
                 timer.ends(completion.finish_reason)
         if count:
@@ -329,18 +339,13 @@ class ServingHost:
         timer = RequestTimer(self.metrics, _POOLED)
         stream = self.llm.encode(prompt, params, request_id, **options)
         try:
-            output = await anext(stream)
-            timer.prompt(len(output.prompt_token_ids), output.num_cached_tokens or 0)
-            if output.outputs.error is not None:
-                status = _STATUS[output.outputs.fault] if self._client.error is None else 503
-                raise RequestError(status, output.outputs.error)
-            timer.ends("stop")
-            return output
-        except (EngineDeadError, RequestError, ValueError) as error:
-            timer.ends("error")
-            if isinstance(error, EngineDeadError):
-                raise RequestError(503, str(error)) from None
-            raise (_refusal(error) if isinstance(error, ValueError) else error) from None
+            with self._failures(timer):
+                output = await anext(until_deadline(stream, REQUEST.get()))
+                timer.prompt(len(output.prompt_token_ids), output.num_cached_tokens or 0)
+                if output.outputs.error is not None:
+                    raise self._failure(output.outputs.fault, output.outputs.error)
+                timer.ends("stop")
+                return output
         finally:
             timer.close()
             await stream.aclose()

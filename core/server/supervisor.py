@@ -31,7 +31,7 @@ from .messages import EngineDown, EngineNews, EngineReport, EngineUp, Failed, Re
 logger = logging.getLogger("frame.server")
 
 #: A ready engine that lived this long was not one of "deaths in a row".
-_STEADY_SECONDS = 60.0
+STEADY_SECONDS = 60.0
 _STOP_SECONDS = 8.0
 
 News = Callable[[EngineNews], Awaitable[None]]
@@ -218,7 +218,7 @@ class EngineSupervisor:
         ready_at = time.monotonic()
         while self._child is not None:
             cause = await self._mourn(self._child)
-            if time.monotonic() - ready_at > _STEADY_SECONDS:
+            if time.monotonic() - ready_at > STEADY_SECONDS:
                 self._deaths = 0
             self._deaths += self._judge(cause, self._child.process.returncode == -signal.SIGKILL and not self._hung)
             while True:

@@ -68,7 +68,7 @@ class AdminEndpoint(Endpoint):
 
     async def _pause(self, request: Request) -> Response:
         """Holds requests back: `keep` freezes running ones, `abort` ends them, `wait` answers when they have ended."""
-        body = self._body(request, PauseBody)
+        body = await self._body(request, PauseBody)
         running = await self._control("pause", mode=body.mode, clear_cache=body.clear_cache and body.mode != "wait")
         while body.mode == "wait" and running:
             await asyncio.sleep(_POLL_SECONDS)
@@ -86,12 +86,12 @@ class AdminEndpoint(Endpoint):
 
     async def _sleep(self, request: Request) -> Response:
         """Frees the KV cache and, from level 2 on, the weights. Requests wait."""
-        body = self._body(request, SleepBody)
+        body = await self._body(request, SleepBody)
         await self._control("sleep", keep=["weights"] if body.level == 1 else [])
         return _json({"is_sleeping": True})
 
     async def _wake_up(self, request: Request) -> Response:
-        body = self._body(request, WakeBody)
+        body = await self._body(request, WakeBody)
         await self._control("wake_up", tags=body.tags)
         return _json({"is_sleeping": await self._control("is_sleeping")})
 
@@ -100,7 +100,7 @@ class AdminEndpoint(Endpoint):
 
     async def _reset(self, request: Request) -> Response:
         """`success` is false while running requests hold blocks, unless they are to be computed again."""
-        body = self._body(request, ResetBody)
+        body = await self._body(request, ResetBody)
         return _json({"success": await self._control("reset_prefix_cache", **body.model_dump())})
 
     async def _start_profile(self) -> Response:
@@ -115,11 +115,9 @@ class AdminEndpoint(Endpoint):
         await self._control("shutdown")
         return _json({"stopping": True})
 
-    def _body(self, request: Request, kind: type[BoundedModel]) -> Any:
+    async def _body(self, request: Request, kind: type[BoundedModel]) -> Any:
         """The body; its defaults when there is none."""
-        if request.headers.get("content-length", "0") == "0":
-            return kind.model_construct()
-        return self.serving.parse(request, kind)
+        return self.serving.parse(request, kind) if await request.body() else kind.model_construct()
 
     async def _control(self, method: str, **arguments: Any) -> Any:
         return await self.serving.control(method, arguments)

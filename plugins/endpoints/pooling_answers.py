@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,8 +88,9 @@ def usage_of(counts: Sequence[int]) -> PoolingUsage:
 
 async def pool_all(serving: Any, body: Any, params: Any, name: str) -> list[Any]:
     """The outputs of all inputs of a body, in order; the first failure ends the rest."""
+    unique = uuid.uuid4().hex[:8]  # clients may choose names, and use one twice at a time
     tasks = [
-        asyncio.ensure_future(serving.pool(prompt, params, f"{name}-{number}", priority=body.priority))
+        asyncio.ensure_future(serving.pool(prompt, params, f"{name}-{unique}-{number}", priority=body.priority))
         for number, prompt in enumerate(body.prompts())
     ]
     try:

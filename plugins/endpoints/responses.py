@@ -186,7 +186,7 @@ class ResponsesEndpoint(Endpoint):
 
     async def _delete(self, request: Request, name: str) -> Response:
         stored = self._store.get(name, self.serving.owner(request))
-        self._store.drop(stored.response["id"])
+        self._store.drop(stored)
         return _answer({"id": name, "object": "response", "deleted": True})
 
     async def _cancel(self, request: Request, name: str) -> Response:

@@ -49,6 +49,11 @@ class StoredResponse:
         self._frames.append(frame)
         self.notify()
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Under which it is stored."""
+        return self.owner, self.response["id"]
+
     def notify(self) -> None:
         """Wakes those who follow."""
         changed, self._changed = self._changed, asyncio.Event()
@@ -85,24 +90,29 @@ class ResponseStore:
         self._max_running = max_running
         self._ttl_seconds = ttl_seconds
         self._clock = clock
-        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        # by owner and id: clients may choose ids, and those of others are none of their business
+        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
         self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._stored)
 
     def add(self, stored: StoredResponse) -> None:
-        """Keeps a response; raises `RequestError` 429 when too many are being made in the background."""
+        """Keeps a response, in place of the owner's earlier one of that id.
+
+        Raises `RequestError` 429 when too many are being made in the background.
+        """
         running = sum(each.running and each.response["background"] for each in self._stored.values())
         if stored.response["background"] and running >= self._max_running:
             raise RequestError(429, f"{running} responses are being made in the background; wait for one of them")
         stored.expires = self._clock() + self._ttl_seconds
-        self._stored[stored.response["id"]] = stored
+        self.drop(stored)
+        self._stored[stored.key] = stored
         self.settle(stored)
 
     def settle(self, stored: StoredResponse) -> None:
         """Counts the bytes of a response again, and drops what is over the bounds."""
-        if stored.response["id"] in self._stored:
+        if self._stored.get(stored.key) is stored:
             self.num_bytes -= stored.num_bytes
             stored.num_bytes = stored.measure()
             self.num_bytes += stored.num_bytes
@@ -111,24 +121,24 @@ class ResponseStore:
     def get(self, name: str, owner: str) -> StoredResponse:
         """The response with an id; raises `RequestError` 404 also when it belongs to somebody else."""
         self._shrink()
-        stored = self._stored.get(name)
-        if stored is None or stored.owner != owner:
+        stored = self._stored.get((owner, name))
+        if stored is None:
             raise RequestError(404, f"no response {name[:80]!r} is stored", code="response_not_found")
         return stored
 
-    def drop(self, name: str) -> None:
-        """Forgets a response, and ends it if it is being made."""
-        stored = self._stored.pop(name, None)
-        if stored is not None:
-            self.num_bytes -= stored.num_bytes
-            if stored.task is not None:
-                stored.task.cancel()
+    def drop(self, stored: StoredResponse) -> None:
+        """Forgets what is stored under the key of a response, and ends it if it is being made."""
+        found = self._stored.pop(stored.key, None)
+        if found is not None:
+            self.num_bytes -= found.num_bytes
+            if found.task is not None:
+                found.task.cancel()
 
     def _shrink(self) -> None:
         now = self._clock()
-        for name, stored in list(self._stored.items()):
+        for stored in list(self._stored.values()):
             over = len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes
             if not over and stored.expires > now:
                 return
             if not stored.running:
-                self.drop(name)
+                self.drop(stored)

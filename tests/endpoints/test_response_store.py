@@ -44,7 +44,7 @@ def test_bytes_are_bounded_and_given_back() -> None:
     assert len(kept) < 6
     assert kept.num_bytes <= 10_000
     for number in range(20):
-        kept.drop(str(number))
+        kept.drop(stored(str(number)))
     assert (len(kept), kept.num_bytes) == (0, 0)
 
 
@@ -102,3 +102,15 @@ async def test_followers_see_everything_once() -> None:
     one.notify()
     async with asyncio.timeout(10):
         assert await asyncio.gather(*followers) == [[b"0", b"1", b"2"], [b"1", b"2"], []]
+
+
+def test_an_id_that_a_client_chose_is_its_own_alone() -> None:
+    kept = store()
+    first, other, second = stored("a"), stored("a", owner="other", text="x" * 100), stored("a", text="y")
+    for each in (first, other, second):
+        kept.add(each)
+    assert kept.get("a", "me") is second
+    assert kept.get("a", "other") is other
+    assert kept.num_bytes == second.num_bytes + other.num_bytes
+    kept.settle(first)  # it was still being made when the second came
+    assert kept.num_bytes == second.num_bytes + other.num_bytes

@@ -13,9 +13,9 @@ from frame.core.front.front import Front
 from frame.core.front.outputs import CompletionOutput, FlatLogprobs, RequestOutput
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.tokenizer import TokenizerSource
-from frame.core.interfaces import RequestOutputKind, SamplingParams
+from frame.core.interfaces import EngineOutput, RequestOutputKind, SamplingParams
 
-from .engines import INFO, FakeEngine
+from .engines import INFO, FakeEngine, rows
 
 WORDS = st.text("ab日", min_size=1, max_size=2)
 TEXT = "hello world, how are you? 日本語 😀 fox."
@@ -171,6 +171,24 @@ def test_delta_logprobs_are_told_once(source, tokenizer):
     outputs, _ = run(source, lambda request: ids, params)
     assert [len(output.outputs[0].logprobs) for output in outputs] == [1] * len(ids)
     assert [output.prompt_logprobs is None for output in outputs] == [False] + [True] * (len(ids) - 1)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_delta_prompt_logprobs_of_a_prompt_in_chunks_come_whole_with_the_first_output(source, flat):
+    front = make_front(source)
+    params = SamplingParams(n=2, prompt_logprobs=0, flat_logprobs=flat, output_kind=RequestOutputKind.DELTA)
+    front.submit("r", {"prompt_token_ids": [1, 2, 3, 4]}, params)
+    shown = []
+    for output in (
+        EngineOutput(request_id="0_r", prompt_logprobs=rows([2], 0)),
+        EngineOutput(request_id="1_r", token_ids=[7]),
+        EngineOutput(request_id="0_r", token_ids=[5], prompt_logprobs=rows([3, 4], 0)),
+        EngineOutput(request_id="0_r", token_ids=[6]),
+    ):
+        shown += front.process([output])[0]
+    assert [[list(one.token_ids) for one in output.outputs] for output in shown] == [[[5], [7]], [[6]]]
+    assert len(shown[0].prompt_logprobs) == 4
+    assert shown[1].prompt_logprobs is None
 
 
 @pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])

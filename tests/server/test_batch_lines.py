@@ -13,6 +13,8 @@ from frame.core.registry import Registry
 from frame.core.server import batch_lines
 from frame.core.server.app import build_app, make_endpoints
 from frame.core.server.batch_lines import BatchLines, line_id
+from frame.core.server.deadlines import DEADLINE
+from frame.core.server.ingress import REQUEST
 from frame.core.testing.fake_serving import FakeServing
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -108,3 +110,22 @@ async def test_one_route_only(serving: Away) -> None:
     found = {row["custom_id"]: row for row in await results(serving, lines, url="/tokenize")}
     assert found["a"]["error"] is None
     assert "there are: /tokenize" in found["b"]["error"]["message"]
+
+
+async def test_a_line_is_a_request_of_its_own(serving: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    answer = serving.chat_prompt
+
+    async def noting(messages: list[Any], **options: Any) -> Any:
+        seen.append(REQUEST.get())
+        return await answer(messages, **options)
+
+    monkeypatch.setattr(serving, "chat_prompt", noting)
+    REQUEST.set({"path": "/v1/batches", "headers": [], DEADLINE: (0.0, 1.0)})  # the request that made the batch is over
+    path = "/v1/chat/completions"
+    found = await results(serving, [line(path, messages=HELLO), line(path, messages=HELLO, timeout=7)], width=1)
+    assert [row["response"]["status_code"] for row in found] == [200, 200]
+    assert [(scope["path"], scope.get(DEADLINE, (0, None))[1]) for scope in seen] == [(path, None), (path, 7)]
+    (refused,) = await results(serving, [line(path, messages=HELLO, timeout="soon")])
+    assert refused["response"]["status_code"] == 400
+    assert "timeout must be a number" in refused["error"]["message"]

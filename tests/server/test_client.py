@@ -246,3 +246,25 @@ def test_the_engine_ends_with_its_parent() -> None:
 def test_the_client_imports_no_torch() -> None:
     script = "import sys, frame.core.server.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+async def test_a_request_waits_on_when_the_engine_that_came_is_gone_at_once() -> None:
+    client = RemoteEngine()
+    adding = asyncio.create_task(client.add(request("early")))
+    await asyncio.sleep(0)
+    client._up.set()
+    client._up.clear()
+    await asyncio.sleep(0.01)
+    assert not adding.done()
+    await client.close()
+    with pytest.raises(EngineDeadError):
+        await adding
+
+
+async def test_a_request_that_is_no_message_is_refused_and_forgotten(client: RemoteEngine) -> None:
+    for value in (2**70, object()):
+        with pytest.raises(ValueError, match="cannot be sent to the engine"):
+            await client.add(request("odd", value=value))
+    collector = Collector(client)
+    await client.add(request("odd"))
+    assert (await collector.end("odd")).finish_reason == "length"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -86,3 +89,31 @@ def test_hosts_may_be_limited() -> None:
     assert parse_url("https://FILES.example.com/a?b=c", rules).hostname == "files.example.com"
     with pytest.raises(FetchError, match="not allowed; there are: files"):
         parse_url("https://other.example.com/", rules)
+
+
+@pytest.mark.parametrize(
+    ("answer", "pause", "message"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", 0.0, "broke before all was there"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 90000\r\n\r\n" + b"a" * 100, 0.02, r"within 0\.2 seconds"),
+    ],
+)
+def test_what_ends_early_or_trickles_is_an_error(answer: bytes, pause: float, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                head, _, body = answer.partition(b"\r\n\r\n")
+                connection.recv(4096)
+                connection.sendall(head + b"\r\n\r\n")
+                for byte in body:
+                    connection.sendall(bytes([byte]))
+                    time.sleep(pause)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        rules = FetchRules(private=True, seconds=0.2)
+        with pytest.raises(FetchError, match=message):
+            list(download(f"http://127.0.0.1:{listener.getsockname()[1]}/a", rules))
+        thread.join()

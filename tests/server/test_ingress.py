@@ -10,6 +10,7 @@ import pytest
 
 from frame.core.interfaces import RequestError
 from frame.core.server.ingress import JSON_BODY, MAX_DEPTH, Ingress, KeyRing, parse_json, respond
+from frame.core.server.limits import KeyLimits
 
 
 class Recorder:
@@ -221,3 +222,12 @@ def test_keys_are_kept_as_digests() -> None:
     assert ring.owner([(b"authorization", b"Bearer secret-key")])
     assert ring.owner([(b"x-api-key", b"another")]) is None
     assert KeyRing([]).owner([]) == ""
+
+
+async def test_what_needs_no_key_is_counted_to_none(recorder: Recorder) -> None:
+    limits = KeyLimits(["one", "two"], per_minute=1)
+    async with client_of(ingress_of(recorder, ("one", "two"), limits=limits)) as client:
+        for _ in range(3):
+            assert (await client.post("/ping")).status_code == 200
+        one = {"x-api-key": "one"}
+        assert [(await client.post("/x", headers=one)).status_code for _ in range(2)] == [200, 429]

@@ -1,0 +1,63 @@
+"""When an API process that dies is started again. The processes are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from frame.core.config.tree import FrameConfig
+from frame.core.server import api_supervisor
+from frame.core.server.api_supervisor import ApiSupervisor
+from frame.core.server.messages import Serving
+
+
+class Channel:
+    """Says once that the process serves."""
+
+    def __init__(self) -> None:
+        self._messages: list[Any] = [Serving(["m"]), None]
+
+    async def receive(self) -> Any:
+        return self._messages.pop(0)
+
+
+class Mortal:
+    """A process that serves and dies at once."""
+
+    def __init__(self) -> None:
+        self.channel = Channel()
+
+    async def death(self) -> str:
+        await asyncio.sleep(0)
+        return "ended with status 1"
+
+
+@pytest.mark.parametrize(("steady", "fails"), [(60.0, True), (0.0, False)])
+async def test_deaths_count_in_a_row(monkeypatch: pytest.MonkeyPatch, steady: float, fails: bool) -> None:
+    num_started = 0
+
+    async def spawn(*_: Any) -> Any:
+        nonlocal num_started
+        num_started += 1
+        if num_started > 10:
+            await asyncio.Event().wait()
+        return Mortal()
+
+    monkeypatch.setattr(api_supervisor, "spawn", spawn)
+    monkeypatch.setattr(api_supervisor, "STEADY_SECONDS", steady)
+    config = FrameConfig.model_validate({"server": {"max_engine_restarts": 3}})
+    with socket.socket() as listener:
+        supervisor = ApiSupervisor(config, [listener], lambda names, death: None)
+        running = asyncio.create_task(supervisor.run())
+        done, _ = await asyncio.wait([running], timeout=0.5 if not fails else 10)
+        if fails:
+            assert running.result() == "the API process ended with status 1"
+            assert num_started == 4
+        else:
+            assert not done
+            assert num_started == 11
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
