@@ -92,7 +92,8 @@ class Scheduler:
         """Queues a request. Raises `ValueError` when it can never run, `QueueFullError` when too many wait."""
         lifecycle = self._lifecycle
         max_len = self._check(source)
-        if lifecycle.num_waiting >= self._config.max_queue:
+        # one that had begun on an earlier engine was let in then
+        if lifecycle.num_waiting >= self._config.max_queue and not source.output_ids:
             raise QueueFullError(f"{lifecycle.num_waiting} requests wait, max_queue allows {self._config.max_queue}")
         root = self._hasher.root(
             salt=source.salt,

@@ -74,6 +74,9 @@ class Pooler(ABC):
     def add(self, slot: int, token_ids: np.ndarray) -> None:
         """A request with this prompt takes a slot, which may hold what an older one left."""
 
+    def remove(self, slot: int) -> None:
+        """The request left its slot, maybe before its prompt was complete; an empty slot is fine."""
+
     @abstractmethod
     def pool(self, hidden: Tensor, rows: PoolerRows) -> tuple[Tensor, list[int]]:
         """Rows [N, hidden_size] of the requests whose prompt ends now, in their order, and how many each has.

@@ -98,7 +98,8 @@ class PoolerSuite(PluginSuite):
     def test_a_slot_starts_anew(self) -> None:
         pooler, size = self.pooler(), len(self.token_ids)
         self.add(pooler, 2)
-        self.step(pooler, [(2, 0, 4, False)], {2: self.hidden(1)})
+        self.step(pooler, [(2, 0, 4, False)], {2: self.hidden(1).fill_(float("nan"))})  # a request that must fail
+        pooler.remove(2)
         self.add(pooler, 2)
         self.step(pooler, [(2, 0, 2, False)], {2: self.hidden(2)})
         (found,) = self.step(pooler, [(2, 2, size - 2, True)], {2: self.hidden(2)})

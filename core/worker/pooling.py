@@ -90,14 +90,16 @@ class Pooling(NullPooling):
     _slots: dict[int, _Slot] = field(default_factory=dict)
 
     def add(self, request: NewRequest) -> None:
-        self._slots.pop(request.slot, None)
+        self.remove(request.slot)
         if request.pooling is None:
             raise ValueError(f"request {request.request_id!r} asks for tokens, but the model pools")
         self._slots[request.slot] = _Slot(request.pooling, len(request.token_ids))
         self.poolers[request.pooling.per_token].add(request.slot, request.token_ids)
 
     def remove(self, slot: int) -> None:
-        self._slots.pop(slot, None)
+        known = self._slots.pop(slot, None)
+        if known is not None:
+            self.poolers[known.params.per_token].remove(slot)
 
     def segments(self, plan: StepPlan, positions: Tensor) -> Tensor | None:
         if not self.facts.segments:

@@ -100,7 +100,7 @@ class BatchStore:
     def add(self, owner: str, endpoint: str, file_id: str, window: str, metadata: dict[str, str] | None) -> BatchRecord:
         """A new batch; raises `RequestError`."""
         self._files.get(file_id, owner)
-        if sum(each.status in _OPEN for each in self.records()) >= self._max_open:
+        if sum(each.status in _OPEN for each in self.records(owner)) >= self._max_open:
             raise RequestError(429, f"{self._max_open} batches are open; wait for one of them")
         now = int(time.time())
         record = BatchRecord(
@@ -148,7 +148,8 @@ class BatchStore:
                 yield record
 
     async def _run(self) -> None:
-        """Takes the folder's lock, then the open batches, oldest first, for as long as the process lives."""
+        """Takes the folder's lock, then the open batches one by one, for as long as the process lives."""
+        turn = ""
         with (self._folder / "lock").open("w") as lock:
             while True:
                 try:
@@ -157,17 +158,23 @@ class BatchStore:
                 except OSError:
                     await asyncio.sleep(_POLL_SECONDS)
             while True:
-                record = next((each for each in self.records() if each.status in _OPEN), None)
+                record = self._next(turn)
                 if record is None or self._serving.error is not None:
                     self._woken.clear()
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._woken.wait(), _POLL_SECONDS)
                     continue
+                turn = record.owner
                 try:
                     await self._answer(record)
                 except Exception as error:
                     logger.exception("batch %s failed", record.id)
                     self._fail(record, str(error) if isinstance(error, RequestError) else "internal error")
+
+    def _next(self, turn: str) -> BatchRecord | None:
+        """The oldest open batch of an owner other than `turn`, whose batch ran last; of that one when nobody waits."""
+        waiting = [each for each in self.records() if each.status in _OPEN]
+        return next((each for each in waiting if each.owner != turn), waiting[0] if waiting else None)
 
     async def _answer(self, record: BatchRecord) -> None:
         source = self._files.path(self._files.get(record.input_file_id, record.owner))

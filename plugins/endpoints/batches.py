@@ -38,7 +38,7 @@ class BatchesOptions(BaseModel):
     folder: Path | None = Field(None, description="Folder for files and batches; none: there are no such routes.")
     max_files: int = Field(1000, ge=1, description="Files that are kept.")
     max_bytes: int = Field(10 << 30, ge=1, description="Bytes that all files take.")
-    max_open: int = Field(16, ge=1, description="Batches that wait or run.")
+    max_open: int = Field(16, ge=1, description="Batches of one API key that wait or run.")
     max_lines: int = Field(50_000, ge=1, description="Lines of a batch.")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -75,7 +75,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """All stored responses, the oldest first out. `clock` is in seconds."""
+    """All stored responses, of whoever has most the oldest first out. `clock` is in seconds."""
 
     def __init__(
         self,
@@ -137,8 +137,23 @@ class ResponseStore:
     def _shrink(self) -> None:
         now = self._clock()
         for stored in list(self._stored.values()):
-            over = len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes
-            if not over and stored.expires > now:
-                return
+            if stored.expires > now:
+                break
             if not stored.running:
                 self.drop(stored)
+        while self._over and (oldest := self._dispensable()) is not None:
+            self.drop(oldest)
+
+    @property
+    def _over(self) -> bool:
+        return len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes
+
+    def _dispensable(self) -> StoredResponse | None:
+        """The oldest response of the owner that takes most room, so that nobody crowds out the others."""
+        taken: Counter[str] = Counter()
+        many = len(self._stored) > self._max_responses
+        ended = [stored for stored in self._stored.values() if not stored.running]
+        for stored in ended:
+            taken[stored.owner] += 1 if many else stored.num_bytes
+        most = max(taken.values(), default=0)
+        return next((stored for stored in ended if taken[stored.owner] == most), None)

@@ -64,7 +64,8 @@ class MeanPooler(KeptRowPooler):
         if rows.whole:
             return sums / lengths, [1] * len(lengths)
         slots = self.stage(rows.slots.astype(np.int64))
-        begun = self.stage((rows.positions > 0).astype(np.float32)).unsqueeze(1)
-        self.kept.index_copy_(0, slots, self.kept.index_select(0, slots) * begun + sums)
+        begins = self.stage(rows.positions == 0).unsqueeze(1)
+        # what an older request left in the slot may not be finite, and no factor hides that
+        self.kept.index_copy_(0, slots, self.kept.index_select(0, slots).masked_fill(begins, 0) + sums)
         ended = self.stage(rows.slots[rows.last].astype(np.int64))
         return self.kept.index_select(0, ended) / lengths, [1] * len(lengths)

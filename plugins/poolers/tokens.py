@@ -24,6 +24,9 @@ class AllPooler(Pooler):
         del token_ids
         self._chunks[slot] = []
 
+    def remove(self, slot: int) -> None:
+        self._chunks.pop(slot, None)
+
     def pool(self, hidden: Tensor, rows: PoolerRows) -> tuple[Tensor, list[int]]:
         if rows.whole and int(rows.counts.sum()) == len(hidden):
             return hidden, rows.counts.tolist()

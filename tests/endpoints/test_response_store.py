@@ -114,3 +114,19 @@ def test_an_id_that_a_client_chose_is_its_own_alone() -> None:
     assert kept.num_bytes == second.num_bytes + other.num_bytes
     kept.settle(first)  # it was still being made when the second came
     assert kept.num_bytes == second.num_bytes + other.num_bytes
+
+
+def test_nobody_crowds_out_the_others() -> None:
+    kept = store()
+    kept.add(stored("mine"))
+    for name in "abcdef":
+        kept.add(stored(name, owner="other"))
+    assert kept.get("mine", "me")
+    assert len(kept) == 3
+    assert all(kept.get(name, "other") for name in "ef")
+    kept = store(max_responses=100)
+    kept.add(stored("mine"))
+    for name in "abcdef":
+        kept.add(stored(name, owner="other", text="x" * 4000))
+    assert kept.get("mine", "me")
+    assert kept.num_bytes <= 10_000

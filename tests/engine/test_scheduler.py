@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -102,6 +103,9 @@ def test_a_full_queue_refuses_more():
     sim.add(make_request("a", [1]))
     with pytest.raises(QueueFullError, match="1 requests wait, max_queue allows 1"):
         sim.scheduler.add(make_request("b", [1]))
+    begun = msgspec.structs.replace(make_request("begun", [1], max_tokens=3), output_ids=[2])
+    sim.scheduler.add(begun)  # its stream must go on after an engine's death
+    sim.scheduler.abort(["begun"])
     sim.launch()
     sim.add(make_request("b", [1]))
     sim.run()
