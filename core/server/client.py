@@ -13,15 +13,20 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from ..channel import AsyncChannel
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats, Fault
-from ..interfaces.wire import decode
+from ..interfaces.wire import decode, encode
 from .messages import Abort, Add, Call, EngineDown, EngineNews, EngineUp, FromEngine, Outputs, Reply, Stage
 from .supervisor import EngineSupervisor
 
 logger = logging.getLogger("frame.server")
+
+_NO_IDS = np.zeros(0, np.int32)
 
 OnStage = Callable[[Stage], None]
 
@@ -93,6 +98,7 @@ class RemoteEngine:
         channel = self._connected()
         self._unfinished.add(name)
         try:
+            _check_readable(request)
             await channel.send(Add(request))
         except OSError:
             return  # the reader sees the end, too, and tells that this request was lost
@@ -219,6 +225,11 @@ class RemoteEngine:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(error))
+
+
+def _check_readable(request: EngineRequest) -> None:
+    """Raises `ValueError` for fields of a wrong type: an engine that cannot read a message hangs up on everybody."""
+    decode(encode(msgspec.structs.replace(request, prompt_ids=_NO_IDS, output_ids=[])), EngineRequest)
 
 
 async def start_engine(

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -265,6 +266,10 @@ async def test_a_request_that_is_no_message_is_refused_and_forgotten(client: Rem
     for value in (2**70, object()):
         with pytest.raises(ValueError, match="cannot be sent to the engine"):
             await client.add(request("odd", value=value))
+    params = SamplingParams(max_tokens=4, ignore_eos=1)  # type: ignore[arg-type]
+    for change in ({"params": params}, {"priority": 1.5}, {"kv_transfer": [1]}):
+        with pytest.raises(ValueError, match="cannot be sent to the engine: Expected"):
+            await client.add(msgspec.structs.replace(request("odd"), **change))
     collector = Collector(client)
     await client.add(request("odd"))
     assert (await collector.end("odd")).finish_reason == "length"
