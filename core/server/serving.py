@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import re
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -16,7 +15,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Container,
     Iterable,
     Iterator,
 )
@@ -40,6 +38,7 @@ from .client import RemoteEngine
 from .deadlines import until_deadline
 from .ingress import JSON_BODY, OWNER, REQUEST
 from .metrics import ServerMetrics
+from .refusals import field_error, refusal, refusals
 from .reports import Notes, Reporter
 from .request_timer import RequestTimer
 from .scoring import score_texts
@@ -57,10 +56,6 @@ _POOLED = SamplingParams(max_tokens=1)
 M = TypeVar("M", bound=BoundedModel)
 
 _STATS_SECONDS = 2.0
-#: How pydantic calls a value in its messages; ours name the field instead.
-_PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary) should\b")
-#: Branches of unions, as they stand in an error's place.
-_BRANCHES = ("str", "int", "float", "bool", "list", "dict")
 #: Where an error lies -> HTTP status.
 _STATUS = {"request": 400, "load": 429, "engine": 500}
 
@@ -77,27 +72,6 @@ def model_names(config: FrameConfig) -> list[str]:
     if not name:
         return ["demo"]
     return [name if not Path(name).is_absolute() else Path(name).name or name, name][: 2 if name[0] == "/" else 1]
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Turns what the front says about a request into a 400."""
-    try:
-        yield
-    except ValueError as error:
-        raise _refusal(error) from None
-
-
-def _refusal(error: ValueError) -> RequestError:
-    """A 400 that names the field: the one that the error says, else the one that its sentence begins with."""
-    param = getattr(error, "param", None) or _subject(str(error), SamplingParams.__struct_fields__)
-    return RequestError(400, str(error), param=param)
-
-
-def _subject(text: str, fields: Container[str]) -> str | None:
-    """The first word of a sentence about a field, if it is one of `fields`."""
-    first = re.match(r"\w+", text)
-    return first.group() if first is not None and first.group() in fields else None
 
 
 class ServingHost:
@@ -203,7 +177,7 @@ class ServingHost:
         try:
             return kind.model_validate(body, context={"limits": self.limits})
         except ValidationError as error:
-            raise _field_error(error, {*kind.model_fields, *kind.not_served}) from None
+            raise field_error(error, {*kind.model_fields, *kind.not_served}) from None
 
     def owner(self, request: Request) -> str:
         """Whom a request's things belong to: a digest of its API key, "" on an open server."""
@@ -231,12 +205,12 @@ class ServingHost:
 
     def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
         """The sampling parameters of a body over the checkpoint's defaults; `fields` are what the route sets itself."""
-        with _refusals():
+        with refusals():
             return body.sampling(self.llm.get_default_sampling_params(), **fields)
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; raises `ValueError` without a tokenizer."""
-        with _refusals():
+        with refusals():
             return await self.llm.tokenize(text, add_special_tokens)
 
     async def detokenize(self, token_ids: list[int]) -> str:
@@ -245,7 +219,7 @@ class ServingHost:
         wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise RequestError(400, f"token id must be in [0, {vocab_size}), got {wrong}", param="tokens")
-        with _refusals():
+        with refusals():
             return await asyncio.to_thread(self.llm.tokenizer.decode, token_ids, False)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -264,7 +238,7 @@ class ServingHost:
         template = options.get("chat_template")
         if template is not None and "{{" not in template and "{%" not in template:
             raise RequestError(400, "chat_template must be a template, not a file", param="chat_template")
-        with _refusals():
+        with refusals():
             chat, front = ChatOptions(**options), self.llm.front
             if self._templates is not None and (template is not None or self.config.server.isolate_chat_template):
                 return await self._templates.render(messages, front.with_template(chat), front.longest_chat)
@@ -281,7 +255,7 @@ class ServingHost:
                 notes.error = str(error)
             if isinstance(error, EngineDeadError):
                 raise RequestError(503, str(error)) from None
-            raise (_refusal(error) if isinstance(error, ValueError) else error) from None
+            raise (refusal(error) if isinstance(error, ValueError) else error) from None
 
     def _failure(self, fault: Fault, error: str | None) -> RequestError:
         """What the engine says of a request that it ended."""
@@ -331,7 +305,7 @@ class ServingHost:
 
     def require(self, task: str) -> None:
         """Raises `RequestError` 400 unless the model does `task`."""
-        with _refusals():
+        with refusals():
             self.llm.front.require(task)
 
     async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
@@ -404,24 +378,3 @@ class ServingHost:
     def load(self) -> int:
         """HTTP requests that are being answered, in all API processes."""
         return self.metrics.in_flight
-
-
-def _field_error(error: ValidationError, fields: Container[str]) -> RequestError:
-    """What pydantic found first, and in the branch of a union that came closest, as one sentence about the field."""
-    errors = error.errors(include_url=False, include_context=False)
-    field = errors[0]["loc"][:1]
-    first = max((each for each in errors if each["loc"][:1] == field), key=lambda each: len(each["loc"]))
-    names = [str(part) for part in first["loc"] if not _is_branch(part)]
-    where = ".".join(names)
-    text = _PYDANTIC_SUBJECT.sub("must", first["msg"].removeprefix("Value error, "))
-    text = text.replace(" after validation, not ", ", got ")
-    text = "is missing" if text == "Field required" else text
-    shown = ""
-    if isinstance(first["input"], (bool, int, float, str)) and "got" not in text and first["type"] != "value_error":
-        shown = f", got {first['input']!r:.80}"
-    return RequestError(400, f"{where} {text}{shown}".strip(), param=names[0] if names else _subject(text, fields))
-
-
-def _is_branch(part: int | str) -> bool:
-    """Whether a part of an error's place is the name of a union's branch rather than of a field."""
-    return isinstance(part, str) and ("[" in part or part.removeprefix("constrained-") in _BRANCHES)
