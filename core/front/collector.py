@@ -17,7 +17,7 @@ class Collector:
         self._aggregate = aggregate
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: RequestOutput) -> None:
         """Adds an output; never blocks."""
@@ -25,21 +25,28 @@ class Collector:
             self._output = output
         else:
             self._output.add(output, self._aggregate)
-        self._ready.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """Makes `get` raise once what was put has been taken."""
         self._error = error
-        self._ready.set()
+        self._wake()
 
     async def get(self) -> RequestOutput:
         """The next output; waits for it."""
-        await self._ready.wait()
+        if self._output is None and self._error is None:
+            if self._waiter is not None:
+                raise RuntimeError("a request's outputs were taken by two consumers")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         output, self._output = self._output, None
-        if self._error is None:
-            self._ready.clear()
-        elif output is None:
-            raise self._error
-        if output is None:
-            raise RuntimeError("a request's outputs were taken by two consumers")
-        return output
+        if output is not None:
+            return output
+        raise self._error or RuntimeError("a request's outputs were taken by two consumers")
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -35,15 +35,23 @@ class PieceDetokenizer:
     def __init__(self, pieces: Pieces, context: Sequence[int], skipped: frozenset[int]) -> None:
         self._pieces = pieces
         self._skipped = skipped
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._open = False  # whether the decoder holds the beginning of a character
         self.push(context)
 
     def push(self, token_ids: Sequence[int]) -> str:
         pieces, skipped = self._pieces, self._skipped
-        return self._decode(b"".join([pieces[token] for token in token_ids if token not in skipped]))
+        if not self._open and len(token_ids) == 1 and (token := token_ids[0]) not in skipped:
+            text = pieces.texts[token]
+            if text is not None:
+                return text  # nearly all tokens, at the price of a look-up
+        text = self._decoder.decode(b"".join([pieces[token] for token in token_ids if token not in skipped]))
+        self._open = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
-        return self._decode(b"", True)
+        self._open = False
+        return self._decoder.decode(b"", True)
 
 
 class WindowDetokenizer:

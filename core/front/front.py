@@ -20,6 +20,7 @@ from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
+from ..interfaces.step import LogprobRows
 from .admission import Admission, Admitted, Limits, default_sampling_params
 from .logprobs import PromptLogprobs, append_rows, new_prompt_logprobs
 from .metrics import RequestStatistics
@@ -63,7 +64,10 @@ class RequestRecord:
 
     @property
     def finished(self) -> bool:
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
+        for sequence in self.sequences:  # noqa: SIM110  # asked for each token, and a generator costs as much as all else
+            if sequence.finish_reason is None:
+                return False
+        return True
 
     @property
     def _scores_prompt(self) -> bool:
@@ -87,13 +91,16 @@ class RequestRecord:
             self.num_cached = output.num_cached
         if output.kv_transfer is not None:
             self.kv_transfer = output.kv_transfer
-        if output.prompt_logprobs is not None and self._prompt_logprobs is not None:
-            decode = self._tokenizer.token_text if self._tokenizer is not None else None
-            append_rows(self._prompt_logprobs, output.prompt_logprobs, decode)
         if output.prompt_logprobs is not None:
-            self.num_prompt_logprobs += len(output.prompt_logprobs.ranks)
+            self._add_prompt_logprobs(output.prompt_logprobs)
         self._changed[sequence.index] = sequence
         return sequence.push(output)
+
+    def _add_prompt_logprobs(self, rows: LogprobRows) -> None:
+        if self._prompt_logprobs is not None:
+            decode = self._tokenizer.token_text if self._tokenizer is not None else None
+            append_rows(self._prompt_logprobs, rows, decode)
+        self.num_prompt_logprobs += len(rows.ranks)
 
     def end(self, sequence: OutputSequence) -> None:
         """Ends a sequence as aborted."""
@@ -109,9 +116,13 @@ class RequestRecord:
             self.metrics.finished_time = now
         elif kind == RequestOutputKind.FINAL_ONLY or (kind == RequestOutputKind.DELTA and self._scores_prompt):
             return None
-        due = [one for one in self._changed.values() if one.due(self._stream_interval)]
+        due = list(self._changed.values())
+        if self._stream_interval != 1:
+            due = [one for one in due if one.due(self._stream_interval)]
         if not due:
             return None
+        if len(due) > 1:
+            due.sort(key=lambda sequence: sequence.index)
         shown = due if kind == RequestOutputKind.DELTA else self.sequences
         prompt_logprobs = self._prompt_logprobs
         if kind == RequestOutputKind.DELTA:
@@ -121,7 +132,7 @@ class RequestRecord:
             self.admitted.text,
             self.admitted.prompt_ids,
             prompt_logprobs,
-            [sequence.take() for sequence in sorted(shown, key=lambda sequence: sequence.index)],
+            [sequence.take() for sequence in shown],
             finished,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached,

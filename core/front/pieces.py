@@ -81,6 +81,7 @@ class Pieces(dict[int, bytes]):
         super().__init__()
         self._token_of = backend.id_to_token
         self._read = read
+        self.texts = _Texts(self)
         for token_id, added in backend.get_added_tokens_decoder().items():
             self[token_id] = added.content.encode()
 
@@ -88,6 +89,22 @@ class Pieces(dict[int, bytes]):
         token = self._token_of(token_id)
         piece = self[token_id] = b"" if token is None else self._read(token)
         return piece
+
+
+class _Texts(dict[int, "str | None"]):
+    """Token id → its text, None where its bytes are not whole characters; filled as ids are met."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            text = self._pieces[token_id].decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
 
 
 def read_pieces(backend: Any) -> Pieces | None:

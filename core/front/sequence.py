@@ -124,8 +124,10 @@ class Sequence:
             logprobs,
             self.finish_reason,
             self.stop_reason,
-            error=self.error,
-            fault=self.fault,
+            None,
+            None,
+            self.error,
+            self.fault,
         )
 
     def _num_shown(self, reason: FinishReason | None) -> int:

@@ -5,7 +5,8 @@ An array travels as (dtype, shape, bytes); only plain numeric dtypes are accepte
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -47,4 +48,11 @@ def encode(value: Any) -> bytes:
 
 def decode(data: bytes, kind: type[T]) -> T:
     """Parses bytes as `kind`; raises `msgspec.ValidationError` when they are something else."""
-    return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
+    message: T = _decoder(cast("Any", kind)).decode(data)
+    return message
+
+
+@lru_cache(maxsize=256)
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Made once for each kind, since that takes longer than most messages."""
+    return msgspec.msgpack.Decoder(kind, dec_hook=_decode_array)

@@ -44,6 +44,9 @@ _DRAIN_POLL_SECONDS = 0.02
 _FAREWELL_SECONDS = 1.0
 #: The same when the parent has hung up already, and ends this process soon.
 _HASTE_SECONDS = 0.1
+#: Objects that come before the collector looks: by default a step of a thousand streams would have it look at all
+#: requests several times, and next to nothing here is a cycle.
+_GC_THRESHOLDS = 50_000, 20, 50
 
 
 class ApiProcess:
@@ -140,6 +143,7 @@ class ApiProcess:
             return
         gc.collect()
         gc.freeze()  # what lives now lives for ever: no need to look at it again
+        gc.set_threshold(*_GC_THRESHOLDS)
         await control.send(Serving(self._host.model_names))
 
     def _prepare_text(self) -> Text:

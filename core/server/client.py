@@ -43,6 +43,7 @@ class RemoteEngine:
         self._channel: AsyncChannel | None = None
         self._reader: asyncio.Task[None] | None = None
         self._outputs: asyncio.Queue[list[EngineOutput] | None] = asyncio.Queue()
+        self._newest: list[EngineOutput] | None = None  # what a step emitted, while it waits at the end of the queue
         self._unfinished: set[str] = set()  # sent to this engine
         self._waiting: set[str] = set()  # for the next engine
         self._up = asyncio.Event()  # an engine listens, or none ever will
@@ -116,8 +117,13 @@ class RemoteEngine:
                 await self._channel.send(Abort(wanted))
 
     async def outputs(self) -> AsyncIterator[list[EngineOutput]]:
-        """Everything the engine emits, in order, for one consumer; ends when the client is closed."""
+        """Everything the engine emits, in order, for one consumer; ends when the client is closed.
+
+        Steps that wait for the consumer come as one batch.
+        """
         while (batch := await self._outputs.get()) is not None:
+            if batch is self._newest:
+                self._newest = None
             yield batch
 
     async def stats(self) -> EngineStats:
@@ -207,7 +213,11 @@ class RemoteEngine:
             for output in message.outputs:
                 if output.finish_reason is not None:
                     self._unfinished.discard(output.request_id)
-            self._outputs.put_nowait(message.outputs)
+            if self._newest is not None:
+                self._newest += message.outputs
+            else:
+                self._newest = message.outputs
+                self._outputs.put_nowait(message.outputs)
         elif isinstance(message, Reply) and (future := self._calls.get(message.id)) is not None and not future.done():
             if message.error is None:
                 future.set_result(message.value)
@@ -221,6 +231,7 @@ class RemoteEngine:
         ]
         self._unfinished.clear()
         if lost:
+            self._newest = None
             self._outputs.put_nowait(lost)
         for future in self._calls.values():
             if not future.done():

@@ -290,10 +290,13 @@ class ServingHost:
         for completion in output.outputs:
             new = len(completion.token_ids)
             count += new
-            longest = max(longest, new)
+            if new > longest:
+                longest = new
+            if completion.finish_reason is None:
+                continue
             if completion.finish_reason == "error":
                 raise self._failure(completion.fault, completion.error)
-            if output.finished and completion.finish_reason is not None:
+            if output.finished:
                 timer.ends(completion.finish_reason)
         if count:
             timer.tokens(count, longest, output.metrics)

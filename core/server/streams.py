@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..interfaces.errors import RequestError
 from .errors import error_event
+from .ingress import WIRE
 
 logger = logging.getLogger("frame.server")
 
@@ -101,8 +102,9 @@ class EventStream(Response):
     async def _pump(self, scope: Scope, send: Send) -> None:
         try:
             await self._begin(send)
+            wire: Send = scope.get(WIRE, send)
             async for frame in self._frames:
-                await send(_frame(frame))
+                await wire(_frame(frame))
         except _EarlyError as early:
             raise early.error from None
         except RequestError as error:

@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from frame import RequestOutputKind
 from frame.core.interfaces.endpoint import Endpoint
+from frame.core.interfaces.parser import Content, OutputEvent
 
 from .chat_messages import delta_of, message_for_template, whole_message
 from .names import response_name
@@ -58,6 +59,10 @@ class ChatEndpoint(Endpoint):
         return events
 
 
+def _piece(index: int, text: str) -> DeltaChoice:
+    return DeltaChoice(index, Delta(content=text))
+
+
 class _Chat:
     """One request on its way to an answer."""
 
@@ -79,6 +84,7 @@ class _Chat:
             include_reasoning=body.include_reasoning,
             template_kwargs=body.chat_template_kwargs,
         )
+        self._tells_tokens = bool(body.logprobs or body.return_token_ids)
         self._echo = last["content"] if body.echo and isinstance(last.get("content"), str) else ""
 
     async def start(self) -> Stream:
@@ -155,7 +161,7 @@ class _Chat:
         with_usage = self._config.server.enable_force_include_usage or (options is not None and options.include_usage)
         continuous = options is not None and options.continuous_usage_stats
         frames = Frames(
-            self._name, "chat.completion.chunk", int(time.time()), self._model, serving.fingerprint, with_usage
+            self._name, "chat.completion.chunk", int(time.time()), self._model, serving.fingerprint, with_usage, _piece
         )
         begun: set[int] = set()
         try:
@@ -168,7 +174,12 @@ class _Chat:
                         begun.add(completion.index)
                         opening = DeltaChoice(completion.index, Delta(self._role, self._echo))
                         yield frames.choice(opening, usage)
-                    choice = self._delta(completion)
+                    events = self._turn.read(completion)
+                    text = None if continuous else self._only_text(completion, events)
+                    if text is not None:
+                        yield frames.text(completion.index, text)
+                        continue
+                    choice = self._delta(completion, events)
                     if choice is not None:
                         yield frames.choice(choice, usage)
                 output = await anext(outputs, None)
@@ -177,9 +188,15 @@ class _Chat:
         timing = self._usage.timing() if body.return_timing else None
         yield frames.last(self._final_usage() if with_usage else None, timing) + DONE
 
-    def _delta(self, completion: Any) -> DeltaChoice | None:
+    def _only_text(self, completion: Any, events: list[OutputEvent]) -> str | None:
+        """The text where a completion adds nothing else, as nearly all do."""
+        if completion.finish_reason is not None or len(events) != 1 or self._tells_tokens:
+            return None
+        event = events[0]
+        return event.text if type(event) is Content and event.text else None
+
+    def _delta(self, completion: Any, events: list[OutputEvent]) -> DeltaChoice | None:
         """What a completion adds; None when the parsers hold all of it back."""
-        events = self._turn.read(completion)
         body = self._body
         if not (events or completion.finish_reason or body.logprobs or body.return_token_ids):
             return None

@@ -145,14 +145,20 @@ class _Completion:
         options = self._body.stream_options
         with_usage = self._config.server.enable_force_include_usage or (options is not None and options.include_usage)
         continuous = options is not None and options.continuous_usage_stats
-        serving = self._serving
-        frames = Frames(self._name, "text_completion", int(time.time()), self._model, serving.fingerprint, with_usage)
+        serving, body = self._serving, self._body
+        plain = not continuous and body.logprobs is None and not body.return_token_ids
+        frames = Frames(
+            self._name, "text_completion", int(time.time()), self._model, serving.fingerprint, with_usage, TextChoice
+        )
         try:
             while first is not None:
                 number, output = first
                 await self._see(number, output)
                 for completion in output.outputs:
                     index = number * self._n + completion.index
+                    if plain and completion.finish_reason is None and index in self._begun:
+                        yield frames.text(index, completion.text)
+                        continue
                     choice = self._choice(number, output, completion, self._offsets.get(index, 0))
                     self._offsets[index] = self._offsets.get(index, 0) + len(choice.text)
                     yield frames.choice(choice, self._usage.usage() if continuous else None)

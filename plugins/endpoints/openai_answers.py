@@ -12,6 +12,8 @@ from msgspec import UNSET, Struct, UnsetType
 from .timing import Timing, timing
 
 DONE = b"data: [DONE]\n\n"
+#: Stands for the text in a chunk that is made once; no name of a model or a request holds a control character.
+_MARK = "\0text\0"
 #: JSON has no infinity; this is what a probability of zero reads as.
 _FLOOR = -9999.0
 
@@ -172,13 +174,35 @@ def json_response(value: Any) -> Response:
 
 
 class Frames:
-    """The events of one stream: what all of them share is encoded once."""
+    """The events of one stream: what all of them share is encoded once.
 
-    def __init__(self, name: str, kind: str, created: int, model: str, fingerprint: str, with_usage: bool) -> None:
+    `piece(index, text)` is a choice that adds nothing but text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        created: int,
+        model: str,
+        fingerprint: str,
+        with_usage: bool,
+        piece: Callable[[int, str], DeltaChoice | TextChoice],
+    ) -> None:
         fields = {"id": name, "object": kind, "created": created, "model": model, "system_fingerprint": fingerprint}
         self._head = b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
         self._encoder = msgspec.json.Encoder()
+        self._piece = piece
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # index -> what stands before and after the text of a piece
+
+    def text(self, index: int, text: str) -> bytes:
+        """One chunk with a piece of text, without usage: the bytes that `choice` would give."""
+        around = self._around.get(index)
+        if around is None:
+            before, after = self.choice(self._piece(index, _MARK)).split(self._encoder.encode(_MARK))
+            around = self._around[index] = before, after
+        return around[0] + self._encoder.encode(text) + around[1]
 
     def choice(self, choice: DeltaChoice | TextChoice, usage: Usage | None = None) -> bytes:
         """One chunk with one choice."""
@@ -214,7 +238,8 @@ class UsageCounter:
             self._prompts[prompt] = len(output.prompt_token_ids)
         if output.num_cached_tokens is not None:
             self._cached[prompt] = output.num_cached_tokens
-        self.completion += sum(len(completion.token_ids) for completion in output.outputs)
+        for completion in output.outputs:
+            self.completion += len(completion.token_ids)
 
     def timing(self) -> Timing:
         """The times of the request whose output came last."""

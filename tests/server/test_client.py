@@ -100,6 +100,16 @@ async def test_requests_outputs_and_calls(client: RemoteEngine) -> None:
         await client.call("nonsense")
 
 
+async def test_steps_that_wait_for_the_consumer_come_as_one_batch(client: RemoteEngine) -> None:
+    await client.add(request("lagging", 6))
+    async with asyncio.timeout(20):
+        while client._unfinished:
+            await asyncio.sleep(0.01)
+    batch = await anext(client.outputs())
+    assert [output.token_ids for output in batch] == [[1], [2], [3], [1], [2], [3]]
+    assert batch[-1].finish_reason == "length"
+
+
 async def test_abort_ends_a_request(client: RemoteEngine) -> None:
     collector = Collector(client)
     await client.add(request("long", 400))
