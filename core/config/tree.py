@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_serializer, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -307,10 +307,10 @@ class ServerConfig(Section):
 
     @field_validator("api_key", "admin_key")
     @classmethod
-    def _refuse_empty_keys(cls, keys: list[str]) -> list[str]:
+    def _refuse_empty_keys(cls, keys: list[str], info: ValidationInfo) -> list[str]:
         """An empty key (an unset variable on a command line) would admit whoever sends an empty header."""
         if any(not key.strip() for key in keys):
-            raise ValueError("a key must not be empty; leave it out where none is needed")
+            raise ValueError(f"{info.field_name} must not be empty; leave it out where none is needed")
         return keys
 
 
