@@ -176,6 +176,7 @@ def make_status(client: openai.OpenAI, wait_for: str, data: io.BytesIO) -> str:
     return batch.status
 
 
+@pytest.mark.slow
 def test_a_batch_outlives_the_server(tmp_path: Path) -> None:
     with serving(tmp_path, 0.01) as running, client_of(running) as client:
         batch = make(client, lines(100, max_tokens=8, ignore_eos=True))

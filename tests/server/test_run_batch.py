@@ -128,6 +128,7 @@ def test_urls_obey_the_rules(store: tuple[str, Any], tmp_path: Path, path: str, 
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     body = {"prompt": "one two three", "max_tokens": 4}
