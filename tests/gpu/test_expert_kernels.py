@@ -135,6 +135,7 @@ def test_a_logit_that_is_not_a_number_shows_in_the_weights(renormalize: bool) ->
     assert ((ids >= 0) & (ids < 6)).all()
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter's products come from a library that promises no fixed order")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_invariant_rows_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     inputs = case(21, 4, 2, 32, 32, dtype)

@@ -329,8 +329,10 @@ def test_workers_and_the_model_can_be_reached(llm):
     assert facts["platform"] == "cpu"
     with pytest.raises(ValueError, match="no worker method 'fly'"):
         llm.collective_rpc("fly")
-    with pytest.raises(Exception, match="sleep"):
-        llm.sleep()
+    before = texts(llm.generate("hello there", GREEDY, use_tqdm=False))
+    llm.sleep()
+    llm.wake_up()
+    assert texts(llm.generate("hello there", GREEDY, use_tqdm=False)) == before
 
 
 def test_bad_words_never_appear(llm):

@@ -59,7 +59,10 @@ def one_event(frame: bytes) -> tuple[str, Any]:
 @QUICK
 @given(TEXT, JSON)
 def test_text_cannot_write_events_of_its_own(text: str, value: Any) -> None:
-    _, chunk = one_event(Frames(text, "chunk", 1, text, text, False).choice(DeltaChoice(0, Delta(content=text))))
+    def piece(index: int, content: str) -> DeltaChoice:
+        return DeltaChoice(index, Delta(content=content))
+
+    _, chunk = one_event(Frames(text, "chunk", 1, text, text, False, piece).choice(piece(0, text)))
     assert chunk["choices"][0]["delta"].get("content", "") == (text or "")
     assert chunk["id"] == chunk["model"] == text
     assert one_event(event("content", text=text)) == ("content", {"type": "content", "text": text})
