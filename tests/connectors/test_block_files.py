@@ -83,15 +83,25 @@ def test_file_moved_to_another_key_or_space_is_a_miss(files, tmp_path):
 
 
 def test_a_write_that_fails_leaves_nothing(files, tmp_path, monkeypatch, caplog):
+    write = files._write_whole
+
     def fail(*args):
+        write(*args)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(files, "_write_whole", fail)
     assert not files.write(SPACE, KEY, make_block())
     assert not files.write(SPACE, KEY, make_block())
     assert not files.has(SPACE, KEY)
     assert list((tmp_path / ROOT / INCOMING).iterdir()) == []
-    assert caplog.text.count("set --plugin.disk.max_bytes") == 1
+    (said,) = [record for record in caplog.records if str(tmp_path) in record.getMessage()]
+    assert said.getMessage().endswith("No space left on device; set --plugin.disk.max_bytes")
+
+
+def test_a_block_that_cannot_be_published_leaves_nothing(files, tmp_path):
+    path_of(tmp_path).mkdir(parents=True)
+    assert not files.write(SPACE, KEY, make_block())
+    assert list((tmp_path / ROOT / INCOMING).iterdir()) == []
 
 
 def test_leftovers_of_dead_processes_are_removed_at_the_start(files, tmp_path):
@@ -166,16 +176,18 @@ def test_readers_see_whole_blocks_while_several_write(tmp_path):
     for thread in threads:
         thread.start()
     reader, hits = BlockFiles(tmp_path), 0
-    end = time.monotonic() + 1.0
-    while time.monotonic() < end:
-        for i, key in enumerate(keys):
-            found = read(reader, key)
-            if found is not None:
-                hits += 1
-                if not np.array_equal(found, make_block(i)):
-                    wrong.append(i)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    end, last = time.monotonic() + 1.0, time.monotonic() + 60.0
+    try:
+        while time.monotonic() < (end if hits else last):
+            for i, key in enumerate(keys):
+                found = read(reader, key)
+                if found is not None:
+                    hits += 1
+                    if not np.array_equal(found, make_block(i)):
+                        wrong.append(i)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     assert wrong == []
     assert hits > 0
