@@ -3,9 +3,9 @@
     python benchmarks/step_time.py [--steps 100] [--json FILE]
 
 Greedy requests of 16 prompt tokens, 64 wide, 4 heads, 512 ids, float32, one thread, batch 1 / 64 / 256. The engine is
-called as the front calls it, without a front: no text. Medians over steady decode steps of the whole step's wall time,
-then of the thread's processor time (which other programs disturb less) of its parts. On a CPU the forward pass is work
-of the device that happens to be the host; `host` is the step without it.
+called as the front calls it, without a front: no text. Medians over steady decode steps. On a CPU the forward pass is
+work of the device that happens to be the host; `host` is the wall time of the step without it, taken with no other clock
+running. The parts follow from steps of their own, as the thread's processor time, each with the cost of its clocks.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ WARM_STEPS = 100
 
 
 class Stopwatch:
-    """Processor time of this thread spent in calls of chosen methods, a list per name with one entry a step."""
+    """Time spent by `clock` in calls of chosen methods, a list per name with one entry a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self._running: dict[str, float] = defaultdict(float)
 
     def watch(self, owner: Any, method: str, name: str) -> None:
         """Times calls of `owner.method` from now on."""
         original: Callable[..., Any] = getattr(owner, method)
+        clock, running = self._clock, self._running
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.thread_time()
+            start = clock()
             try:
                 return original(*args, **kwargs)
             finally:
-                self._running[name] += time.thread_time() - start
+                running[name] += clock() - start
 
         setattr(owner, method, timed)
 
@@ -97,21 +99,26 @@ def start(folder: Path, batch: int, num_tokens: int) -> Engine:
 
 
 def measure(folder: Path, batch: int, steps: int) -> dict[str, float]:
-    """Milliseconds a step: "step" (wall), "busy" (processor time of it), its parts, and "host"."""
-    engine = start(folder, batch, WARM_STEPS + steps + 10)
+    """Milliseconds a step: "step" and "host" (wall), then "busy" (processor time of the step) and its parts."""
+    engine = start(folder, batch, WARM_STEPS + 2 * steps + 10)
     for _ in range(WARM_STEPS):
         engine.step()
-    watch, wall = Stopwatch(), []
-    watch_parts(engine, watch)
+    forward, wall = Stopwatch(time.perf_counter), []
+    forward.watch(engine.executor._worker.runner.model, "forward", "forward")  # type: ignore[attr-defined]
     for _ in range(steps):
         began = time.perf_counter()
         engine.step()
         wall.append(time.perf_counter() - began)
-        watch.end_step()
+        forward.end_step()
+    parts = Stopwatch(time.thread_time)
+    watch_parts(engine, parts)
+    for _ in range(steps):
+        engine.step()
+        parts.end_step()
     engine.close()
-    parts = {name: statistics.median(seconds) for name, seconds in sorted(watch.seconds.items())}
-    host = statistics.median(whole - forward for whole, forward in zip(wall, watch.seconds["forward"], strict=True))
-    return {name: 1e3 * seconds for name, seconds in {"step": statistics.median(wall), **parts, "host": host}.items()}
+    hosts = [whole - device for whole, device in zip(wall, forward.seconds["forward"], strict=True)]
+    found = {"step": wall, "host": hosts, **dict(sorted(parts.seconds.items()))}
+    return {name: 1e3 * statistics.median(seconds) for name, seconds in found.items()}
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     @property
     def num_tokens(self) -> int:
         """Tokens that the forward pass computes."""
-        return int(self.num_scheduled.sum())
+        return int(np.add.reduce(self.num_scheduled))
 
 
 class LogprobRows(msgspec.Struct, kw_only=True):

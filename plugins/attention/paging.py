@@ -36,6 +36,18 @@ class CachedTokens:
         run = int(flat[-1]) - start == length - 1 and bool((flat[1:] > flat[:-1]).all())
         return cls(length, start if run else None, torch.from_numpy(flat).to(device))
 
+    @classmethod
+    def of_row(cls, table: np.ndarray, first: int, last: int, block_size: int, device: torch.device) -> CachedTokens:
+        """Positions `first` .. `last` - 1 of the row with block table `table`; looks at blocks instead of tokens."""
+        skipped = first // block_size
+        blocks = table[skipped : -(-last // block_size)].astype(np.int64)
+        offset, length, block = first - skipped * block_size, last - first, int(blocks[0])
+        if np.array_equal(blocks, np.arange(block, block + len(blocks))):
+            start = block * block_size + offset
+            return cls(length, start, torch.arange(start, start + length, device=device))
+        slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[offset : offset + length]
+        return cls(length, None, torch.from_numpy(slots).to(device))
+
 
 @dataclass
 class DecodeGroup:
@@ -103,6 +115,11 @@ class StepRows:
         seq_lens = batch.seq_lens.cpu().numpy()
         return cls(starts, query_lens, seq_lens, table, batch.num_tokens, batch.block_table.device)
 
+    @property
+    def all_decode(self) -> bool:
+        """Whether every row has exactly one token; tokens without a row (padding) rule it out."""
+        return len(self.query_lens) == self.num_tokens == np.count_nonzero(self.query_lens)
+
 
 def row_slots(table: np.ndarray, first: np.ndarray, last: np.ndarray, block_size: int) -> np.ndarray:
     """int64 [n, max(last - first)]: cache slots of positions first[i] .. last[i]; a shorter row repeats its last one.
@@ -127,8 +144,8 @@ def row_slots(table: np.ndarray, first: np.ndarray, last: np.ndarray, block_size
 
 def buckets(lengths: np.ndarray, token_bytes: int) -> list[np.ndarray]:
     """Indices of `lengths` in groups of similar length, so that padding stays cheaper than one more launch."""
-    if not len(lengths):
-        return []
+    if len(lengths) < 2:
+        return [np.arange(len(lengths))] * len(lengths)
     budget = MAX_PADDED_BYTES // token_bytes
     if int(lengths.max()) * len(lengths) - int(lengths.sum()) <= budget:
         return [np.arange(len(lengths))]
@@ -146,6 +163,8 @@ def buckets(lengths: np.ndarray, token_bytes: int) -> list[np.ndarray]:
 
 def decode_group(rows: StepRows, chosen: np.ndarray, spec: AttentionSpec) -> DecodeGroup:
     """The group of the rows `chosen`."""
+    if len(chosen) == 1 and not spec.alibi:
+        return _decode_alone(rows, int(chosen[0]), spec)
     last = rows.seq_lens[chosen]
     first = np.maximum(last - spec.window, 0) if spec.window else np.zeros(len(last), last.dtype)
     slots = row_slots(rows.table[chosen], first, last, spec.block_size)
@@ -170,6 +189,14 @@ def decode_group(rows: StepRows, chosen: np.ndarray, spec: AttentionSpec) -> Dec
     )
 
 
+def _decode_alone(rows: StepRows, row: int, spec: AttentionSpec) -> DecodeGroup:
+    last = int(rows.seq_lens[row])
+    first = max(last - spec.window, 0) if spec.window else 0
+    cached = CachedTokens.of_row(rows.table[row], first, last, spec.block_size, rows.device)
+    tokens = torch.from_numpy(rows.starts[row : row + 1]).to(rows.device)
+    return DecodeGroup(tokens, rows.num_tokens == 1, cached, 1, last - first, None, None)
+
+
 def prompt_row(rows: StepRows, row: int, spec: AttentionSpec) -> PromptRow:
     """Row `row` cut into tiles of queries; each reads the keys from its first query's window to its last query."""
     start, count, length = int(rows.starts[row]), int(rows.query_lens[row]), int(rows.seq_lens[row])
@@ -177,8 +204,7 @@ def prompt_row(rows: StepRows, row: int, spec: AttentionSpec) -> PromptRow:
     first = max(0, position - window + 1) if window else 0
     cached = None
     if position or spec.dtype != spec.kv_dtype:
-        found = row_slots(rows.table[row : row + 1], np.array([first]), np.array([length]), spec.block_size)
-        cached = CachedTokens.of(found, rows.device)
+        cached = CachedTokens.of_row(rows.table[row], first, length, spec.block_size, rows.device)
     plain = not (spec.soft_cap or spec.sinks or spec.alibi)
     if plain and not position and not 0 < window < count:
         return PromptRow(start, start + count, cached, [])

@@ -109,22 +109,28 @@ class TorchAttention(AttentionBackend):
 
     def _paged_plan(self, batch: AttentionBatch) -> TorchPlan:
         spec, rows = self.spec, StepRows.of(batch)
-        live = (rows.query_lens > 0) & (rows.seq_lens > 0)
         kept, slots = _stored(batch)
+        if rows.all_decode and not (spec.deterministic or batch.deterministic):
+            single = np.arange(batch.num_tokens)
+            return TorchPlan(kept, slots, True, self._decode_groups(rows, single), [], [])
+        live = (rows.query_lens > 0) & (rows.seq_lens > 0)
         plan = TorchPlan(kept, slots, int(rows.query_lens[live].sum()) == batch.num_tokens, [], [], [])
         if spec.deterministic or batch.deterministic:
             for row in live.nonzero()[0].tolist():
                 plan.invariant.append(invariant_row(rows, row, spec.window, spec.block_size, rows.device))
             return plan
-        single = (live & (rows.query_lens == 1)).nonzero()[0]
-        lengths = rows.seq_lens[single]
-        if spec.window:
-            lengths = np.minimum(lengths, spec.window)
-        token_bytes = 2 * spec.num_kv_heads * spec.head_dim * spec.kv_dtype.itemsize
-        plan.decodes = [decode_group(rows, single[chosen], spec) for chosen in buckets(lengths, token_bytes)]
+        plan.decodes = self._decode_groups(rows, (live & (rows.query_lens == 1)).nonzero()[0])
         several = (live & (rows.query_lens > 1)).nonzero()[0].tolist()
         plan.prompts = [prompt_row(rows, row, spec) for row in several]
         return plan
+
+    def _decode_groups(self, rows: StepRows, single: np.ndarray) -> list[DecodeGroup]:
+        """The rows `single`, which have one token each, in groups of similar length."""
+        spec, lengths = self.spec, rows.seq_lens[single]
+        if spec.window:
+            lengths = np.minimum(lengths, spec.window)
+        token_bytes = 2 * spec.num_kv_heads * spec.head_dim * spec.kv_dtype.itemsize
+        return [decode_group(rows, single[chosen], spec) for chosen in buckets(lengths, token_bytes)]
 
     def _paged(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TorchPlan

@@ -161,15 +161,14 @@ class CpuOps(Ops):
     ) -> None:
         slots, computed, counts = rows.numpy()
         batch, num_tokens, padded, size = len(slots), sizes.num_tokens, sizes.padded_tokens, sizes.block_size
-        ends = counts.cumsum()
         row = np.arange(batch)
         if num_tokens == batch and np.count_nonzero(counts) == batch:
-            positions = computed
+            owner, ends, positions = slots, row + 1, computed
         else:
-            row = row.repeat(counts)
-            positions = np.arange(num_tokens) + (computed - ends + counts)[row]
+            ends, row = counts.cumsum(), row.repeat(counts)
+            owner, positions = slots[row], np.arange(num_tokens) + (computed - ends + counts)[row]
         _fill(buffers.positions.numpy(), positions, padded, 0)
-        _fill(buffers.input_ids.numpy(), token_ids.numpy()[slots[row], positions], padded, 0)
+        _fill(buffers.input_ids.numpy(), token_ids.numpy()[owner, positions], padded, 0)
         _fill(buffers.query_start.numpy()[1:], ends, sizes.padded_rows, num_tokens)
         _fill(buffers.seq_lens.numpy(), computed + counts, sizes.padded_rows, 0)
         block = positions // size
