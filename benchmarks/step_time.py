@@ -4,8 +4,8 @@
 
 Greedy requests of 16 prompt tokens, 64 wide, 4 heads, 512 ids, float32, one thread, batch 1 / 64 / 256. The engine is
 called as the front calls it, without a front: no text. Medians over steady decode steps. On a CPU the forward pass is
-work of the device that happens to be the host; `host` is the wall time of the step without it, taken with no other clock
-running. The parts follow from steps of their own, as the thread's processor time, each with the cost of its clocks.
+work of the device that happens to be the host; `host` is the wall time of the step without it, taken with no other
+clock running. The parts follow from steps of their own: the thread's processor time, with the cost of their clocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from frame.core.config.flat import from_flat
-from frame.core.engine.engine import Engine, make_engine
+from frame.core.engine.assembly import make_engine
+from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineRequest
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.registry import Registry

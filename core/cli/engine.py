@@ -39,7 +39,7 @@ class EngineCommand(Command):
         def make(config: FrameConfig, stage: Callable[[str], None]) -> EngineCore:
             stage("libraries")
             from ..config.checkpoint import read_checkpoint
-            from ..engine.engine import make_engine
+            from ..engine.assembly import make_engine
             from ..front.vocabulary import read_vocabulary
             from ..registry import Registry
 

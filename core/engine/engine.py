@@ -12,26 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import msgspec
-
-from ..config.checkpoint import Checkpoint, read_checkpoint
-from ..config.tree import FrameConfig
 from ..interfaces.client import BrokenEngineError, EngineInfo
-from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
+from ..interfaces.connector import ConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
-from ..interfaces.executor import Executor, StepHandle, WorkerFactory
-from ..interfaces.grammar import Vocabulary
-from ..interfaces.kv import KVLayout
-from ..interfaces.kv_layout import max_request_len
-from ..interfaces.pooling_params import PoolingFacts
+from ..interfaces.executor import Executor, StepHandle
 from ..interfaces.step import StepPlan
-from ..registry import Registry
 from .draft import LaunchedStep
-from .grammar_compiler import GrammarCompiler, make_compiler
 from .journal import NullJournal
 from .pause import Pause
 from .scheduler import Scheduler
-from .step_budget import resolve_budget
 from .suspects import Suspects
 
 logger = logging.getLogger("frame.engine")
@@ -268,93 +257,3 @@ class Engine:
         if reset_connector:
             done = self._connector.reset() and done
         return done
-
-
-def make_engine(
-    config: FrameConfig,
-    registry: Registry,
-    progress: Callable[[str], None] = lambda stage: None,
-    vocabulary: Callable[[], Vocabulary] | None = None,
-) -> Engine:
-    """Builds and starts an engine; `progress` hears the name of each stage as it begins.
-
-    `vocabulary` reads what token ids stand for when a grammar first needs it; without it there are no grammars.
-    Raises one error with the root cause: a configuration, checkpoint or plugin error.
-    """
-    from ..worker.factory import Workers
-
-    checkpoint = read_checkpoint(config)
-    progress("workers")
-    config = resolve_budget(config, checkpoint, registry)
-    workers: WorkerFactory = Workers(config, registry, progress)
-    registry.check_workers(config.executor)
-    executor: Executor = registry.make("executor", config.executor.executor, config, workers=workers)
-    try:
-        layout = executor.start()
-        facts = executor.call("describe")[0]
-        progress("scheduler")
-        compiler, no_grammars = make_compiler(config, registry, vocabulary)
-        info = _describe(config, layout, facts, checkpoint)
-        return _assemble(config, registry, executor, layout, info, compiler, no_grammars)
-    except BaseException:
-        executor.close()
-        raise
-
-
-def _describe(config: FrameConfig, layout: KVLayout, facts: dict[str, Any], checkpoint: Checkpoint) -> EngineInfo:
-    return EngineInfo(
-        max_model_len=_fitting_length(config, layout, checkpoint.max_model_len),
-        vocab_size=checkpoint.vocab_size,
-        num_blocks=layout.num_blocks,
-        block_size=layout.block_size,
-        platform=facts["platform"],
-        attention=facts["attention"],
-        dtype=facts["dtype"],
-        stages=[tuple(stage) for stage in facts["stages"]],
-        not_deterministic=facts.get("not_deterministic", ""),
-        pooling=None if facts.get("pooling") is None else msgspec.convert(facts["pooling"], PoolingFacts),
-    )
-
-
-def _assemble(
-    config: FrameConfig,
-    registry: Registry,
-    executor: Executor,
-    layout: KVLayout,
-    info: EngineInfo,
-    compiler: GrammarCompiler | None,
-    no_grammars: str,
-) -> Engine:
-    name = config.transfer.kv_connector
-    connector: ConnectorScheduler = (
-        NullConnectorScheduler(config=config, layout=layout)
-        if name is None
-        else registry.make("connector", name, config, layout=layout)
-    )
-    depth = executor.max_in_flight if config.scheduler.async_scheduling else 1
-    scheduler = Scheduler(
-        config=config,
-        layout=layout,
-        policy=registry.make("scheduler", config.scheduler.scheduling_policy, config),
-        connector=connector,
-        max_model_len=info.max_model_len,
-        max_in_flight=depth,
-        compiler=compiler,
-        no_grammars=no_grammars,
-    )
-    return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)
-
-
-def _fitting_length(config: FrameConfig, layout: KVLayout, max_model_len: int) -> int:
-    """The longest request that is served: no longer than the whole KV cache can hold alone."""
-    fits = max_request_len(layout, max_model_len)
-    if fits < 2:
-        raise ValueError(
-            f"the KV cache of {layout.num_blocks - 1} blocks of {layout.block_size} tokens is too small for any "
-            "request: raise kv_cache_memory_bytes or num_gpu_blocks_override"
-        )
-    if config.model.max_model_len == -1:
-        logger.info("max_model_len: %d (auto)", fits)
-    elif fits < max_model_len:
-        logger.warning("max_model_len is %d instead of %d: the KV cache holds no longer request", fits, max_model_len)
-    return fits

@@ -15,7 +15,6 @@ from ..config.tree import FrameConfig
 from ..interfaces.connector import ConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.kv import KVLayout
-from ..interfaces.kv_layout import blocks_needed
 from ..interfaces.scheduling import SchedulerPolicy
 from ..interfaces.step import StepPlan, StepResult
 from .admission import Admission
@@ -30,6 +29,7 @@ from .kv_cache import KVCache
 from .lifecycle import Lifecycle
 from .quarantine import Quarantine
 from .request import QueueFullError, Request, RequestState
+from .request_limits import RequestLimits
 from .transfers import Transfers
 from .waiting import WaitingQueue
 
@@ -53,7 +53,7 @@ class Scheduler:
         self._deterministic = config.model.deterministic
         self._layout = layout
         self._policy = policy
-        self._max_model_len = max_model_len
+        self._limits = RequestLimits(config.scheduler, layout, max_model_len)
         self._max_in_flight = max_in_flight
         self._hasher = BlockHasher(
             config.cache.prefix_caching_hash_algo, numerics=layout.numerics, block_size=layout.block_size
@@ -91,7 +91,11 @@ class Scheduler:
     def add(self, source: EngineRequest) -> None:
         """Queues a request. Raises `ValueError` when it can never run, `QueueFullError` when too many wait."""
         lifecycle = self._lifecycle
-        max_len = self._check(source)
+        max_len = self._limits.max_len(source)
+        if source.request_id in lifecycle.requests:
+            raise ValueError(
+                f"request {source.request_id!r} is there already; ids must be unique among unfinished requests"
+            )
         # one that had begun on an earlier engine was let in then
         if lifecycle.num_waiting >= self._config.max_queue and not source.output_ids:
             raise QueueFullError(f"{lifecycle.num_waiting} requests wait, max_queue allows {self._config.max_queue}")
@@ -110,38 +114,6 @@ class Scheduler:
             self._waiting.add(request)
         self._num_added += 1
         lifecycle.requests[request.request_id] = request
-
-    def _check(self, source: EngineRequest) -> int:
-        """The most tokens the request may have; raises `ValueError` when it can never run."""
-        name, prompt_len, budget = source.request_id, len(source.prompt_ids), self._config.max_num_batched_tokens
-        if name in self._lifecycle.requests:
-            raise ValueError(f"request {name!r} is there already; ids must be unique among unfinished requests")
-        if prompt_len == 0:
-            raise ValueError(f"request {name!r} has an empty prompt; at least one token is needed")
-        if source.max_tokens < 1:
-            raise ValueError(f"request {name!r}: max_tokens must be at least 1, got {source.max_tokens}")
-        if source.pooling is not None and prompt_len > self._max_model_len:
-            raise ValueError(f"request {name!r} has {prompt_len} tokens, max_model_len is {self._max_model_len}")
-        # a pooling request yields no token, so its prompt may be as long as the model allows
-        limit = self._max_model_len + (source.pooling is not None)
-        max_len = min(prompt_len + source.max_tokens, limit)
-        if prompt_len + len(source.output_ids) >= max_len:
-            raise ValueError(
-                f"request {name!r} has {prompt_len} prompt and {len(source.output_ids)} output tokens, which leaves "
-                f"no room under max_model_len {self._max_model_len} and max_tokens {source.max_tokens}"
-            )
-        if not self._config.enable_chunked_prefill and prompt_len > budget:
-            raise ValueError(
-                f"the prompt of request {name!r} has {prompt_len} tokens; without chunked prefill at most "
-                f"max_num_batched_tokens {budget} fit in a step"
-            )
-        needed, there = blocks_needed(self._layout, max_len - 1), self._layout.num_blocks - 1
-        if needed > there:
-            raise ValueError(
-                f"request {name!r} needs {needed} blocks of {self._layout.block_size} tokens for its {max_len} tokens, "
-                f"the KV cache has {there}; lower max_tokens or enlarge the cache"
-            )
-        return max_len
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
         """Ends requests wherever they are and returns their last outputs; unknown and finished ids are ignored."""

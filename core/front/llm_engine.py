@@ -41,7 +41,7 @@ class LLMEngine:
     def from_config(cls, config: FrameConfig) -> LLMEngine:
         """As `from_engine_args`, from a configuration tree."""
         from ..config.checkpoint import read_checkpoint
-        from ..engine.engine import make_engine
+        from ..engine.assembly import make_engine
         from ..registry import Registry
         from ..worker.processors import request_check
         from .vocabulary import read_vocabulary

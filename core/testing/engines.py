@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from ..config.tree import FrameConfig
-from ..engine.engine import Engine, make_engine
+from ..engine.assembly import make_engine
+from ..engine.engine import Engine
 from ..engine.scheduler import Scheduler
 from ..interfaces.client import EngineInfo
 from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler

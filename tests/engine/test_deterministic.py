@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frame.core.config.flat import from_flat
-from frame.core.engine.engine import Engine, make_engine
+from frame.core.engine.assembly import make_engine
+from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineOutput, EngineRequest
 from frame.core.registry import Registry
 from frame.core.testing.engines import drain, prompts, request, tokens_of

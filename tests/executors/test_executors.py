@@ -14,7 +14,8 @@ from frame.core.channel import Channel
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.config.tree import FrameConfig
-from frame.core.engine.engine import Engine, make_engine
+from frame.core.engine.assembly import make_engine
+from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineRequest
 from frame.core.interfaces.logits import LogitsProcessor
 from frame.core.interfaces.sampling import SamplingParams

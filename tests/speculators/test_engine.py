@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from frame.core.config.flat import from_flat
-from frame.core.engine.engine import make_engine
+from frame.core.engine.assembly import make_engine
 from frame.core.testing.checkpoints import make_checkpoint
 from frame.core.testing.engines import drain, request, tokens_of
 from frame.interfaces import LogitsProcessor, SamplingParams
