@@ -15,7 +15,9 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +34,13 @@ from frame.plugins.attention.triton import TritonAttention
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 DECODES = [(1, 32768), (8, 4096), (64, 1024), (64, 8192), (256, 1024), (256, 4096)]
 PROMPTS = [(16, 1024), (4, 4096), (2, 8192), (1, 16384)]
+#: Variants of the Hopper kernel. A window leaves fewer products than the rate counts, and is not compared.
+HOPPER: dict[str, dict[str, Any]] = {
+    "hopper": {},
+    "hopper, persistent": {"persistent": True},
+    "hopper, cap of 50": {"soft_cap": 50.0},
+    "hopper, window of 1024": {"window": 1024},
+}
 SPEC = AttentionSpec(HEADS, KV_HEADS, DIM, DIM**-0.5, torch.bfloat16, torch.bfloat16, PAGE, "cuda")
 
 
@@ -113,13 +122,24 @@ def suited(rows: int, length: int) -> DecodeLaunch:
     return launch_for(DIM, HEADS // KV_HEADS, torch.bfloat16, splits)
 
 
-def prompt_kernels(inputs: dict[str, Tensor]) -> dict[str, Callable[[], Tensor]]:
-    """The kernels that this device has for prompts."""
+def prompt_kernels(inputs: dict[str, Tensor]) -> dict[str, tuple[Callable[[], Tensor], dict[str, Any]]]:
+    """The kernels that this device has for prompts, each with the features of the layer that it serves."""
     out = torch.empty_like(inputs["query"])
-    calls = {"triton": lambda: paged_attention(**inputs, scale=SPEC.scale, out=out)}
-    if prefill.pays(DIM, PAGE, torch.bfloat16):
-        calls["hopper"] = lambda: prefill.prefill_attention(**inputs, scale=SPEC.scale, out=out)
+    calls = {"triton": (partial(paged_attention, **inputs, scale=SPEC.scale, out=out), dict[str, Any]())}
+    if prefill.serves(DIM, PAGE, torch.bfloat16):
+        for name, more in HOPPER.items():
+            call = partial(prefill.prefill_attention, **inputs, scale=SPEC.scale, out=out, **more)
+            calls[name] = call, {feature: value for feature, value in more.items() if feature != "persistent"}
     return calls
+
+
+def prompt_error(out: Tensor, inputs: dict[str, Tensor], rows: int, features: dict[str, Any]) -> float:
+    """Relative error: against torch where that has such layers, else against our kernel for any batch."""
+    if not features:
+        return error(out, inputs, rows, True)
+    found = out.clone().float()
+    want = paged_attention(**inputs, scale=SPEC.scale, **features).float()
+    return float((found - want).norm() / want.norm())
 
 
 def main() -> None:
@@ -142,8 +162,8 @@ def main() -> None:
         del inputs, call
     for rows, length in PROMPTS:
         inputs = case(rows, length, length)
-        for name, call in prompt_kernels(inputs).items():
-            wrong = error(call(), inputs, rows, True) if length <= 8192 else float("nan")
+        for name, (call, features) in prompt_kernels(inputs).items():
+            wrong = prompt_error(call(), inputs, rows, features) if length <= 8192 else float("nan")
             rate = prompt_rate(rows, length, time := median(call))
             print(f"prefill {rows:3}x{length:6} {name}: {rate:6.1f} TFLOP/s, error {wrong:.1e}", flush=True)
             results.append({"kind": name, "rows": rows, "length": length, "us": time * 1e3, "TFLOP/s": rate})

@@ -138,7 +138,7 @@ class Graphs(ABC):
         """Runs `forward` (or replays its recording); returns the hidden states, valid until the next run."""
 
     def shapes(self) -> list[StepShape]:
-        """Steps that will be recorded, as they run eagerly before."""
+        """Steps that will be or may be recorded, as they run eagerly before; deterministic ones where one may come."""
         return []
 
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:

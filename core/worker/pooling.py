@@ -60,6 +60,10 @@ class NullPooling:
     def remove(self, slot: int) -> None:
         """The request left its slot; an empty slot is fine."""
 
+    def kinds(self) -> list[PoolingParams]:
+        """A request of each kind that the model can pool; none for models that generate."""
+        return []
+
     def segments(self, plan: StepPlan, positions: Tensor) -> Tensor | None:
         """int64 [T]: the text of a pair that each token belongs to; None when no row holds a pair."""
         del plan, positions
@@ -100,6 +104,9 @@ class Pooling(NullPooling):
         known = self._slots.pop(slot, None)
         if known is not None:
             self.poolers[known.params.per_token].remove(slot)
+
+    def kinds(self) -> list[PoolingParams]:
+        return [PoolingParams(per_token=per_token) for per_token in self.poolers]
 
     def segments(self, plan: StepPlan, positions: Tensor) -> Tensor | None:
         if not self.facts.segments:

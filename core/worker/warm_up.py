@@ -1,15 +1,18 @@
 """Steps that nobody asked for, run before the first request, so that nothing compiles or initialises later.
 
-They hold prompts and decodes, every sampling feature and every shape that is recorded. Knows no device.
+They hold prompts and decodes, every sampling feature, every kind of pooling, ordinary and deterministic numerics, and
+every shape that is recorded. Knows no device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.step import NewRequest, StepPlan
 from .runner import Runner
@@ -27,34 +30,47 @@ _FEATURES: tuple[dict[str, Any], ...] = (
 )
 
 
-def warm_up(runner: Runner, max_slots: int, max_tokens: int, max_model_len: int) -> None:
-    """Runs prompts of all features together and alone, decodes of them, and what will be recorded."""
-    for plan in _plans(runner, max_slots, max_tokens, max_model_len):
-        runner.execute(plan)
-        runner.sample().result()
+def warm_up(
+    runner: Runner, max_slots: int, max_tokens: int, max_model_len: int, *, deterministic: bool = False
+) -> None:
+    """Runs prompts of all features together and alone, decodes of them, and what will be recorded.
+
+    With `deterministic`, single requests may ask for deterministic steps: those are run as well.
+    """
+    also = deterministic and not runner.device.deterministic
+    kinds = runner.pooling.kinds()
+    for numerics in (False, True) if also else (False,):
+        make = partial(_request, runner, kinds)
+        for plan in _plans(make, not kinds, max_slots, max_tokens, max_model_len):
+            plan.deterministic = numerics
+            runner.execute(plan)
+            runner.sample().result()
     for shape in runner.device.graphs.shapes():
-        runner.run_dummy(shape)
+        if also or shape.deterministic == runner.device.deterministic:
+            runner.run_dummy(shape)
 
 
-def _plans(runner: Runner, max_slots: int, max_tokens: int, max_model_len: int) -> Iterator[StepPlan]:
+def _plans(
+    make: Callable[[int, int], NewRequest], decodes: bool, max_slots: int, max_tokens: int, max_model_len: int
+) -> Iterator[StepPlan]:
+    """`make(slot, length)` gives a request of `length` tokens; with `decodes` its prompt is not the end of it."""
     count = min(len(_FEATURES), max_slots, max_tokens)
     length = min(160, max_tokens // count, max_model_len - 4)
     if length < 1:
         return
     step = 0
     for chosen in [[0], list(range(count))] if count > 1 else [[0]]:
-        added = [_request(runner, slot, length) for slot in chosen]
-        yield _plan(step, added, chosen, length, 0)
-        yield _plan(step + 1, [], chosen, 1, length)
-        yield _plan(step + 2, [], chosen[:1], 1, length + 1)
+        yield _plan(step, [make(slot, length) for slot in chosen], chosen, length, 0, samples=decodes)
+        if decodes:
+            yield _plan(step + 1, [], chosen, 1, length)
+            yield _plan(step + 2, [], chosen[:1], 1, length + 1)
         step += 4
         yield _plan(step - 1, [], [], 0, 0, removed=chosen)
 
 
-def _request(runner: Runner, slot: int, length: int) -> NewRequest:
+def _request(runner: Runner, kinds: Sequence[PoolingParams], slot: int, length: int) -> NewRequest:
     layout = runner.layout
     blocks = np.full(-(-(length + 4) // layout.block_size), _BLOCK, np.int32)
-    params = SamplingParams(max_tokens=16, **_FEATURES[slot])
     return NewRequest(
         slot=slot,
         request_id=f"warm-up-{slot}",
@@ -62,8 +78,9 @@ def _request(runner: Runner, slot: int, length: int) -> NewRequest:
         prompt_len=length,
         num_computed=0,
         block_ids=[blocks for _ in layout.groups],
-        params=params,
+        params=SamplingParams(max_tokens=16, **({} if kinds else _FEATURES[slot])),
         seed=1,
+        pooling=kinds[slot % len(kinds)] if kinds else None,
     )
 
 
@@ -75,6 +92,7 @@ def _plan(
     computed: int,
     *,
     removed: Sequence[int] = (),
+    samples: bool = True,
 ) -> StepPlan:
     rows = len(slots)
     return StepPlan(
@@ -85,6 +103,6 @@ def _plan(
         slots=np.array(slots, np.int32),
         num_scheduled=np.full(rows, scheduled, np.int32),
         num_computed=np.full(rows, computed, np.int32),
-        samples=np.ones(rows, bool),
+        samples=np.full(rows, samples),
         num_drafts=np.zeros(rows, np.int32),
     )

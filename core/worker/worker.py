@@ -181,8 +181,7 @@ class Worker:
         groups = group_layers(kept, cache.block_size)
         layout = plan_layout(groups)
         needed = full_bytes(layout, self.config.scheduler.max_num_seqs, checkpoint.max_model_len)
-        if checkpoint.pooling is None:
-            platform.prepare_kernels(partial(self._run_spare, [], checkpoint, layout, loaded))
+        platform.prepare_kernels(partial(self._run_spare, [], checkpoint, layout, loaded))
         if platform.memory().needs_profile:
             profile_step(self.config, checkpoint, loaded, platform)
         available = cache.kv_cache_memory_bytes or platform.memory().kv_bytes(
@@ -217,7 +216,9 @@ class Worker:
             connector = NullConnectorWorker(config=self.config, layout=tiny, rank=self.rank)
             graphs = self.platform.graphs()
             made.append(self._make_runner(checkpoint, tiny, loaded.model, backends, graphs, connector, []))
-        warm_up(made[0], scheduler.max_num_seqs, scheduler.max_num_batched_tokens, checkpoint.max_model_len)
+        may = not self.facts["not_deterministic"]
+        sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, checkpoint.max_model_len
+        warm_up(made[0], *sizes, deterministic=may)
 
     def _warm_up(self) -> None:
         """Records what the platform wants recorded before the first request."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
@@ -28,6 +30,22 @@ MIN_SPLIT_LENGTH = 256
 MAX_SPLITS = 64
 #: Prompts shorter than this leave most of the Hopper kernel's tiles of queries empty.
 MIN_HOPPER_QUERIES = 64
+
+
+class TritonOptions(BaseModel):
+    """Settings of our own attention."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hopper_prefill: Literal["measured", "all", "off"] = Field(
+        default="measured",
+        description="Prompts on Hopper by a kernel of their own: for the layers for which a GPU has shown it right and "
+        "faster (heads of 64 and 128, neither window nor soft cap nor sinks), for all that it can serve, or never.",
+    )
+    persistent_prefill: bool = Field(
+        default=False,
+        description="One program of that kernel for each multiprocessor instead of one for each 128 queries and head.",
+    )
 
 
 @dataclass(frozen=True)
@@ -51,8 +69,7 @@ class TritonAttention(AttentionBackend):
         super().__init__(spec, config=config, options=options, ops=ops)
         # Two programs per multiprocessor hide the latency of a decode step's loads.
         self._programs = 2 * _num_multiprocessors(spec.device_type)
-        plain = not (spec.window or spec.soft_cap or spec.sinks or spec.alibi) and spec.kv_dtype == spec.dtype
-        self._prefill = _hopper_kernel(spec) if plain and spec.device_type == "cuda" else None
+        self._prefill = _hopper_kernel(spec, options or TritonOptions())
         # Recorded steps keep the one that they were recorded with.
         self._arrivals: list[Tensor] = []
 
@@ -113,7 +130,7 @@ class TritonAttention(AttentionBackend):
             kernels.write_kv(key[n:], value[n:], kv_cache, batch.slot_mapping[n:])
             rows = (batch.query_start[n:], batch.seq_lens[n:], batch.block_table[n:])
             if plan.mixed is None and self._prefill is not None:
-                self._prefill(query, kv_cache, *rows, scale=layer.spec.scale, out=out)
+                self._prefill(query, kv_cache, *rows, out=out, **_features(layer, slopes=False))
             else:
                 kernels.paged_attention(query, kv_cache, *rows, launch=plan.mixed, out=out, **_features(layer))
         return out
@@ -132,26 +149,26 @@ class TritonAttention(AttentionBackend):
         return 1 << max(0, useful.bit_length() - 1)
 
 
-def _features(layer: LayerParams) -> dict[str, Any]:
+def _features(layer: LayerParams, *, slopes: bool = True) -> dict[str, Any]:
     spec = layer.spec
-    return {
-        "scale": spec.scale,
-        "window": spec.window,
-        "soft_cap": spec.soft_cap,
-        "sinks": layer.sinks,
-        "alibi_slopes": layer.alibi_slopes,
-    }
+    found = {"scale": spec.scale, "window": spec.window, "soft_cap": spec.soft_cap, "sinks": layer.sinks}
+    return {**found, "alibi_slopes": layer.alibi_slopes} if slopes else found
 
 
-def _hopper_kernel(spec: AttentionSpec) -> Callable[..., Tensor] | None:
+def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[..., Tensor] | None:
     """The prefill kernel for this layer on this device; None where there is none, or Triton's Gluon has changed."""
+    if options.hopper_prefill == "off" or spec.device_type != "cuda" or spec.alibi or spec.kv_dtype != spec.dtype:
+        return None
+    plain = spec.head_dim in (64, 128) and not (spec.window or spec.soft_cap or spec.sinks)
+    if options.hopper_prefill == "measured" and not plain:
+        return None
     try:
         from frame.kernels import prefill
     except ImportError:
         return None
-    if not prefill.pays(spec.head_dim, spec.block_size, spec.dtype):
+    if not prefill.serves(spec.head_dim, spec.block_size, spec.dtype):
         return None
-    return prefill.prefill_attention
+    return partial(prefill.prefill_attention, persistent=options.persistent_prefill)
 
 
 def _num_multiprocessors(device_type: str) -> int:

@@ -64,7 +64,8 @@ class CudaGraphs(Graphs):
     def shapes(self) -> list[StepShape]:
         # sizes between two powers of two launch the kernels of one of them
         powers = [shape for shape in self._todo if shape.padded_rows & (shape.padded_rows - 1) == 0]
-        return [replace(shape, graph=None) for shape in powers]
+        plain = [replace(shape, graph=None) for shape in powers]
+        return plain if self._deterministic else plain + [replace(shape, deterministic=True) for shape in plain]
 
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
         """Records the shape asked for last (at the start: the largest left); False when there was none."""

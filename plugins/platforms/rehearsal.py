@@ -5,10 +5,6 @@ A cold start spends most of its time compiling one kernel after another, each at
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-import warnings
 from collections.abc import Callable
 from contextvars import Token
 from typing import Any
@@ -16,13 +12,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .forks import Forks
+
 try:
     from triton.runtime import _async_compile, driver
 except ImportError:  # a later Triton: kernels compile when they are first launched
     _async_compile = None
 
-#: Compiling one kernel takes up to some seconds.
-_MAX_SECONDS = 60.0
+#: Compiling one kernel takes up to some seconds, all of a model's a dozen on a few processors.
+_KERNEL_SECONDS, _ALL_SECONDS = 60.0, 180.0
 
 
 class Unlaunched:
@@ -49,19 +47,19 @@ class CompileMode:
     """Implements what Triton asks of its asynchronous compile mode; kernels are there when it ends.
 
     Each is compiled in a forked process, which leaves it in Triton's cache on disk: a good part of a compilation is
-    Python. The children touch no device. What none of them could compile is compiled here.
+    Python. The children touch no device. What none of them could compile in its time is compiled here.
     """
 
     def __init__(self) -> None:
         self._compiling: dict[str, tuple[Callable[[], Any], list[Callable[[Any], None]]]] = {}
-        self._children: list[int] = []
+        self._forks = Forks(seconds=_KERNEL_SECONDS, all_seconds=_ALL_SECONDS)
         self._token: Token[Any] | None = None
 
     def submit(self, key: str, compile_kernel: Callable[[], Any], finalize: Callable[[Any], None]) -> Unlaunched:
         """Called by Triton for a kernel that it lacks; `finalize` puts one into its cache."""
         if key not in self._compiling:
             self._compiling[key] = (compile_kernel, [])
-            self._children.append(_fork(compile_kernel))
+            self._forks.start(lambda: _leave(compile_kernel))
         self._compiling[key][1].append(finalize)
         finalize(Unlaunched())
         return Unlaunched()
@@ -70,40 +68,22 @@ class CompileMode:
         self._token = _async_compile.active_mode.set(self)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         if self._token is not None:
             _async_compile.active_mode.reset(self._token)
-        deadline = time.monotonic() + _MAX_SECONDS
-        for child in self._children:
-            _wait(child, deadline)
+        if failure is not None:
+            self._forks.stop()
+        self._forks.wait()
         for compile_kernel, finalizers in self._compiling.values():
             kernel = compile_kernel()
             for finalize in finalizers:
                 finalize(kernel)
 
 
-def _fork(work: Callable[[], Any]) -> int:
-    with warnings.catch_warnings():
-        # Newer Pythons warn of locks that other threads may hold: a child that waits for one is killed in the end.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        kernel = work()
-        # the C function that launches it is compiled at the first launch otherwise
-        driver.active.launcher_cls(kernel.src, kernel.metadata)
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def _wait(child: int, deadline: float) -> None:
-    while os.waitpid(child, os.WNOHANG)[0] == 0:
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.005)
+def _leave(compile_kernel: Callable[[], Any]) -> None:
+    """Compiles a kernel, and the C function that launches it, which is compiled at the first launch otherwise."""
+    kernel = compile_kernel()
+    driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def rehearse(run: Callable[[], None]) -> None:

@@ -109,33 +109,6 @@ def test_write_kv_is_exact_and_skips_negative_slots() -> None:
     assert torch.equal(got, want)
 
 
-LONG = [(0, 1), (300, 1), (0, 130), (77, 200), (0, 64), (128, 128), (1000, 65)]
-
-
-@pytest.mark.skipif(INTERPRETED, reason="Gluon ignores the interpreter")
-@pytest.mark.parametrize(
-    ("head_dim", "block_size", "dtype"),
-    [(128, 16, torch.bfloat16), (64, 16, torch.float16), (128, 64, torch.float16), (64, 256, torch.bfloat16)],
-)
-@pytest.mark.parametrize("rows", [LONG, LONG[2:], [(5, 700)], [(0, 128)]], ids=["mixed", "prompts", "one", "tile"])
-def test_the_hopper_kernel_equals_the_reference(rows: list, head_dim: int, block_size: int, dtype: torch.dtype) -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("no Hopper")
-    spec = layer_spec(dtype=dtype, head_dim=head_dim, block_size=block_size, num_heads=8, num_kv_heads=2, scale=0.1)
-    case = make_case(TritonAttention, spec, rows, page_slack=head_dim * 2)
-    backend = TritonAttention(spec, config=None, ops=Ops())
-    assert backend.plan(case.batch).mixed is None
-    check(TritonAttention, case, CLOSE[dtype], CLOSE[dtype])
-
-
-@pytest.mark.skipif(INTERPRETED, reason="Gluon ignores the interpreter")
-def test_the_hopper_kernel_leaves_short_prompts_and_features_to_triton() -> None:
-    batch = make_case(TritonAttention, layer_spec(dtype=torch.bfloat16, head_dim=64, block_size=16), LONG).batch
-    for changes in ({"window": 8}, {"soft_cap": 2.0}, {"sinks": True}, {"alibi": True}, {"head_dim": 80}):
-        spec = layer_spec(**{"dtype": torch.bfloat16, "head_dim": 64, "block_size": 16, **changes})
-        assert TritonAttention(spec, config=None, ops=Ops()).plan(batch).mixed is not None
-
-
 @pytest.mark.parametrize("splits", [1, 4])
 def test_decode_counts_begin_anew_with_every_launch(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TritonAttention, "_splits", lambda *_: splits)

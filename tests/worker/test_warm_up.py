@@ -4,6 +4,7 @@ import pytest
 
 from frame import LLM, SamplingParams
 from frame.core.testing.checkpoints import make_checkpoint
+from frame.core.testing.pooling_checkpoints import make_pooling_checkpoint
 from frame.core.worker.runner import Runner
 from frame.plugins.platforms.cpu import CpuPlatform
 
@@ -26,10 +27,40 @@ def answers(folder, settings):
 @pytest.mark.parametrize("settings", SIZES, ids=str)
 def test_requests_see_nothing_of_it(settings, folder, monkeypatch):
     want = answers(folder, settings)
-    steps = []
-    execute = Runner.execute
-    monkeypatch.setattr(Runner, "execute", lambda self, plan: (steps.append(plan), execute(self, plan))[1])
-    monkeypatch.setattr(CpuPlatform, "prepare_kernels", lambda self, run: (run(), run())[1])
+    steps = warm_steps(monkeypatch)
     assert answers(folder, settings) == want
     warmed = [plan for plan in steps if any(new.request_id.startswith("warm-up") for new in plan.added)]
     assert warmed or settings.get("max_model_len") == 5
+
+
+@pytest.mark.parametrize(("settings", "wanted"), [({}, {False, True}), ({"deterministic": True}, {False})], ids=str)
+def test_deterministic_steps_are_warmed_where_single_requests_may_ask_for_them(settings, wanted, folder, monkeypatch):
+    """In an engine that is deterministic anyway, every step is."""
+    steps = warm_steps(monkeypatch)
+    LLM(folder, skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22, **settings).close()
+    assert {plan.deterministic for plan in steps} == wanted
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta-reranker", "qwen3", "qwen3-classes"])
+def test_pooling_engines_are_warmed_with_every_kind_of_row(family, tmp_path, monkeypatch):
+    checkpoint = str(make_pooling_checkpoint(tmp_path, family))
+    want = rows_of(checkpoint)
+    steps = warm_steps(monkeypatch)
+    assert rows_of(checkpoint) == want
+    kinds = {new.pooling.per_token for plan in steps for new in plan.added if new.request_id.startswith("warm-up")}
+    assert kinds == {False, True}
+
+
+def rows_of(checkpoint):
+    engine = LLM(checkpoint, skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22, dtype="float32")
+    outputs = engine.encode(PROMPTS, use_tqdm=False)
+    engine.close()
+    return [output.outputs.data.tolist() for output in outputs]
+
+
+def warm_steps(monkeypatch):
+    """The plans of every step that runs, on a platform that prepares kernels."""
+    steps, execute = [], Runner.execute
+    monkeypatch.setattr(Runner, "execute", lambda self, plan: (steps.append(plan), execute(self, plan))[1])
+    monkeypatch.setattr(CpuPlatform, "prepare_kernels", lambda self, run: (run(), run())[1])
+    return steps

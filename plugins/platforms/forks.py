@@ -1,0 +1,85 @@
+"""Work in forked processes of this one: so many at a time, so long each, so long all of them.
+
+A child shares nothing with its parent but what it leaves on disk. Knows no compiler.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+
+logger = logging.getLogger("frame.platforms.forks")
+
+_POLL_SECONDS = 0.005
+
+
+class Forks:
+    """Children that are started in order, at most `limit` (None: one for each processor of this process) at a time.
+
+    A child that runs for longer than `seconds` is killed, and whatever is left `all_seconds` after the first start.
+    """
+
+    def __init__(self, *, seconds: float, all_seconds: float, limit: int | None = None) -> None:
+        self._limit = limit or max(2, len(os.sched_getaffinity(0)))
+        self._seconds, self._all_seconds = seconds, all_seconds
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._running: dict[int, float] = {}
+        self._end: float | None = None
+        self.num_failed = 0
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Starts `work` now, or once an earlier one is done: then in a later call of this or of `wait`."""
+        if self._end is None:
+            self._end = time.monotonic() + self._all_seconds
+        self._waiting.append(work)
+        self._advance()
+
+    def wait(self) -> None:
+        """Returns when no child is left and nothing waits; every one is reaped."""
+        while self._running or self._waiting:
+            self._advance()
+            if self._running:
+                time.sleep(_POLL_SECONDS)
+        if self.num_failed:
+            logger.warning("%d forked processes failed or took too long", self.num_failed)
+
+    def stop(self) -> None:
+        """Kills what runs and forgets what waits."""
+        self.num_failed += len(self._waiting)
+        self._waiting.clear()
+        for child in self._running:
+            os.kill(child, signal.SIGKILL)
+
+    def _advance(self) -> None:
+        now = time.monotonic()
+        for child, deadline in list(self._running.items()):
+            found, status = os.waitpid(child, os.WNOHANG)
+            if found:
+                del self._running[child]
+                self.num_failed += status != 0
+            elif now > deadline:
+                os.kill(child, signal.SIGKILL)
+        if self._end is not None and now > self._end:
+            self.stop()
+        while self._waiting and len(self._running) < self._limit:
+            self._running[_fork(self._waiting.popleft())] = now + self._seconds
+
+
+def _fork(work: Callable[[], object]) -> int:
+    with warnings.catch_warnings():
+        # Newer Pythons warn of locks that other threads may hold: a child that waits for one is killed in the end.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        work()
+        status = 0
+    finally:
+        os._exit(status)
