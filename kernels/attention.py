@@ -112,7 +112,7 @@ def attend_keys(
 @triton.jit(do_not_specialize=["num_rows"])
 def _paged_attention_kernel(
     out, query, keys, values, query_start, seq_lens, block_table, sinks, alibi_slopes,
-    num_rows, scale, soft_cap, stride_query, stride_query_head, stride_table,
+    num_rows, scale, value_scale, soft_cap, stride_query, stride_query_head, stride_table,
     stride_block, stride_token, stride_head, num_heads,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -173,15 +173,25 @@ def _paged_attention_kernel(
             keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
             WINDOW, SOFT_CAP, ALIBI, True, BLOCK_SIZE, BLOCK_N, HEAD_DIM, DIM,
         )  # fmt: skip
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
     where = place * num_heads + head
     tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
 
 
 @triton.jit
+def to_cache(x, inverse_scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
+    """`x` as a cache of `dtype` holds it; LIMIT > 0 is the largest number of an 8-bit float."""
+    if LIMIT > 0:
+        x = x.to(tl.float32) * inverse_scale
+        x = tl.clamp(x, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(dtype)
+
+
+@triton.jit
 def _write_kv_kernel(
-    keys, values, key, value, slots, stride_key, stride_value, stride_block, stride_token, stride_head,
-    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr,
+    keys, values, key, value, slots, inverse_key_scale, inverse_value_scale,
+    stride_key, stride_value, stride_block, stride_token, stride_head,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """One program stores one token's keys and values, all heads."""
     token = tl.program_id(0).to(tl.int64)
@@ -194,20 +204,34 @@ def _write_kv_kernel(
     place += (lane // HEAD_DIM) * stride_head + lane % HEAD_DIM
     for_keys = tl.load(key + token * stride_key + lane, real)
     for_values = tl.load(value + token * stride_value + lane, real)
-    tl.store(keys + place, for_keys.to(keys.dtype.element_ty), real)
-    tl.store(values + place, for_values.to(values.dtype.element_ty), real)
+    tl.store(keys + place, to_cache(for_keys, inverse_key_scale, keys.dtype.element_ty, LIMIT), real)
+    tl.store(values + place, to_cache(for_values, inverse_value_scale, values.dtype.element_ty, LIMIT), real)
 
 
-def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+def limit_of(cache: Tensor) -> float:
+    """The largest number that a cache of 8-bit floats holds, 0 for other caches."""
+    return torch.finfo(cache.dtype).max if cache.dtype.itemsize == 1 else 0.0
+
+
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> None:
     """See the reference. The last axis of `kv_cache` must be dense; keys and values may be views of one projection."""
     num_tokens, num_heads, head_dim = key.shape
     if num_tokens == 0:
         return
     key, value = dense_heads(key), dense_heads(value)
     _write_kv_kernel[(num_tokens,)](
-        kv_cache[0], kv_cache[1], key, value, slot_mapping, key.stride(0), value.stride(0), *kv_cache.stride()[1:4],
+        kv_cache[0], kv_cache[1], key, value, slot_mapping, 1.0 / key_scale, 1.0 / value_scale,
+        key.stride(0), value.stride(0), *kv_cache.stride()[1:4],
         BLOCK_SIZE=kv_cache.shape[2], HEADS=num_heads, HEAD_DIM=head_dim,
-        SIZE=triton.next_power_of_2(num_heads * head_dim),
+        SIZE=triton.next_power_of_2(num_heads * head_dim), LIMIT=limit_of(kv_cache),
     )  # fmt: skip
 
 
@@ -223,6 +247,8 @@ def paged_attention(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     launch: Launch | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -244,7 +270,7 @@ def paged_attention(
     _paged_attention_kernel[(blocks, kv_heads)](
         out, query, kv_cache[0], kv_cache[1], query_start, seq_lens, block_table,
         out if sinks is None else sinks, out if alibi_slopes is None else alibi_slopes,
-        num_rows, scale, soft_cap, query.stride(0), query.stride(1), block_table.stride(0),
+        num_rows, scale * key_scale, value_scale, soft_cap, query.stride(0), query.stride(1), block_table.stride(0),
         *kv_cache.stride()[1:4], num_heads,
         GROUPS=groups, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None, ALIBI=alibi_slopes is not None,
         BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, HEAD_DIM=head_dim,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import LOG2E, attend_keys, dense_heads
+from .attention import LOG2E, attend_keys, dense_heads, limit_of, to_cache
 from .chain import await_previous, chained
 
 
@@ -40,10 +40,15 @@ def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1) 
 
 
 @triton.jit
-def _store_token(keys, values, key, value, place, dim, HEAD_DIM: tl.constexpr):
+def _store_token(
+    keys, values, key, value, place, dim, inverse_key_scale, inverse_value_scale,
+    HEAD_DIM: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
     within = dim < HEAD_DIM
-    tl.store(keys + place + dim, tl.load(key + dim, within).to(keys.dtype.element_ty), within)
-    tl.store(values + place + dim, tl.load(value + dim, within).to(values.dtype.element_ty), within)
+    for_keys = to_cache(tl.load(key + dim, within), inverse_key_scale, keys.dtype.element_ty, LIMIT)
+    for_values = to_cache(tl.load(value + dim, within), inverse_value_scale, values.dtype.element_ty, LIMIT)
+    tl.store(keys + place + dim, for_keys, within)
+    tl.store(values + place + dim, for_values, within)
 
 
 @triton.jit
@@ -82,10 +87,11 @@ def _join(
 @triton.jit
 def _decode_attention_kernel(
     out, partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table, sinks, alibi_slopes,
-    scale, soft_cap, stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
+    scale, soft_cap, value_scale, inverse_key_scale, inverse_value_scale,
+    stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, CHAINED: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, LIMIT: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
     await_previous(CHAINED)
@@ -128,7 +134,8 @@ def _decode_attention_kernel(
             token = row.to(tl.int64)
             _store_token(
                 keys, values, key + token * stride_key + kv_head * HEAD_DIM,
-                value + token * stride_value + kv_head * HEAD_DIM, place, dim, HEAD_DIM,
+                value + token * stride_value + kv_head * HEAD_DIM, place, dim,
+                inverse_key_scale, inverse_value_scale, HEAD_DIM, LIMIT,
             )  # fmt: skip
         tl.debug_barrier()
     full = low
@@ -160,7 +167,7 @@ def _decode_attention_kernel(
         )  # fmt: skip
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
-    acc = acc / total[:, None]
+    acc = acc / total[:, None] * value_scale
     if used == 1:
         tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
         return
@@ -191,6 +198,8 @@ def decode_attention(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """`write_kv` and `paged_attention` for rows of which each owns one token, row i the token i; fills `out` [B, H, D].
 
@@ -212,11 +221,12 @@ def decode_attention(
     _decode_attention_kernel[(num_rows, kv_heads, launch.splits)](
         out, partial, lse, arrivals, query, key, value, kv_cache[0], kv_cache[1], slot_mapping, seq_lens, block_table,
         out if sinks is None else sinks, out if alibi_slopes is None else alibi_slopes,
-        scale, soft_cap, query.stride(0), key.stride(0), value.stride(0), block_table.stride(0),
+        scale * key_scale, soft_cap, value_scale, 1.0 / key_scale, 1.0 / value_scale,
+        query.stride(0), key.stride(0), value.stride(0), block_table.stride(0),
         *kv_cache.stride()[1:4],
         GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
         HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLITS=launch.splits,
-        num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
+        LIMIT=limit_of(kv_cache), num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
     return out

@@ -113,7 +113,7 @@ class CacheConfig(Section):
     kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes of KV cache; beats the share.")
     num_gpu_blocks_override: int | None = Field(None, ge=2, description="Blocks of KV cache; beats both.")
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = Field(
-        "auto", description="Type of cached keys and values; auto is the model's."
+        "auto", description="Type of cached keys and values; auto is the model's; fp8 types keep twice as many tokens."
     )
     enable_prefix_caching: bool = Field(True, description="Reuse blocks of equal prompt prefixes.")
     prefix_caching_hash_algo: Literal["sha256", "xxhash"] = Field(

@@ -79,11 +79,16 @@ class AttentionBatch:
 
 @dataclass(frozen=True)
 class LayerParams:
-    """What differs between layers of a group besides their weights: the spec and per-head constants."""
+    """What differs between layers of a group besides their weights: the spec, and per-head and per-layer constants.
+
+    A cache of 8-bit floats holds keys and values divided by `key_scale` and `value_scale`.
+    """
 
     spec: AttentionSpec
     sinks: Tensor | None = None
     alibi_slopes: Tensor | None = None
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
 
 class AttentionBackend(ABC):

@@ -5,6 +5,9 @@ Knows no projection, no position encoding and no request.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -18,10 +21,11 @@ class Attention(nn.Module):
     """Attention over this rank's heads, paged or of a row over itself. `name` is the prefix, unique in a model.
 
     `sinks` [this rank's heads] are learned logits, read from "NAME.sinks"; `head_slice` says which of the model's
-    heads these are.
+    heads these are. The scales of a cache of 8-bit floats come from the checkpoint where it has them, else they are 1.
     """
 
     kv_cache: Tensor
+    kv_scales: Tensor | None
 
     def __init__(
         self,
@@ -38,6 +42,8 @@ class Attention(nn.Module):
         self.sinks = sinks
         self.head_slice, self.total_heads = head_slice, total_heads
         self.params = LayerParams(spec, sinks, alibi_slopes)
+        quantized = self.keeps_tokens and spec.kv_dtype.itemsize == 1
+        self.register_buffer("kv_scales", torch.ones(2, device=spec.device_type) if quantized else None)
         self.group = -1
         self.backend: AttentionBackend | None = None
 
@@ -71,9 +77,25 @@ class Attention(nn.Module):
         return out.flatten(1)
 
     def weight_slots(self) -> list[WeightSlot]:
-        if self.sinks is None:
-            return []
-        return [WeightSlot(f"{self.name}.sinks", (self.total_heads,), self.sinks, (self.head_slice,))]
+        slots = []
+        if self.sinks is not None:
+            slots.append(WeightSlot(f"{self.name}.sinks", (self.total_heads,), self.sinks, (self.head_slice,)))
+        for index, part in enumerate("kv"):
+            # as compressed-tensors, ModelOpt and AutoFP8 write them
+            for name in (f"{part}_scale", f"{part}_proj.{part}_scale", "kv_scale"):
+                region = (slice(index, index + 1),)
+                slots.append(WeightSlot(f"{self.name}.{name}", (), self.kv_scales, region=region, optional=True))
+        return slots
+
+    def finish_load(self) -> None:
+        """Takes over the scales that were loaded; raises `ValueError` for one that is not a positive number."""
+        if self.kv_scales is None:
+            return
+        key_scale, value_scale = self.kv_scales.tolist()
+        for part, scale in (("k", key_scale), ("v", value_scale)):
+            if not (math.isfinite(scale) and scale > 0):
+                raise ValueError(f"{self.name}.{part}_scale is {scale}; a scale of the KV cache must be above 0")
+        self.params = replace(self.params, key_scale=key_scale, value_scale=value_scale)
 
 
 def local_slopes(slopes: Tensor | None, heads: slice, device: torch.device) -> Tensor | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..interfaces.loader import LazyTensor, WeightLoader
 from ..interfaces.model import Model
@@ -30,16 +30,22 @@ class WeightSlot:
 
     `shape` is the whole tensor's in the checkpoint and `index` the piece of it that this rank takes. The piece, its
     last two axes swapped when `transposed`, is copied into `parameter[region]`. A slot without parameter is a tensor
-    that may be present and is not read. A fused tensor names in `covers` the tensors that it stands for.
+    that may be present and is not read; an `optional` one may be missing. The empty shape is a single number, however
+    it is stored. A fused tensor names in `covers` the tensors that it stands for.
     """
 
     name: str
     shape: tuple[int, ...]
-    parameter: nn.Parameter | None
+    parameter: Tensor | None
     index: Index = ()
     region: Index = ()
     transposed: bool = False
     covers: tuple[str, ...] = ()
+    optional: bool = False
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a checkpoint tensor of `shape` is the one that it takes."""
+        return tuple(shape) == self.shape or (self.shape == () and tuple(shape) == (1,))
 
     def write(self, piece: Tensor) -> None:
         """Copies `piece` (already cut to `index`) into place, casting to the parameter's dtype."""
@@ -73,7 +79,7 @@ class WeightMap:
         self._required = [
             name
             for name, slots in self._slots.items()
-            if any(slot.parameter is not None and not slot.covers for slot in slots)
+            if any(slot.parameter is not None and not slot.covers and not slot.optional for slot in slots)
         ]
 
     def match(self, name: str) -> Sequence[WeightSlot] | None:
@@ -96,7 +102,7 @@ class WeightMap:
                 unexpected.append(tensor.name)
                 continue
             covered.update(name for slot in slots for name in (slot.covers or (slot.name,)))
-            if slots and slots[0].parameter is not None and tuple(tensor.shape) != slots[0].shape:
+            if slots and slots[0].parameter is not None and not slots[0].fits(tensor.shape):
                 misshaped.append(_misshaped(tensor.name, tensor.shape, slots[0].shape))
             else:
                 found.append((tensor, slots))
@@ -115,7 +121,7 @@ class WeightMap:
             for slot in slots:
                 if slot.parameter is None:
                     continue
-                if tuple(tensor.shape) != slot.shape:
+                if not slot.fits(tensor.shape):
                     raise WeightError(self._complaint([], [], [_misshaped(name, tensor.shape, slot.shape)]))
                 slot.write(tensor[slot.index] if slot.index else tensor)
             names.add(name)

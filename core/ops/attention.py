@@ -6,16 +6,41 @@ import torch
 from torch import Tensor
 
 
-def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+def quantize_kv(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """Keys or values as a cache of `dtype` holds them.
+
+    8-bit floats hold x · (1 / scale), and their largest number in place of larger ones; other types ignore `scale`.
+    """
+    if dtype.itemsize > 1:
+        return x.to(dtype)
+    limit = torch.finfo(dtype).max
+    return (x.float() * (1.0 / scale)).clamp(-limit, limit).to(dtype)
+
+
+def dequantize_kv(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """What `quantize_kv` stood for, as `dtype`."""
+    out = x.to(dtype)
+    return out * scale if x.dtype.itemsize == 1 and scale != 1.0 else out
+
+
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> None:
     """Stores `key`, `value` [T, Hk, D] at `slot_mapping` int64 [T] (block · block_size + offset; negative: skipped).
 
-    `kv_cache` [2, num_blocks, block_size, Hk, D], any strides.
+    `kv_cache` [2, num_blocks, block_size, Hk, D], any strides; the scales are those of a cache of 8-bit floats.
     """
     kept = slot_mapping >= 0
     slots, block_size = slot_mapping[kept], kv_cache.shape[2]
     block, offset = slots // block_size, slots % block_size
-    kv_cache[0, block, offset] = key[kept].to(kv_cache.dtype)
-    kv_cache[1, block, offset] = value[kept].to(kv_cache.dtype)
+    kv_cache[0, block, offset] = quantize_kv(key[kept], kv_cache.dtype, key_scale)
+    kv_cache[1, block, offset] = quantize_kv(value[kept], kv_cache.dtype, value_scale)
 
 
 def paged_attention(
@@ -30,12 +55,15 @@ def paged_attention(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> Tensor:
     """Causal attention of each row's last query_len tokens over its seq_len cached tokens, in float32.
 
     `query` [T, H, D], `kv_cache` [2, num_blocks, block_size, Hk, D], `query_start` [B+1], `seq_lens` [B],
     `block_table` [B, max_blocks]. `sinks` [H] are logits that take part in the softmax without a value;
-    `alibi_slopes` [H] add slope · (key position - query position). Returns [T, H, D].
+    `alibi_slopes` [H] add slope · (key position - query position). A cache of 8-bit floats holds keys and values
+    divided by the scales. Returns [T, H, D].
     """
     out = torch.zeros_like(query)
     block_size, groups = kv_cache.shape[2], query.shape[1] // kv_cache.shape[3]
@@ -47,7 +75,9 @@ def paged_attention(
         first = max(0, int(q_pos[0]) - window + 1) // block_size if window else 0
         blocks = block_table[row, first : -(-length // block_size)].long()
         k_pos = torch.arange(first * block_size, length, device=query.device)
-        keys, values = kv_cache[:, blocks].flatten(1, 2)[:, : len(k_pos)].float().repeat_interleave(groups, dim=2)
+        found = kv_cache[:, blocks].flatten(1, 2)[:, : len(k_pos)]
+        keys = dequantize_kv(found[0], torch.float32, key_scale).repeat_interleave(groups, dim=1)
+        values = dequantize_kv(found[1], torch.float32, value_scale).repeat_interleave(groups, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query[start:end].float(), keys) * scale
         if soft_cap:
             scores = soft_cap * torch.tanh(scores / soft_cap)

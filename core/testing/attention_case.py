@@ -93,9 +93,10 @@ class AttentionCase:
         spec = self.spec
         shape = (2, self.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
         cache = torch.zeros(shape, dtype=spec.kv_dtype)
+        scales = {"key_scale": self.layer.key_scale, "value_scale": self.layer.value_scale}
         for row in range(len(self.rows)):
             places = torch.from_numpy(self.places(row))
-            Ops.write_kv(self.keys[row].cpu(), self.values[row].cpu(), cache, places)
+            Ops.write_kv(self.keys[row].cpu(), self.values[row].cpu(), cache, places, **scales)
         spans = [(cached, cached + count) for cached, count in self.rows]
         batch = self.batch(spans)
         return Ops.paged_attention(
@@ -109,6 +110,7 @@ class AttentionCase:
             soft_cap=spec.soft_cap,
             sinks=None if self.layer.sinks is None else self.layer.sinks.cpu(),
             alibi_slopes=None if self.layer.alibi_slopes is None else self.layer.alibi_slopes.cpu(),
+            **scales,
         )
 
     def _table(self, spans: Sequence[Row], padding_rows: int) -> np.ndarray:

@@ -165,6 +165,11 @@ class AttentionBackendSuite(PluginSuite):
     def test_a_cache_of_another_dtype(self) -> None:
         self.run(make_case(self.spec(dtype=torch.float32, kv_dtype=torch.bfloat16), MIXED))
 
+    @pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+    def test_a_cache_of_8_bit_floats(self, kv_dtype: torch.dtype) -> None:
+        case = make_case(self.spec(kv_dtype=kv_dtype, dtype=torch.float32), MIXED)
+        self.run(replace(case, layer=replace(case.layer, key_scale=0.02, value_scale=0.5)))
+
     @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
     def test_padding_rows_and_tokens(self, features: Mapping[str, Any]) -> None:
         self.run(make_case(self.spec(**features), MIXED), padding_rows=3, padding_tokens=5)

@@ -30,7 +30,8 @@ class ReferenceAttention(AttentionBackend):
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: Any
     ) -> Tensor:
-        self.ops.write_kv(key, value, kv_cache, plan.slot_mapping)
+        scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
+        self.ops.write_kv(key, value, kv_cache, plan.slot_mapping, **scales)
         return self.ops.paged_attention(
             query,
             kv_cache,
@@ -42,4 +43,5 @@ class ReferenceAttention(AttentionBackend):
             soft_cap=layer.spec.soft_cap,
             sinks=layer.sinks,
             alibi_slopes=layer.alibi_slopes,
+            **scales,
         )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from frame.core.interfaces.attention import LayerParams
+from frame.core.ops.attention import dequantize_kv
 
 from .paging import StepRows, row_slots
 
@@ -85,7 +86,9 @@ def _attend(layer: LayerParams, query: Tensor, found: Tensor, tile: InvariantTil
     padded = torch.zeros(TILE, heads, dim, dtype=torch.float32, device=query.device)
     padded[tile.place : tile.place + count] = query
     folded = padded.permute(1, 0, 2).reshape(kv_heads, -1, dim)
-    key, value = found.float().permute(1, 2, 0, 3).contiguous()
+    key, value = found.permute(1, 2, 0, 3)
+    key = dequantize_kv(key, torch.float32, layer.key_scale).contiguous()
+    value = dequantize_kv(value, torch.float32, layer.value_scale).contiguous()
     scores = (torch.bmm(folded, key.transpose(1, 2)) * layer.spec.scale).view(heads, TILE, keys)
     if layer.spec.soft_cap:
         scores = torch.tanh(scores / layer.spec.soft_cap) * layer.spec.soft_cap

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from frame.core.ops.attention import quantize_kv
+
 
 class Workspace:
     """Memory that gathers write into, kept between calls: fresh pages cost more than the copy itself."""
@@ -30,8 +32,10 @@ class TokenCache:
     """
 
     def __init__(self, kv_cache: Tensor, workspace: Workspace) -> None:
-        self.memory = kv_cache
-        self._tokens = kv_cache.permute(1, 2, 0, 3, 4)
+        self.dtype = kv_cache.dtype
+        # torch moves 8-bit floats only as bytes
+        moved = kv_cache.view(torch.uint8) if self.dtype.itemsize == 1 else kv_cache
+        self._tokens = moved.permute(1, 2, 0, 3, 4)
         self._block_size = kv_cache.shape[2]
         self._row_shape = tuple(self._tokens.shape[2:])
         self._workspace = workspace
@@ -39,15 +43,17 @@ class TokenCache:
         if self.flat:
             rows = self._tokens.view(-1, *self._row_shape)
             self._rows, self._row_size = rows.flatten(1), rows[0].numel()
-            self.keys, self.values = rows[:, 0], rows[:, 1]
+            self._keys, self._values = rows[:, 0], rows[:, 1]
+            self.keys, self.values = self._keys.view(self.dtype), self._values.view(self.dtype)
 
-    def store(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Writes `key`, `value` [n, Hk, D] at `slots` [n]."""
-        if key.dtype != self.memory.dtype:
-            key, value = key.to(self.memory.dtype), value.to(self.memory.dtype)
+    def store(self, key: Tensor, value: Tensor, slots: Tensor, scales: tuple[float, float]) -> None:
+        """Writes `key`, `value` [n, Hk, D] at `slots` [n]; `scales` are those of a cache of 8-bit floats."""
+        if key.dtype != self.dtype:
+            key, value = (quantize_kv(x, self.dtype, scale) for x, scale in zip((key, value), scales, strict=True))
+        key, value = key.view(self._tokens.dtype), value.view(self._tokens.dtype)
         if self.flat:
-            self.keys.index_copy_(0, slots, key)
-            self.values.index_copy_(0, slots, value)
+            self._keys.index_copy_(0, slots, key)
+            self._values.index_copy_(0, slots, value)
             return
         block, offset = slots // self._block_size, slots % self._block_size
         self._tokens[block, offset, 0] = key
@@ -56,7 +62,7 @@ class TokenCache:
     def gather(self, slots: Tensor) -> Tensor:
         """[n, 2, Hk, D] at `slots` [n], valid until the next gather of this group."""
         if not self.flat:
-            return self._tokens[slots // self._block_size, slots % self._block_size]
+            return self._tokens[slots // self._block_size, slots % self._block_size].view(self.dtype)
         count = slots.shape[0]
         out = self._workspace.take(count * self._row_size, self._rows).view(count, self._row_size)
-        return torch.index_select(self._rows, 0, slots, out=out).view(count, *self._row_shape)
+        return torch.index_select(self._rows, 0, slots, out=out).view(count, *self._row_shape).view(self.dtype)

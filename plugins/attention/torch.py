@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.core.ops.attention import dequantize_kv
 
 from .invariant import InvariantRow, invariant_row
 from .own_rows import OwnRows, own_rows
@@ -26,6 +27,7 @@ from .reasons import Capabilities, reasons
 from .token_cache import TokenCache, Workspace
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+KV_FLOATS = (*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass
@@ -81,7 +83,7 @@ class TorchAttention(AttentionBackend):
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
-        can = Capabilities(dtypes=FLOATS, kv_dtypes=FLOATS, kinds=("decoder", "encoder_only"))
+        can = Capabilities(dtypes=FLOATS, kv_dtypes=KV_FLOATS, kinds=("decoder", "encoder_only"))
         return "; ".join(reasons(spec, can)) or None
 
     @classmethod
@@ -139,10 +141,9 @@ class TorchAttention(AttentionBackend):
         if cache is None:
             # The entry holds the tensor, so its id stays its own; a group has a handful of layers.
             cache = self._caches[id(kv_cache)] = TokenCache(kv_cache, self._workspace)
-        if plan.kept is None:
-            cache.store(key, value, plan.slots)
-        else:
-            cache.store(key[plan.kept], value[plan.kept], plan.slots)
+        if plan.kept is not None:
+            key, value = key[plan.kept], value[plan.kept]
+        cache.store(key, value, plan.slots, (layer.key_scale, layer.value_scale))
         if len(plan.decodes) == 1 and plan.decodes[0].whole:
             return self._decode(layer, query, cache, plan.decodes[0])
         out = torch.empty_like(query) if plan.covers_all else torch.zeros_like(query)
@@ -152,13 +153,13 @@ class TorchAttention(AttentionBackend):
             if row.cached is None:
                 keys, values = key[row.start : row.end], value[row.start : row.end]
             else:
-                keys, values = self._read(cache, row.cached)
+                keys, values = self._read(layer, cache, row.cached)
             self._prompt(layer, query, keys, values, row, out)
         for part in plan.invariant:
             part.attend(layer, query, cache.gather, out)
         return out
 
-    def _read(self, cache: TokenCache, cached: CachedTokens) -> tuple[Tensor, Tensor]:
+    def _read(self, layer: LayerParams, cache: TokenCache, cached: CachedTokens) -> tuple[Tensor, Tensor]:
         """Keys and values [n, Hk, D] in the layers' dtype; a run of slots is read where it lies."""
         if cached.start is not None and cache.flat:
             keys = cache.keys.narrow(0, cached.start, cached.length)
@@ -166,14 +167,15 @@ class TorchAttention(AttentionBackend):
         else:
             keys, values = cache.gather(cached.slots).unbind(1)
         if keys.dtype != self.spec.dtype:
-            return keys.to(self.spec.dtype), values.to(self.spec.dtype)
+            dtype = self.spec.dtype
+            return dequantize_kv(keys, dtype, layer.key_scale), dequantize_kv(values, dtype, layer.value_scale)
         return keys, values
 
     def _decode(self, layer: LayerParams, query: Tensor, cache: TokenCache, group: DecodeGroup) -> Tensor:
         """[count, H, D]: the query heads of a KV head are its query tokens, so that no key is repeated."""
         count, heads, dim = query.shape
         kv_heads = self.spec.num_kv_heads
-        keys, values = self._read(cache, group.cached)
+        keys, values = self._read(layer, cache, group.cached)
         mask = group.mask
         if layer.alibi_slopes is not None and group.distance is not None:
             bias = layer.alibi_slopes.to(query.dtype).view(1, kv_heads, -1, 1) * group.distance

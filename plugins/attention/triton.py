@@ -25,6 +25,7 @@ from frame.kernels.decode import DecodeLaunch
 from .reasons import Capabilities, reasons
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+FLOATS8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: A split shorter than this costs more to join than it saves.
 MIN_SPLIT_LENGTH = 256
 MAX_SPLITS = 64
@@ -79,7 +80,8 @@ class TritonAttention(AttentionBackend):
         # The interpreter multiplies bfloat16 as if its bits were integers.
         dtypes = FLOATS if spec.device_type == "cuda" or not interpreted else FLOATS[1:]
         devices = ("cuda", "cpu") if interpreted else ("cuda",)
-        can = Capabilities(devices=devices, dtypes=dtypes, kv_dtypes=dtypes, max_head_dim=256)
+        eights = FLOATS8 if interpreted or _converts_e4m3() else FLOATS8[1:]
+        can = Capabilities(devices=devices, dtypes=dtypes, kv_dtypes=(*dtypes, *eights), max_head_dim=256)
         return "; ".join(reasons(spec, can)) or None
 
     @classmethod
@@ -112,6 +114,10 @@ class TritonAttention(AttentionBackend):
         batch, n = plan.batch, plan.num_decodes
         make = torch.empty if plan.covers_all else torch.zeros
         out = make(query.shape, dtype=query.dtype, device=query.device)
+        if n < len(batch.host_query_lens):
+            # First: of two equal prompts in one step, the second has one token left and reads what the first stores.
+            scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
+            kernels.write_kv(key[n:], value[n:], kv_cache, batch.slot_mapping[n:], **scales)
         if plan.decode is not None:
             decode_kernel.decode_attention(
                 query[:n],
@@ -127,10 +133,9 @@ class TritonAttention(AttentionBackend):
                 **_features(layer),
             )
         if n < len(batch.host_query_lens):
-            kernels.write_kv(key[n:], value[n:], kv_cache, batch.slot_mapping[n:])
             rows = (batch.query_start[n:], batch.seq_lens[n:], batch.block_table[n:])
             if plan.mixed is None and self._prefill is not None:
-                self._prefill(query, kv_cache, *rows, out=out, **_features(layer, slopes=False))
+                self._prefill(query, kv_cache, *rows, out=out, **_features(layer, plain=True))
             else:
                 kernels.paged_attention(query, kv_cache, *rows, launch=plan.mixed, out=out, **_features(layer))
         return out
@@ -149,10 +154,18 @@ class TritonAttention(AttentionBackend):
         return 1 << max(0, useful.bit_length() - 1)
 
 
-def _features(layer: LayerParams, *, slopes: bool = True) -> dict[str, Any]:
+def _features(layer: LayerParams, *, plain: bool = False) -> dict[str, Any]:
     spec = layer.spec
     found = {"scale": spec.scale, "window": spec.window, "soft_cap": spec.soft_cap, "sinks": layer.sinks}
-    return {**found, "alibi_slopes": layer.alibi_slopes} if slopes else found
+    if plain:  # what the Hopper kernel takes
+        return found
+    scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
+    return {**found, **scales, "alibi_slopes": layer.alibi_slopes}
+
+
+def _converts_e4m3() -> bool:
+    """Whether the device has that type: from compute capability 8.9 on. Without a device nothing speaks against it."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
 
 
 def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[..., Tensor] | None:

@@ -24,7 +24,14 @@ from .block_messages import BlockStep, Move
 
 #: Blocks that are copied together: bounds the host memory that a step needs.
 BATCH = 32
-_CHECKED = (torch.float32, torch.float16, torch.bfloat16)
+#: how to look at elements of a type whether they are finite; torch cannot ask 8-bit floats
+_CHECKED = {
+    torch.float32: torch.float32,
+    torch.float16: torch.float16,
+    torch.bfloat16: torch.bfloat16,
+    torch.float8_e4m3fn: torch.float16,
+    torch.float8_e5m2: torch.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,7 @@ class BlockWorker(ConnectorWorker):
             blocks = torch.tensor([move.blocks[part.group] for move in moves], device=part.cache.device)
             found = part.cache.index_select(0, blocks)
             if part.dtype in _CHECKED:
-                finite &= found.view(part.dtype).isfinite().all(1).cpu()
+                finite &= found.view(part.dtype).to(_CHECKED[part.dtype]).isfinite().all(1).cpu()
             data[:, part.start : part.end] = found.cpu().numpy()
         kept = 0
         for row, move in enumerate(moves):

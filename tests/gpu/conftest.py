@@ -1,16 +1,36 @@
-"""Lets Triton 3.6's interpreter run beside numpy 2.4, which no longer turns an array of one element into an index."""
+"""Mends Triton 3.6's interpreter for the tests: numpy 2.4 beside it, and 8-bit floats.
+
+Numpy no longer turns an array of one element into an index. The interpreter rounds 8-bit floats wrongly where the
+rounding reaches the exponent, and cuts float8_e5m2 off.
+"""
 
 from __future__ import annotations
 
 import os
 
 if os.environ.get("TRITON_INTERPRET") == "1":
+    import numpy as np
+    import torch
+    import triton.language as tl
     from triton.runtime import interpreter
 
     _patch = interpreter._patch_lang_tensor
+    _convert = interpreter._convert_float
+    _EIGHTS = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
     def _patch_with_index(tensor, scope):
         _patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def _convert_by_torch(data, source, target, rounding):
+        """The bits of `data` as the type `target`."""
+        data = np.ascontiguousarray(data)
+        if target in _EIGHTS and source == tl.float32:
+            return torch.from_numpy(data.view(np.float32)).to(_EIGHTS[target]).view(torch.uint8).numpy()
+        if source in _EIGHTS and target in (tl.float32, tl.float16):
+            wide = torch.from_numpy(data).view(_EIGHTS[source])
+            return wide.to(torch.float32 if target == tl.float32 else torch.float16).numpy()
+        return _convert(data, source, target, rounding)
+
     interpreter._patch_lang_tensor = _patch_with_index
+    interpreter._convert_float = _convert_by_torch

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
     "file",
     [
         "test_attention.py",
+        "test_attention_fp8.py",
         "test_step_kernels.py",
         "test_layer_kernels.py",
         "test_linear_invariant.py",

@@ -159,7 +159,7 @@ def test_updates_that_do_not_fit_are_refused(pair, words):
 
 def test_sinks_are_weights_of_the_attention_layer():
     layer = make_build().attention("a.attn", 4, 2, 8, scale=1.0, sinks=True, window=7)
-    (slot,) = layer.weight_slots()
+    slot = layer.weight_slots()[0]
     slot.write(torch.arange(4.0))
     assert slot.name == "a.attn.sinks"
     assert torch.equal(layer.params.sinks, torch.arange(4.0))

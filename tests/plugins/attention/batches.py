@@ -67,8 +67,9 @@ def make_case(
     page_slack: int = 0,
     padding_tokens: int = 0,
     padding_rows: int = 0,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> Case:
-    """`rows` holds (tokens cached before, query tokens) of each row."""
+    """`rows` holds (tokens cached before, query tokens) of each row, `scales` those of keys and values."""
     draw = np.random.default_rng(seed)
     torch_draw = torch.Generator().manual_seed(seed)
     device, size = spec.device_type, spec.block_size
@@ -91,7 +92,11 @@ def make_case(
         first = max(0, cached - spec.window + 1) // size * size if spec.window else 0
         if cached > first:
             shape = (cached - first, spec.num_kv_heads, spec.head_dim)
-            Ops.write_kv(random(*shape), random(*shape), cache, places[first:cached])
+            key_scale, value_scale = scales
+            places_before = places[first:cached]
+            Ops.write_kv(
+                random(*shape), random(*shape), cache, places_before, key_scale=key_scale, value_scale=value_scale
+            )
         slots.append(places[cached:])
     query_lens = np.array([count for _, count in rows] + [0] * padding_rows, dtype=np.int32)
     seq_lens = np.array([sum(row) for row in rows] + [0] * padding_rows, dtype=np.int32)
@@ -113,6 +118,8 @@ def make_case(
         spec,
         sinks=random(heads).float() if spec.sinks else None,
         alibi_slopes=random(heads).abs().float() if spec.alibi else None,
+        key_scale=scales[0],
+        value_scale=scales[1],
     )
     return Case(
         spec,
@@ -128,7 +135,8 @@ def make_case(
 def expected(case: Case) -> tuple[Tensor, Tensor]:
     """(output, cache) by the reference ops."""
     cache, batch, spec = case.cache.clone(), case.batch, case.spec
-    Ops.write_kv(case.key, case.value, cache, batch.slot_mapping)
+    scales = {"key_scale": case.layer.key_scale, "value_scale": case.layer.value_scale}
+    Ops.write_kv(case.key, case.value, cache, batch.slot_mapping, **scales)
     out = Ops.paged_attention(
         case.query,
         cache,
@@ -140,6 +148,7 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
         soft_cap=spec.soft_cap,
         sinks=case.layer.sinks,
         alibi_slopes=case.layer.alibi_slopes,
+        **scales,
     )
     return out, cache
 
@@ -159,6 +168,6 @@ def check(backend: type[AttentionBackend], case: Case, atol: float = 1e-5, rtol:
     assert out.shape == case.query.shape
     assert out.dtype == case.query.dtype
     assert torch.isfinite(out).all()
-    torch.testing.assert_close(cache, want_cache, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(cache.float(), want_cache.float(), rtol=0, atol=0, equal_nan=True)
     real = int(case.batch.host_query_lens.sum())
     torch.testing.assert_close(out[:real], want[:real], rtol=rtol, atol=atol)

@@ -31,7 +31,7 @@ def test_three_faults_give_three_reasons_in_order() -> None:
     assert reason is not None
     assert reason.split("; ") == [
         "head size 512 not supported (at most 256)",
-        "KV-cache dtype int8 not supported (there are: bfloat16, float16, float32)",
+        "KV-cache dtype int8 not supported (there are: bfloat16, float16, float32, float8_e4m3fn, float8_e5m2)",
         "MLA not supported",
     ]
 
@@ -42,7 +42,7 @@ def test_three_faults_give_three_reasons_in_order() -> None:
         ({"head_dim": 0}, "head size 0"),
         ({"num_heads": 6, "num_kv_heads": 4}, "6 heads do not divide over 4 KV heads"),
         ({"dtype": torch.int8}, "dtype int8 not supported"),
-        ({"kv_dtype": torch.float8_e5m2}, "KV-cache dtype float8_e5m2 not supported"),
+        ({"kv_dtype": torch.float8_e8m0fnu}, "KV-cache dtype float8_e8m0fnu not supported"),
         ({"block_size": 0}, "block size 0 not supported"),
         ({"kind": "cross"}, "attention kind 'cross' not supported (there are: 'decoder'"),
         ({"mla": True}, "MLA not supported"),

@@ -48,6 +48,17 @@ def test_a_cache_of_another_dtype_is_read_back_in_the_layers_dtype() -> None:
     check(TorchAttention, make_case(TorchAttention, spec, MIXED))
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+def test_a_cache_of_8_bit_floats(kv_dtype: torch.dtype, deterministic: bool, features: dict) -> None:
+    """The kept bytes are the reference's own; values beyond the type's range become its largest number."""
+    spec = spec_of(kv_dtype=kv_dtype, deterministic=deterministic, **features)
+    case = make_case(TorchAttention, spec, MIXED, page_slack=16 if deterministic else 0, scales=(0.02, 3e-5))
+    case.value[0, 0, 0] = 1e9
+    check(TorchAttention, case)
+
+
 @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
 def test_padding_rows_and_tokens_are_skipped(features: dict) -> None:
     case = make_case(TorchAttention, spec_of(**features), MIXED, padding_tokens=5, padding_rows=3)

@@ -1,0 +1,53 @@
+"""The Triton kernels over a cache of 8-bit floats: on a GPU, and under the interpreter through tests/kernels."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from frame.core.ops import Ops
+from frame.plugins.attention.triton import TritonAttention
+from tests.plugins.attention.batches import check, make_case, spec_of
+
+pytestmark = pytest.mark.gpu
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+MIXED = [(0, 1), (5, 1), (70, 5), (0, 9)]
+DECODES = [(0, 1), (90, 1), (31, 1)]
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
+CLOSE = 1e-5 if INTERPRETED else 3e-2
+CASES = [
+    (torch.float8_e4m3fn, {}),
+    (torch.float8_e5m2, {"window": 40, "soft_cap": 3.0, "sinks": True, "alibi": True}),
+]
+
+
+@pytest.mark.parametrize("rows", [MIXED, DECODES], ids=["mixed", "decode"])
+@pytest.mark.parametrize(("kv_dtype", "features"), CASES)
+def test_keys_and_values_are_the_references_own(kv_dtype: torch.dtype, features: dict, rows: list) -> None:
+    spec = spec_of(device_type=DEVICE, dtype=DTYPE, kv_dtype=kv_dtype, **features)
+    case = make_case(TritonAttention, spec, rows, scales=(0.02, 3e-5))
+    case.value[0, 0, 0] = 1e9  # beyond the type's range: its largest number is kept
+    check(TritonAttention, case, CLOSE, CLOSE)
+
+
+def test_several_splits_and_heads_of_128(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: 4)
+    spec = spec_of(device_type=DEVICE, dtype=DTYPE, kv_dtype=torch.float8_e4m3fn, head_dim=128, block_size=16)
+    check(TritonAttention, make_case(TritonAttention, spec, [(300, 1), (0, 1)], scales=(0.5, 2.0)), CLOSE, CLOSE)
+
+
+def test_a_deterministic_row_has_the_same_bits_in_other_batches() -> None:
+    if INTERPRETED:
+        pytest.skip("the interpreter's products come from a library that promises no fixed order")
+    spec = spec_of(device_type=DEVICE, dtype=DTYPE, kv_dtype=torch.float8_e4m3fn, deterministic=True)
+    case = make_case(TritonAttention, spec, MIXED)
+    backend = TritonAttention(spec, config=None, ops=Ops())
+    outs = []
+    for _ in range(2):
+        plan = backend.plan(case.batch)
+        outs.append(backend.forward(case.layer, case.query, case.key, case.value, case.cache.clone(), plan))
+    assert torch.equal(*outs)
