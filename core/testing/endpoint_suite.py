@@ -41,7 +41,7 @@ class EndpointSuite(PluginSuite):
             bodies = {"/v1/mine": {"prompt": "hello"}}   # optional: bodies that must be answered
 
     Mounts the routes as frame's server does, over a `FakeServing`, and asks them without and with a key, with wrong
-    bodies, and while nothing can be served.
+    bodies, and while nothing can be served. The application is built once for the class, like that of a server.
     """
 
     kind = "endpoint"
@@ -49,6 +49,8 @@ class EndpointSuite(PluginSuite):
     bodies: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: paths that answer while no engine does
     early: ClassVar[tuple[str, ...]] = ("/live", "/load", "/metrics", "/stats", "/version")
+
+    _app: ClassVar[Any]
 
     def serving(self) -> FakeServing:
         """What the endpoint is given."""
@@ -66,15 +68,11 @@ class EndpointSuite(PluginSuite):
             for method in sorted(route.methods):
                 yield method, re.sub(r"{[^}]*}", "something", route.path)
 
-    def ask(
-        self, method: str, path: str, body: bytes | None = None, *, serving: FakeServing | None = None, key: str = _KEY
-    ) -> Any:
-        """The response of the application to one request."""
+    def ask(self, method: str, path: str, body: bytes | None = None, *, app: Any = None, key: str = _KEY) -> Any:
+        """The response to one request of the class's application, or of another one."""
         import httpx
 
-        serving = serving or self.serving()
-        config = self.config(api_key=[_KEY])
-        app, _ = build_app(config, cast(Any, serving), [self.endpoint(serving)])
+        app = self.app() if app is None else app
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
 
         async def send() -> httpx.Response:
@@ -83,6 +81,17 @@ class EndpointSuite(PluginSuite):
                 return await client.request(method, path, content=body, headers=headers)
 
         return asyncio.run(send())
+
+    def app(self) -> Any:
+        """The application of this class."""
+        if "_app" not in vars(type(self)):
+            type(self)._app = self.built(self.serving())
+        return type(self)._app
+
+    def built(self, serving: FakeServing) -> Any:
+        """A new application."""
+        app, _ = build_app(self.config(api_key=[_KEY]), cast(Any, serving), [self.endpoint(serving)])
+        return app
 
     def check_error(self, response: Any, what: str) -> None:
         """Status 4xx or 5xx comes with an error body in the endpoint's shape."""
@@ -158,10 +167,9 @@ class EndpointSuite(PluginSuite):
                 self.check_error(response, f"DELETE {path}")
 
     def test_routes_say_when_nothing_can_be_served(self) -> None:
+        ill = self.built(FakeServing(problem="no engine"))
         for method, path in self.routes():
-            response = self.ask(
-                method, path, b"{}" if method != "GET" else None, serving=FakeServing(problem="no engine")
-            )
+            response = self.ask(method, path, b"{}" if method != "GET" else None, app=ill)
             if path not in (*self.early, *self.endpoint(self.serving()).public_paths):
                 assert response.status_code == 503, f"{method} {path} gave {response.status_code} without an engine"
                 self.check_error(response, f"{method} {path} without an engine")

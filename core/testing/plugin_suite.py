@@ -41,6 +41,8 @@ class PluginSuite:
 
     #: a folder that only the running test uses
     folder: Path
+    #: what `registry` gives
+    _found: ClassVar[Registry]
 
     @pytest.fixture(autouse=True)
     def _own_folder(self, tmp_path: Path) -> None:
@@ -59,14 +61,16 @@ class PluginSuite:
         return self.name.rpartition(":")[2]
 
     def registry(self) -> Registry:
-        """What is installed, with the class under test."""
-        registry = Registry.load()
-        if not self.plugin:
-            provider = Provider(
-                self.name, self.target, api=f"=={API_VERSION}", options=self.options_model, tags=dict(self.tags)
-            )
-            registry.offers.append(Offer(self.kind, provider, HERE, ""))
-        return registry
+        """What is installed, with the class under test; read once for a suite, since every test asks several times."""
+        if "_found" not in vars(type(self)):
+            registry = Registry.load()
+            if not self.plugin:
+                provider = Provider(
+                    self.name, self.target, api=f"=={API_VERSION}", options=self.options_model, tags=dict(self.tags)
+                )
+                registry.offers.append(Offer(self.kind, provider, HERE, ""))
+            type(self)._found = registry
+        return type(self)._found
 
     def provider(self) -> Provider:
         """The description of the plugin under test."""

@@ -154,11 +154,11 @@ def test_wrong_token_ids_are_named(prompt: Any) -> None:
 def test_many_wrong_values_are_few_errors(body: type[BoundedModel], fields: dict[str, Any]) -> None:
     base = {"prompt": "x"} if body is CompletionBody else {}
     base = {"messages": [{"role": "user"}]} if body is ChatBody else base
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(ValidationError) as caught:
         body.model_validate({**base, **fields}, context={"limits": LIMITS})
     assert caught.value.error_count() < 5
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start < 1.0
 
 
 def test_counts_of_prompts_and_messages() -> None:

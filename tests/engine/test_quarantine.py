@@ -67,8 +67,9 @@ def test_suspects_of_an_earlier_engine_run_after_the_others_and_alone() -> None:
     for name in "abcde":
         sim.add(make_request(name, [1, 2, 3], max_tokens=20))
     seen: list[set[str]] = []
-    deadline = time.monotonic() + 20
-    while sim.scheduler.has_unfinished() and time.monotonic() < deadline:
+    for _ in range(1000):
+        if not sim.scheduler.has_unfinished():
+            break
         plan = sim.launch()
         if plan is not None:
             seen.append(sim.scheduler.living(plan))
@@ -132,10 +133,10 @@ def test_a_journal_entry_costs_microseconds() -> None:
     assert len(plan.slots) == 256
     times = []
     for _ in range(200):
-        start = time.perf_counter()
+        start = time.thread_time()
         journal.launch(plan)
         journal.answer()
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     assert sorted(times)[100] < 1e-4  # some 2 µs where nothing else runs
     NullJournal().launch(plan)
 

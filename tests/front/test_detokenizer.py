@@ -119,7 +119,7 @@ def test_spaces_between_special_tokens(word_tokenizer):
 def test_speed(tokenizer):
     ids = tokenizer.encode("the quick brown fox 日本語 " * 200)
     detokenizer = make_detokenizer(tokenizer, [1], True, True)
-    start = time.perf_counter()
+    start = time.thread_time()
     for token in ids:
         detokenizer.push([token])
-    assert len(ids) / (time.perf_counter() - start) > 20_000
+    assert len(ids) / (time.thread_time() - start) > 20_000

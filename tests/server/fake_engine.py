@@ -79,8 +79,9 @@ class FakeEngine:
 
     def step(self) -> list[EngineOutput]:
         outputs, self._pending = self._pending, []
-        if self._running and self._delay:
-            time.sleep(self._delay)
+        if self._running:
+            faults = [(request.params.extra_args or {}).get("fault") for request, _ in self._running.values()]
+            time.sleep(0.05 if "slow" in faults else self._delay)
         self._note_step()
         for request_id, (request, count) in list(self._running.items()):
             fault = (request.params.extra_args or {}).get("fault")

@@ -202,18 +202,18 @@ def test_depth_counts_brackets_outside_strings_only() -> None:
 @pytest.mark.parametrize("unit", [b"[]", b'"', b'\\"', b"[", b'"\\', b"{", b"\\"])
 def test_hostile_bodies_cost_linear_time(unit: bytes) -> None:
     body = b'{"x": [' + unit * (2_000_000 // len(unit))
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(RequestError):
         parse_json(body)
-    assert time.perf_counter() - start < 2.0
+    assert time.thread_time() - start < 2.0
 
 
 def test_a_deep_body_is_refused_at_once() -> None:
     body = b"[" * 4_000_000 + b"]" * 4_000_000
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(RequestError, match="nests deeper"):
         parse_json(body)
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start < 1.0
 
 
 def test_keys_are_kept_as_digests() -> None:

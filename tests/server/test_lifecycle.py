@@ -44,8 +44,9 @@ def test_a_killed_engine_is_reported_and_started_again() -> None:
         until(lambda: running.metric("frame_num_requests_running") == 1)
         pid = running.children()["engine"]
         os.kill(pid, signal.SIGKILL)
-        until(lambda: running.engine().status_code == 503, 2)
-        assert "engine process" in running.engine().json()["error"]["message"]
+        health = [running.engine()]
+        until(lambda: health.append(running.engine()) or health[-1].status_code == 503)
+        assert "engine process" in health[-1].json()["error"]["message"]
         thread.join(20)
         assert answers[0].status_code == 200
         assert answers[0].json()["usage"]["completion_tokens"] == BODY["max_tokens"]
@@ -91,7 +92,7 @@ def test_a_signal_drains_and_then_ends() -> None:
         until(lambda: running.metric("frame_num_requests_running") == 1)
         running.process.send_signal(signal.SIGINT)
         until(lambda: "stopping" in running.text)
-        until(lambda: httpx.get(f"{running.url}/health").status_code == 503, 2)
+        until(lambda: httpx.get(f"{running.url}/health").status_code == 503)
         assert httpx.post(f"{running.url}/v1/completions", json=BODY).status_code == 503
         thread.join(20)
         assert answers[0].status_code == 200
@@ -104,12 +105,12 @@ def test_a_second_signal_ends_at_once() -> None:
     with server(FAKE, *SLOW) as running:
         children = running.children()
         answers: list[Any] = []
-        post_in_thread(running.url, {**BODY, "max_tokens": 400}, answers)
+        post_in_thread(running.url, {**BODY, "max_tokens": 480}, answers)
         until(lambda: running.metric("frame_num_requests_running") == 1)
         running.process.send_signal(signal.SIGINT)
         until(lambda: "stopping" in running.text)
         running.process.send_signal(signal.SIGINT)
-        assert running.wait(3) == 130
+        assert running.wait(30) == 130
         assert not any(alive(pid) for pid in children.values())
         assert "Traceback" not in running.text
 
@@ -145,9 +146,9 @@ def test_a_drain_ends_after_its_time() -> None:
         ]
         until(lambda: running.metric("frame_num_requests_running") == 2)
         running.process.send_signal(signal.SIGTERM)
-        assert running.wait(8) == 0
+        assert running.wait(30) == 0
         for thread in threads:
-            thread.join(5)
+            thread.join(20)
         assert sorted(answer.status_code for answer in answers) == [200, 503]
         for answer in answers:
             assert "did not end within 0.3 seconds (--drain-seconds)" in answer.text

@@ -19,7 +19,7 @@ from frame.core.interfaces.errors import RequestError
 from frame.core.server.limits import KeyLimits
 from tests.server.running import FAKE, Running, server, until
 
-BODY = {"prompt": "once upon a time", "max_tokens": 200, "ignore_eos": True}
+BODY = {"prompt": "once upon a time", "max_tokens": 480, "ignore_eos": True}
 KEYS = {"Authorization": "Bearer one"}
 SETTINGS = (
     "--plugin.fake.delay", "0.01", "--plugin.fake.vocab_size", "2048", "--disable-access-log",
@@ -79,9 +79,9 @@ def test_deadlines_end_requests_clearly(running: Running) -> None:
         assert answer.status_code == 504
         assert answer.json()["error"]["message"] == "the request did not end within its 0.3 seconds"
         assert answer.headers["x-should-retry"] == "false"
-    streamed = post(running, timeout=0.3, stream=True)
+    streamed = post(running, timeout=2, stream=True)
     assert streamed.status_code == 200
-    assert "did not end within its 0.3 seconds" in streamed.text.split("\n\n")[-2]
+    assert "did not end within its 2 seconds" in streamed.text.split("\n\n")[-2]
     assert post(running, timeout=30, max_tokens=3).status_code == 200
     for wrong in ("soon", -1, 0, True):
         refused = post(running, timeout=wrong)
@@ -104,7 +104,7 @@ def test_a_key_has_a_share_and_a_rate(running: Running) -> None:
 
     def many() -> None:
         with openai.OpenAI(base_url=f"{running.url}/v1", api_key="one", max_retries=0) as api:
-            for _ in range(45):
+            for _ in range(400):  # more than come free meanwhile, however slow this is
                 api.completions.create(model="demo", prompt="x", max_tokens=1)
 
     with pytest.raises(openai.RateLimitError, match="40 requests in a minute") as caught:
