@@ -15,18 +15,19 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from packaging.utils import canonicalize_name
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from .config.errors import near
 from .interfaces.provider import API_VERSION, Provider
+from .named_plugins import check_named, check_options, named_plugins
 from .offers import HERE, KINDS, Choice, Failure, Offer, PluginError, collect, import_target, installed, offers_of_file
+from .plugin_options import read_options
 
 logger = logging.getLogger(__name__)
 
 #: Names of a kind that an error lists; of more, the near ones.
 _MAX_LISTED = 30
 
-__all__ = ["Choice", "ModelRegistry", "PluginError", "Registry", "named_plugins"]
+__all__ = ["Choice", "ModelRegistry", "PluginError", "Registry"]
 
 
 class ModelRegistry:
@@ -172,29 +173,7 @@ class Registry:
 
         Raises `PluginError` naming the field when a value is unknown or wrong.
         """
-        given: dict[str, Any] = {}
-        for name in (provider.name, *provider.aliases):
-            given.update(config.plugin.get(name, {}))
-        model = provider.options
-        if model is None:
-            if given:
-                raise PluginError(f"plugin {provider.name!r} takes no options, got {', '.join(sorted(given))}")
-            return None
-        if isinstance(model, str):
-            model = import_target(model, f"options of plugin {provider.name!r}{self._source(provider)}")
-        if not issubclass(model, BaseModel):
-            raise PluginError(f"options of plugin {provider.name!r} must be a pydantic model, got {model.__name__}")
-        unknown = sorted(set(given) - set(model.model_fields))
-        if unknown:
-            choices = ", ".join(sorted(model.model_fields))
-            raise PluginError(f"plugin {provider.name!r} has no option {unknown[0]!r}; there are: {choices}")
-        try:
-            options: BaseModel = model.model_validate(given)
-            return options
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise PluginError(f"option {where} of plugin {provider.name!r}: {first['msg']}") from None
+        return read_options(provider, config, self._source(provider))
 
     def make(self, kind: str, name: str | Provider, config: Any, *args: Any, part: str = "", **kwargs: Any) -> Any:
         """Builds a plugin, by name or as chosen before: `Class(*args, config=config, options=…, **kwargs)`."""
@@ -203,18 +182,13 @@ class Registry:
         return made(*args, config=config, options=self.options(provider, config), **kwargs)
 
     def check(self, config: Any) -> None:
-        """Raises `PluginError` for any plugin named in `config` that is not there; imports nothing heavy."""
+        """Raises `PluginError` for any plugin named in `config` that is not there, or whose options are wrong.
+
+        Imports the options of plugins, and none of their implementations.
+        """
         self.add_files(config)
-        for kind, name in (*named_plugins(config), *named_parsers(config)):
-            if name != "auto":
-                self.choose(kind, name)
-        if config.server.enable_auto_tool_choice and config.server.tool_call_parser is None:
-            known = ", ".join(sorted(provider.name for provider in self.providers("tool-parser")))
-            raise PluginError(f"--enable-auto-tool-choice needs --tool-call-parser; there are: {known}")
-        names = {alias for offer in self.offers for alias in (offer.provider.name, *offer.provider.aliases)}
-        for name in config.plugin:
-            if name not in names:
-                raise PluginError(f"no plugin {name!r} to configure{near(name, names)}; `frame plugins` lists them")
+        check_named(self, config)
+        check_options(self, config)
         self.check_workers(config.executor)
 
     def check_workers(self, executor: Any) -> None:
@@ -299,32 +273,6 @@ class Registry:
             if missing:
                 raise PluginError(f"plugin {provider.name!r}{source}: {target} lacks {', '.join(missing)}")
         return found
-
-
-def named_plugins(config: Any) -> list[tuple[str, str]]:
-    """(kind, name) of every plugin that a configuration names; "auto" leaves the choice open."""
-    named = [
-        ("platform", config.executor.platform),
-        ("executor", config.executor.executor),
-        ("scheduler", config.scheduler.scheduling_policy),
-        ("attention", config.attention.attention_backend),
-        ("loader", config.load.load_format),
-        ("grammar", config.structured_outputs.structured_outputs_backend),
-        ("pooler", config.pooler.pooling_type),
-    ]
-    named += [("sink", name) for name in config.observability.metrics_sinks]
-    if config.transfer.kv_connector is not None:
-        named.append(("connector", config.transfer.kv_connector))
-    if config.speculation.speculator is not None:
-        named.append(("speculator", config.speculation.speculator))
-    return named
-
-
-def named_parsers(config: Any) -> list[tuple[str, str]]:
-    """(kind, name) of the plugins of the text side that a configuration names; the engine has no use for them."""
-    server = config.server
-    named = [("tool-parser", server.tool_call_parser), ("reasoning-parser", server.reasoning_parser)]
-    return [(kind, name) for kind, name in named if name is not None]
 
 
 def _provider_here(architecture: str, target: str) -> Provider:

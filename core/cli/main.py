@@ -84,8 +84,10 @@ def _run(arguments: list[str]) -> int:
     name, *rest = arguments
     command = _find(name)
     if command is None:
-        known = [*sorted(set(BUILT_IN) - HIDDEN), *(provider.name for provider in Registry.load().providers("command"))]
-        print(f"frame: no command {name!r}{near(name, known)}; there are: {', '.join(known)}", file=sys.stderr)
+        known = sorted({*BUILT_IN, *(provider.name for provider in Registry.load().providers("command"))} - HIDDEN)
+        noun = "flag" if name.startswith("-") else "command"
+        listed = f"commands come first: {', '.join(known)}" if noun == "flag" else f"there are: {', '.join(known)}"
+        print(f"frame: no {noun} {name!r}{near(name, known)}; {listed}", file=sys.stderr)
         return 2
     parser = FlagParser(prog=f"frame {name}", description=command.help)
     command.add_arguments(parser)

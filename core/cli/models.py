@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..config.checkpoint import read_checkpoint
+from ..config.errors import ConfigError
 from ..config.flat import from_flat
+from ..config.stored_tensors import read_header
 from ..interfaces.endpoint import Command
 from ..registry import Registry
 from .terminal import TerminalClient, TerminalError, add_client_arguments
-
-_MAX_HEADER_BYTES = 100 << 20
 
 
 class ModelsCommand(Command):
@@ -30,9 +28,13 @@ class ModelsCommand(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The folder, or the server."""
-        parser.add_argument("folder", nargs="?", metavar="FOLDER", help="A checkpoint: folder, or ORG/NAME downloaded.")
-        add_client_arguments(parser, sampling=False)
-        parser.set_defaults(url=None)
+        parser.add_argument(
+            "folder",
+            nargs="?",
+            metavar="FOLDER",
+            help="Folder of a checkpoint, or ORG/NAME where it was downloaded before.",
+        )
+        add_client_arguments(parser, sampling=False, url=None)
         parser.add_argument("--json", action="store_true", help="Print JSON.")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -50,15 +52,25 @@ class ModelsCommand(Command):
 
 
 def look(folder: str, architectures: Sequence[str]) -> dict[str, Any]:
-    """Facts of a checkpoint; raises `ConfigError` when there is none."""
+    """Facts of a checkpoint, with the `problem` that keeps it from being served; raises `ConfigError` for none."""
     checkpoint = read_checkpoint(from_flat({"model": folder}))
     files = sorted(checkpoint.folder.glob("*.safetensors"))
-    served = checkpoint.architecture in architectures and bool(files)
+    problem = None
+    if checkpoint.architecture not in architectures:
+        problem = f"no model {checkpoint.architecture!r}; `frame models` lists those that there are"
+    elif not files:
+        problem = "there is no .safetensors file"
+    parameters = 0
+    try:
+        parameters = sum(tensor.elements for file in files for tensor in read_header(file))
+    except ConfigError as error:
+        problem = str(error)
     return {
         "folder": str(checkpoint.folder),
         "architecture": checkpoint.architecture,
-        "served": served,
-        "parameters": sum(map(_parameters, files)),
+        "served": problem is None,
+        "problem": problem,
+        "parameters": parameters,
         "weights_bytes": sum(file.stat().st_size for file in files),
         "dtype": checkpoint.dtype,
         "max_model_len": checkpoint.model_max_len,
@@ -67,27 +79,6 @@ def look(folder: str, architectures: Sequence[str]) -> dict[str, Any]:
         "hidden_size": checkpoint.text.get("hidden_size"),
         "quantization": (checkpoint.hf.get("quantization_config") or {}).get("quant_method"),
     }
-
-
-def _parameters(file: Path) -> int:
-    """Elements of all tensors in a safetensors file, from its header; 0 for what is none."""
-    with file.open("rb") as stream:
-        head = stream.read(8)
-        size = struct.unpack("<Q", head)[0] if len(head) == 8 else _MAX_HEADER_BYTES
-        if size >= _MAX_HEADER_BYTES:
-            return 0
-        try:
-            tensors = json.loads(stream.read(size))
-        except ValueError:
-            return 0
-    total = 0
-    for name, tensor in tensors.items():
-        if name != "__metadata__":
-            count = 1
-            for length in tensor["shape"]:
-                count *= length
-            total += count
-    return total
 
 
 def _ask(arguments: argparse.Namespace) -> int:

@@ -19,9 +19,13 @@ class TerminalError(Exception):
     """The server cannot be reached, or refuses; the message is one sentence."""
 
 
-def add_client_arguments(parser: argparse.ArgumentParser, *, sampling: bool = True) -> None:
+_URL = "http://127.0.0.1:8000"
+
+
+def add_client_arguments(parser: argparse.ArgumentParser, *, sampling: bool = True, url: str | None = _URL) -> None:
     """What every terminal client takes; those that ask no model leave `sampling` out."""
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="Address of the server (default: %(default)s).")
+    shown = "" if url is None else f" (default: {url})"
+    parser.add_argument("--url", default=url, help=f"Address of the server{shown}.")
     parser.add_argument("--api-key", help="Key to present.")
     if not sampling:
         return
@@ -34,9 +38,13 @@ class TerminalClient:
     """One server. `arguments` come from `add_client_arguments`."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._url = urlsplit(arguments.url if "//" in arguments.url else f"http://{arguments.url}")
-        if self._url.scheme not in ("http", "https") or not self._url.hostname:
-            raise TerminalError(f"--url must be like http://127.0.0.1:8000, got {arguments.url!r}")
+        try:
+            self._url = urlsplit(arguments.url if "//" in arguments.url else f"http://{arguments.url}")
+            known = self._url.scheme in ("http", "https") and bool(self._url.hostname) and self._url.port != 0
+        except ValueError:  # a port that is none, or half a bracket
+            known = False
+        if not known:
+            raise TerminalError(f"--url must be like {_URL}, got {arguments.url!r}")
         self._prefix = self._url.path.rstrip("/").removesuffix("/v1")
         self._key = arguments.api_key
         self._settings = {
@@ -44,7 +52,13 @@ class TerminalClient:
             for name in ("max_tokens", "temperature")
             if (value := getattr(arguments, name, None)) is not None
         }
-        self.model = getattr(arguments, "model_name", None) or self.served_models()[0]
+        self.model = getattr(arguments, "model_name", None) or self._first_model()
+
+    def _first_model(self) -> str:
+        names = self.served_models()
+        if not names:
+            raise TerminalError(f"the server at {self._url.geturl()} serves no model")
+        return names[0]
 
     def chat(self, messages: list[dict[str, str]]) -> Iterator[str]:
         """Streams the answer to a conversation."""
@@ -59,7 +73,13 @@ class TerminalClient:
     def served_models(self) -> list[str]:
         """The names that the server answers to."""
         with self._request("GET", "/v1/models", None) as response:
-            return [str(model["id"]) for model in json.loads(response.read())["data"]]
+            body = response.read()
+        try:
+            return [str(model["id"]) for model in json.loads(body)["data"]]
+        except (ValueError, LookupError, TypeError):
+            raise TerminalError(
+                f"what answers at {self._url.geturl()} lists no models; is it a server of models?"
+            ) from None
 
     def _stream(self, path: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         body = {"model": self.model, "stream": True, **self._settings, **fields}

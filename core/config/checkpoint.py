@@ -19,6 +19,10 @@ from .pooling import PoolingPlan, read_pooling
 from .tree import FrameConfig
 
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
+_SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "n_embd", "n_layer", "n_head", "max_position_embeddings",
+)  # fmt: skip
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -66,6 +70,7 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
     hf = merge(read_json(folder / "config.json", "a checkpoint has one"), config.model.hf_overrides)
     architecture = _architecture(hf, folder)
     text = _text_part(hf, folder)
+    _check_sizes(text, folder)
     model_max_len = derive_max_model_len(text)
     pooling = read_pooling(config, folder, hf, architecture)
     if pooling is not None and pooling.max_len is not None:
@@ -150,6 +155,13 @@ def _text_part(hf: dict[str, Any], folder: Path) -> dict[str, Any]:
     except ValueError:
         return part
     return merge(defaults, part)
+
+
+def _check_sizes(text: Mapping[str, Any], folder: Path) -> None:
+    """Refuses sizes that no model has, before a library meets them; which ones there are is the family's matter."""
+    for key in _SIZES:
+        if isinstance(text.get(key), (str, int, float)):
+            _positive(text, key, folder)
 
 
 def _positive(text: Mapping[str, Any], key: str, folder: Path) -> int:

@@ -21,7 +21,8 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
         for inner, setting in value.items() if grouped else [(name, value)]:
             own = str(inner).replace("-", "_")
             if own not in known_names():
-                raise ConfigError(f"{path}: no setting {inner!r}{near(own, known_names())}")
+                where = f" in {key!r}" if grouped else ""
+                raise ConfigError(f"{path}: no setting {inner!r}{where}{near(own, known_names())}")
             if grouped and (own not in leaves() or leaves()[own].section != name):
                 raise ConfigError(f"{path}: setting {own!r} does not belong to {name!r}")
             if own in flat:
@@ -44,7 +45,7 @@ def _read(path: Path) -> Mapping[Any, Any]:
         _refuse_duplicates(path, node)
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path} is not valid YAML: {_fault(error)}") from None
     except RecursionError:
         raise ConfigError(f"{path} nests too deep, or refers to itself") from None
     if content is None:
@@ -52,6 +53,15 @@ def _read(path: Path) -> Mapping[Any, Any]:
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path} must hold settings by name, got {type(content).__name__}")
     return content
+
+
+def _fault(error: Exception) -> str:
+    """What PyYAML found and where, without the excerpt that it draws over several lines."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return " ".join(str(error).split())
+    context = getattr(error, "context", None)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {f'{context}: ' if context else ''}{problem}"
 
 
 def _refuse_duplicates(path: Path, node: Any) -> None:

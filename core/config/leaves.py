@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from .errors import ConfigError, near
-from .tree import FrameConfig, Section
+from .section import Section
+from .tree import FrameConfig
 
 LeafKind = Literal["bool", "int", "float", "text", "choice", "list", "mapping"]
 

@@ -84,7 +84,7 @@ class ApiProcess:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, lambda: None)
         loop.add_signal_handler(signal.SIGTERM, lambda: self._begin_drain(server, ingress))
-        text = asyncio.create_task(asyncio.to_thread(self._prepare_text))
+        text = asyncio.create_task(self._load_text(control))
         follow = asyncio.create_task(self._follow(control, server, ingress, text))
         self._host.shut_down = lambda: control.send(Shutdown())
         admin = asyncio.create_task(self._serve_admin())
@@ -120,7 +120,9 @@ class ApiProcess:
         app, ingress = build_app(self._config, self._host, endpoints, self._host.metrics, self._limits)
         return make_server(app, self._config.server), ingress
 
-    async def _follow(self, control: AsyncChannel, server: Server, ingress: Ingress, text: asyncio.Task[Text]) -> None:
+    async def _follow(
+        self, control: AsyncChannel, server: Server, ingress: Ingress, text: asyncio.Task[Text | None]
+    ) -> None:
         """Takes the parent's news until it hangs up, which ends this process, too."""
         front: asyncio.Task[None] | None = None
         try:
@@ -134,9 +136,12 @@ class ApiProcess:
         await self._dismiss(ingress, "the server was stopped", _HASTE_SECONDS)
         server.force_exit = server.should_exit = True
 
-    async def _open(self, control: AsyncChannel, text: asyncio.Task[Text]) -> None:
+    async def _open(self, control: AsyncChannel, text: asyncio.Task[Text | None]) -> None:
+        loaded = await text
+        if loaded is None:
+            return
         try:
-            self._host.open(*await asyncio.to_thread(self._make_front, await text))
+            self._host.open(*await asyncio.to_thread(self._make_front, loaded))
         except Exception as error:
             logger.debug("the text side does not start", exc_info=True)
             await control.send(Failed(describe(error)))
@@ -146,12 +151,23 @@ class ApiProcess:
         gc.set_threshold(*_GC_THRESHOLDS)
         await control.send(Serving(self._host.model_names))
 
+    async def _load_text(self, control: AsyncChannel) -> Text | None:
+        """Loads the tokenizer while the engine starts. What is wrong with it ends the start at once: None."""
+        try:
+            return await asyncio.to_thread(self._prepare_text)
+        except Exception as error:
+            logger.debug("the text side does not start", exc_info=True)
+            await control.send(Failed(describe(error)))
+            return None
+
     def _prepare_text(self) -> Text:
-        """Loads the tokenizer, whose library takes as long to import as an engine to start."""
+        """The tokenizer, whose library takes as long to import as an engine to start."""
         from ..front.front import tokenizer_source
+        from ..front.template import read_template
         from ..front.tokenizer import NoTokenizerError
 
         checkpoint = read_checkpoint(self._config)
+        read_template(self._config.model.chat_template)
         tokenizer = tokenizer_source(self._config, checkpoint)
         if tokenizer.folder is not None:
             try:

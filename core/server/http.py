@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from ..config.tree import ServerConfig
+from ..config.server import ServerConfig
 
 #: Bytes of request line and headers; what arrives in one read with their end may be more.
 MAX_HEAD_BYTES = 64 << 10

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from ..config.errors import ConfigError
-from ..config.tree import ServerConfig
+from ..config.server import ServerConfig
 
 _BACKLOG = 2048
 

@@ -48,7 +48,7 @@ class BlockFiles:
             self._incoming.mkdir(mode=0o700, exist_ok=True)
             self._remove_stale()
         except OSError as error:
-            raise ValueError(f"the folder of the disk connector, {folder}, cannot be used: {error}") from None
+            raise ValueError(f"the folder of the disk connector, {folder}, cannot be used: {error.strerror}") from None
         self._quota = Quota(self._root, max_bytes)
         self._complained = False
 

@@ -15,13 +15,13 @@ def frame_platforms() -> list[Provider]:
             api=">=0.1,<0.2",
             summary="one NVIDIA GPU, compute capability 8.0 or later",
             preference=10,
-            options="frame.plugins.platforms.cuda:CudaOptions",
+            options="frame.plugins.platforms.options:CudaOptions",
         ),
         Provider(
             "cpu",
             "frame.plugins.platforms.cpu:CpuPlatform",
             api=">=0.1,<0.2",
             summary="any processor that torch runs on",
-            options="frame.plugins.platforms.cpu:CpuOptions",
+            options="frame.plugins.platforms.options:CpuOptions",
         ),
     ]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
@@ -16,17 +15,10 @@ from frame.core.ops import Ops
 from frame.core.ops.linear import rows_are_alike
 
 from .cpu_ops import CpuOps
+from .options import CpuOptions
 
 #: Without an explicit size the cache takes at most this: CPU memory belongs to other programs too.
 DEFAULT_KV_BYTES = 4 << 30
-
-
-class CpuOptions(BaseModel):
-    """Settings of the CPU platform."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    native_dtype: bool = Field(False, description="Let dtype=auto keep 16-bit weights instead of widening to float32.")
 
 
 class CpuPlatform(Platform):

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
@@ -22,21 +21,11 @@ from frame.kernels import linear as few_rows
 from frame.kernels.linear_invariant import linear_invariant
 
 from .cuda_graphs import CudaGraphs
+from .options import CudaOptions
 from .rehearsal import rehearse
 
 #: Kept free beside weights, cache and activations: library workspaces and recorded graphs' own memory.
 RESERVE_BYTES = 600 << 20
-
-
-class CudaOptions(BaseModel):
-    """Settings of the CUDA platform."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    graph_sizes: list[int] = Field(
-        default_factory=lambda: [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512],
-        description="Decode batch sizes that are recorded; a batch is padded to the next of them.",
-    )
 
 
 class CudaOps(Ops):

@@ -24,6 +24,6 @@ def frame_metrics_sinks() -> list[Provider]:
             f"{here}.otel:TraceExporter",
             api=_API,
             summary="An OpenTelemetry trace for each request (extra otel).",
-            options=f"{here}.otel:TraceOptions",
+            options=f"{here}.otel_options:TraceOptions",
         ),
     ]

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
-from urllib.parse import urlsplit
-
-from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from frame.core.interfaces.report import MetricsSink, RequestReport
+
+from .otel_options import TraceOptions
 
 try:
     from opentelemetry import trace
@@ -26,7 +25,6 @@ try:
 except ImportError as error:
     raise ImportError(f"traces need OpenTelemetry ({error}); `pip install 'frame-llm[otel]'` brings it") from None
 
-_PATH = "/v1/traces"
 #: end of a route → operation
 _OPERATIONS: Mapping[str, str] = {
     "/chat/completions": "chat", "/completions": "text_completion", "/messages": "chat", "/responses": "chat",
@@ -41,24 +39,6 @@ _LATENCIES: Mapping[str, str] = {
     "time_in_queue": "queue_seconds", "time_to_first_token": "first_token_seconds",
     "time_in_model_prefill": "prefill_seconds", "time_in_model_decode": "decode_seconds", "e2e": "total_seconds",
 }  # fmt: skip
-
-
-class TraceOptions(BaseModel):
-    """`--plugin.otel.NAME VALUE`. Headers for the collector come from OpenTelemetry's own environment variables."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    endpoint: str = Field(f"http://127.0.0.1:4318{_PATH}", description="Where the collector takes OTLP over HTTP.")
-    service_name: str = Field("frame", min_length=1, description="Name of this service in traces.")
-    ratio: float = Field(1.0, ge=0, le=1, description="Share of requests traced of those whose client does not say.")
-
-    @field_validator("endpoint")
-    @classmethod
-    def _check_endpoint(cls, value: str) -> str:
-        url = urlsplit(value if "//" in value else f"http://{value}")
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(f"must be an address for OTLP over HTTP, such as http://127.0.0.1:4318, got {value!r}")
-        return url._replace(path=url.path if url.path.strip("/") else _PATH).geturl()
 
 
 class TraceExporter(MetricsSink):

@@ -15,7 +15,7 @@ def frame_speculators() -> list[Provider]:
             f"{here}:NgramSpeculator",
             api=">=0.1,<0.2",
             summary="repeats what followed the newest tokens earlier in the request (prompt lookup)",
-            options=f"{here}:NgramOptions",
+            options=f"{here}_options:NgramOptions",
             # what `frame plugins check` sets
             tags={"options": '{"prompt_lookup_max": 3}'},
         )

@@ -6,30 +6,14 @@ runs where the tokens are. Knows no model.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from frame.core.interfaces.speculator import DraftContext, Drafts, Speculator
 
-
-class NgramOptions(BaseModel):
-    """Settings of the n-gram speculator."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    prompt_lookup_max: int = Field(ge=1, le=32, description="Most newest tokens that are looked up.")
-    prompt_lookup_min: int = Field(1, ge=1, description="Fewest newest tokens that must be found.")
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise ValueError(
-                f"prompt_lookup_min {self.prompt_lookup_min} is above prompt_lookup_max {self.prompt_lookup_max}"
-            )
-        return self
+from .ngram_options import NgramOptions
 
 
 class NgramSpeculator(Speculator):

@@ -50,6 +50,8 @@ def test_errors_end_with_one_sentence(stub, monkeypatch, capsys, error, status):
 def test_unknown_command_names_the_near_ones(capsys):
     assert main(["serv"]) == 2
     assert "no command 'serv' (did you mean serve" in capsys.readouterr().err
+    assert main(["--port", "1"]) == 2
+    assert "no flag '--port'; commands come first" in capsys.readouterr().err
 
 
 def test_no_command_and_version(capsys):

@@ -43,6 +43,17 @@ def test_a_folder_that_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["models", str(tmp_path), "--json"]) == 1
     (facts,) = json.loads(capsys.readouterr().out)
     assert (facts["served"], facts["parameters"]) == (False, 0)
+    assert "is not a safetensors file" in facts["problem"]
+
+
+def test_weights_that_are_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo = Path(__file__).parents[2] / "core" / "demo"
+    (tmp_path / "config.json").write_bytes((demo / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((demo / "model.safetensors").read_bytes()[:100_000])
+    assert main(["models", str(tmp_path), "--json"]) == 1
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert not facts["served"]
+    assert "shorter than its header says" in facts["problem"]
 
 
 def test_a_server(capsys: pytest.CaptureFixture[str]) -> None:

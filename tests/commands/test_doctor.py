@@ -104,7 +104,7 @@ def test_a_gpu_is_planned_without_one(tmp_path, capsys):
 
 
 def test_constants_are_those_of_the_platforms():
-    from frame.plugins.platforms import cpu, cuda
+    from frame.plugins.platforms import cpu, cuda, options
 
     assert prediction.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES
     assert prediction.CUDA_RESERVE_BYTES == cuda.RESERVE_BYTES
@@ -112,7 +112,7 @@ def test_constants_are_those_of_the_platforms():
         "cpu": (cpu.CpuPlatform.default_num_seqs, cpu.CpuPlatform.default_num_batched_tokens),
         "cuda": (cuda.CudaPlatform.default_num_seqs, cuda.CudaPlatform.default_num_batched_tokens),
     } == prediction.STEP_SIZES
-    assert max(cuda.CudaOptions().graph_sizes) == prediction.CUDA_MAX_GRAPH_ROWS
+    assert max(options.CudaOptions().graph_sizes) == prediction.CUDA_MAX_GRAPH_ROWS
 
 
 def test_a_family_of_a_plugin_is_planned_with_a_note(tmp_path, capsys):

@@ -206,3 +206,9 @@ def test_folder_that_is_not_there(tmp_path):
     (tmp_path / "f").write_text("")
     with pytest.raises(ConfigError, match="is a file; name the folder"):
         read(tmp_path / "f")
+
+
+@pytest.mark.parametrize(("name", "value"), [("hidden_size", -4), ("num_attention_heads", "x"), ("head_dim", 0.5)])
+def test_sizes_that_no_model_has_are_named(folder, name, value):
+    with pytest.raises(ConfigError, match=f"{name} in .*config.json must be a positive integer, got {value!r}"):
+        read(folder, hf_overrides={name: value})

@@ -28,7 +28,8 @@ from frame.interfaces import (
 )
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 from frame.plugins.platforms.cpu import CpuPlatform, HostStreams
-from frame.plugins.speculators.ngram import NgramOptions, NgramSpeculator
+from frame.plugins.speculators.ngram import NgramSpeculator
+from frame.plugins.speculators.ngram_options import NgramOptions
 from tests.contract.processors import Boost
 
 _COUNT = itertools.count()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -245,6 +246,18 @@ def test_configured_names_are_checked_before_anything_starts(package):
         registry.check(FrameConfig.from_flat(plugin={"lfio": {}}))
     with pytest.raises(PluginError, match="no attention backend 'fa9'; there are:"):
         registry.check(FrameConfig.from_flat(attention_backend="fa9"))
+    for plugin, message in (("lifo", "'lifo' has no option 'deep'"), ("cuda", "'cuda' has no option 'deep'")):
+        with pytest.raises(PluginError, match=message):
+            registry.check(FrameConfig.from_flat(plugin={plugin: {"deep": 2}}))
+
+
+def test_options_of_the_default_plugins_need_nothing_heavy():
+    registry = Registry.load()
+    modules = {str(offer.provider.options).partition(":")[0] for offer in registry.offers if offer.provider.options}
+    heavy = ("torch", "opentelemetry.sdk", "llguidance", "transformers")
+    code = f"import sys, {', '.join(sorted(modules))}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_models_of_this_process(monkeypatch):

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from frame.core.config.tree import ServerConfig
+from frame.core.config.server import ServerConfig
 from tests.server.running import REAL, Running, server, until
 
 BODY = {"prompt": "The sea is", "max_tokens": 24, "temperature": 0, "ignore_eos": True}

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from frame.core.config.errors import ConfigError
-from frame.core.config.tree import FrameConfig, ServerConfig
+from frame.core.config.server import ServerConfig
+from frame.core.config.tree import FrameConfig
 from frame.core.server.launcher import Launcher
 from frame.core.server.listeners import bind
 from tests.server.running import FAKE, REAL, Running, alive, server, until

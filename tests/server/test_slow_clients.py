@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from frame.core.config.tree import ServerConfig
+from frame.core.config.server import ServerConfig
 from frame.core.server import http, ingress
 from frame.core.server.http import make_server
 from frame.core.server.ingress import JSON_BODY, Ingress, respond

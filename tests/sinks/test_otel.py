@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from frame import SamplingParams
 from frame.core.config.flat import from_flat
 from frame.interfaces import RequestReport
-from frame.plugins.sinks.otel import TraceExporter, TraceOptions
+from frame.plugins.sinks.otel import TraceExporter
+from frame.plugins.sinks.otel_options import TraceOptions
 from frame.testing import MetricsSinkSuite
 from tests.server.running import FAKE, server, until
 

@@ -79,10 +79,10 @@ async def run_load(target: Target, load: Load, tick: Callable[[], object]) -> Ru
 
 async def wait_ready(base_url: str, headers: Mapping[str, str], seconds: float) -> None:
     """Returns once something answers at `base_url`; raises `ConfigError` after `seconds`."""
-    import httpx
-
     end = time.perf_counter() + seconds
     async with http_client(headers, _ASK_SECONDS) as client:
+        import httpx  # http_client has said so where it is missing
+
         while True:
             try:
                 response = await client.get(f"{base_url}/v1/models")

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from frame.core.config.errors import ConfigError
+from frame.core.config.stored_tensors import StoredTensor, read_header
 
-_MAX_HEADER_BYTES = 100 << 20
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 #: What files call the types that layers compute in.
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a file: its type as the file names it, and its sizes."""
-
-    name: str
-    dtype: str
-    elements: int
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -63,33 +50,6 @@ def is_held(tensor: StoredTensor, tied: bool) -> bool:
     if tensor.dtype not in _FLOATS or tensor.name.endswith((".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")):
         return False
     return not (tied and tensor.name.endswith("lm_head.weight"))
-
-
-def read_header(path: Path) -> Iterator[StoredTensor]:
-    """The tensors of one file; raises `ConfigError`."""
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(8)
-            size = struct.unpack("<Q", head)[0] if len(head) == 8 else _MAX_HEADER_BYTES + 1
-            if size > _MAX_HEADER_BYTES:
-                raise ValueError("no header")
-            tensors = json.loads(stream.read(size))
-        for name, entry in tensors.items():
-            if name != "__metadata__":
-                start, end = entry["data_offsets"]
-                yield StoredTensor(name, str(entry["dtype"]), math.prod(entry["shape"]), end - start)
-        if path.stat().st_size < 8 + size + max((e["data_offsets"][1] for e in _entries(tensors)), default=0):
-            raise ConfigError(f"{path} is shorter than its header says; download it again")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path} is not a safetensors file") from None
-
-
-def _entries(tensors: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [entry for name, entry in tensors.items() if name != "__metadata__"]
 
 
 def _files(folder: Path) -> list[tuple[Path, set[str] | None]]:

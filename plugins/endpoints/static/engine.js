@@ -29,6 +29,12 @@ function stepTime(now, before) {
   return steps > 0 ? (1000 * (now.busy_seconds - (before?.busy_seconds ?? 0))) / steps : null;
 }
 
+/** Fewer digits for larger numbers. */
+function shown(value, digits) {
+  const most = value < 10 ? digits : Math.min(digits, value < 100 ? 1 : 0);
+  return value.toLocaleString("en", { maximumFractionDigits: most });
+}
+
 export class EngineView {
   constructor(onState) {
     this.onState = onState;
@@ -86,7 +92,9 @@ export class EngineView {
     const box = document.createElement("section");
     box.className = "card";
     const [title, value, unit] = ["h2", "p", "p"].map((kind) => document.createElement(kind));
-    title.textContent = card.title;
+    const peak = document.createElement("span");
+    peak.className = "peak";
+    title.append(card.title, peak);
     value.className = "number";
     value.id = `live-${card.id}`;
     value.textContent = "–";
@@ -100,15 +108,16 @@ export class EngineView {
     picture.append(area, line);
     box.append(title, value, unit, picture);
     document.getElementById("cards").append(box);
-    return { value, area, line };
+    return { value, peak, area, line };
   }
 
   draw(card, value) {
     const series = this.series.get(card.id);
-    const { value: place, area, line } = this.places.get(card.id);
+    const { value: place, peak, area, line } = this.places.get(card.id);
     series.push(value ?? series.at(-1) ?? 0);
     if (series.length > SECONDS) series.shift();
-    if (value !== null) place.textContent = value.toLocaleString("en", { maximumFractionDigits: value < 10 ? card.digits : Math.min(card.digits, 1) });
+    if (value !== null) place.textContent = shown(value, card.digits);
+    peak.textContent = `peak ${shown(Math.max(...series), card.digits)}`;
     const most = card.most ?? Math.max(1e-9, ...series);
     const start = SECONDS - series.length;
     const points = series.map((one, index) => `${start + index},${31 - (29 * one) / most}`).join(" ");

@@ -1,0 +1,103 @@
+"""The settings of the HTTP server: addresses, keys, bounds of requests, parsers, limits, and what happens at an end."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from .section import Section
+
+
+class ServerConfig(Section):
+    """The HTTP server."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
+    uds: str | None = Field(None, description="Unix socket to listen on instead.")
+    api_key: list[str] = Field(default_factory=list, description="Keys that clients must present; none: open.")
+    admin_uds: str | None = Field(None, description="Unix socket for admin routes; default: there are none.")
+    admin_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of 127.0.0.1 for admin routes; needs an admin key."
+    )
+    admin_key: list[str] = Field(default_factory=list, description="Keys of the admin routes; public keys are not.")
+    allowed_origins: list[str] = Field(default_factory=list, description="Origins that browsers may call from.")
+    root_path: str = Field("", description="Path prefix behind a proxy.")
+    public_metrics: bool = Field(False, description="Answer /metrics without a key.")
+    page: bool = Field(True, description="Serve the web page at /.")
+    max_body_bytes: int = Field(8 << 20, ge=1024, description="Largest request body in bytes.")
+    max_upload_bytes: int = Field(100 << 20, ge=1024, description="Largest file that a client may send, in bytes.")
+    max_messages: int = Field(2048, ge=1, description="Most messages of a chat.")
+    max_prompts: int = Field(256, ge=1, description="Most prompts of one completion request.")
+    max_n: int = Field(64, ge=1, description="Most outputs of a prompt.")
+    max_stop: int = Field(16, ge=1, description="Most stop strings.")
+    max_stop_length: int = Field(256, ge=1, description="Most characters of a stop string or bad word.")
+    strict_fields: bool = Field(False, description="Refuse unknown request fields instead of ignoring them.")
+    trust_request_chat_template: bool = Field(False, description="Allow chat templates in requests.")
+    isolate_chat_template: bool = Field(
+        False,
+        description="Render the model's own chat template in a bounded process, too, if you do not trust it.",
+    )
+    chat_template_seconds: float = Field(
+        5.0, gt=0, description="Seconds that a chat template in a bounded process may take."
+    )
+    chat_template_bytes: int = Field(
+        256 << 20, ge=1 << 24, description="Bytes of memory that a chat template in a bounded process may take."
+    )
+    response_role: str = Field("assistant", description="Role of generated messages.")
+    enable_auto_tool_choice: bool = Field(False, description="Let models decide to call tools; needs a tool parser.")
+    tool_call_parser: str | None = Field(None, description="Tool parser plugin, by the model's format of calls.")
+    reasoning_parser: str | None = Field(None, description="Reasoning parser plugin.")
+    forced_call_parser: str = Field(
+        "json", description="Tool parser plugin for demanded calls, where the model's has no grammar."
+    )
+    tool_parser_plugin: str | None = Field(None, description="Python file with hooks that offer parsers.")
+    reasoning_parser_plugin: str | None = Field(None, description="A second such file.")
+    exclude_tools_when_tool_choice_none: bool = Field(
+        False, description="Leave tools out of the prompt when tool_choice is none."
+    )
+    enable_prompt_tokens_details: bool = Field(False, description="Report cached prompt tokens in usage.")
+    enable_force_include_usage: bool = Field(False, description="Report usage in every stream.")
+    enable_request_id_headers: bool = Field(False, description="Echo or set X-Request-Id.")
+    tool_server: list[str] = Field(
+        default_factory=list,
+        description="MCP servers for built-in tools of /v1/responses: LABEL=URL, or HOST:PORT; none: no such tools.",
+    )
+    api_server_count: int = Field(1, ge=1, le=64, description="API processes that share the port.")
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="Requests of one API key that may be under way at once; more are refused with 429."
+    )
+    max_requests_per_minute: int | None = Field(
+        None, ge=1, description="Requests that one API key may send in a minute; more are refused with 429."
+    )
+    max_request_seconds: float | None = Field(
+        None, gt=0, description="Seconds after which any request ends with 504; clients may ask for less."
+    )
+    drain_seconds: float = Field(30.0, ge=0, description="Seconds that running requests get after a stop signal.")
+    ready_seconds: float = Field(600.0, gt=0, description="Seconds that the engine gets to become ready.")
+    max_engine_restarts: int = Field(3, ge=0, description="Engine deaths in a row that are answered by a restart.")
+    hang_seconds: float = Field(
+        300.0,
+        gt=0,
+        description="Seconds without a finished step after which the engine is taken as hung, and restarted.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severity that is logged."
+    )
+    disable_access_log: bool = Field(False, description="Log no line per request.")
+
+    @model_validator(mode="after")
+    def _check_admin(self) -> Self:
+        if self.admin_port is not None and not self.admin_key:
+            raise ValueError("admin_port is open to every user of this machine; set admin_key, or use admin_uds")
+        if self.admin_port is not None and self.admin_uds is not None:
+            raise ValueError("admin_port and admin_uds exclude each other")
+        return self
+
+    @field_validator("api_key", "admin_key")
+    @classmethod
+    def _refuse_empty_keys(cls, keys: list[str], info: ValidationInfo) -> list[str]:
+        """An empty key (an unset variable on a command line) would admit whoever sends an empty header."""
+        if any(not key.strip() for key in keys):
+            raise ValueError(f"{info.field_name} must not be empty; leave it out where none is needed")
+        return keys

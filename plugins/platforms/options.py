@@ -1,0 +1,24 @@
+"""The options of the platforms, in a module that needs no torch."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class CudaOptions(BaseModel):
+    """Settings of the CUDA platform."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    graph_sizes: list[int] = Field(
+        default_factory=lambda: [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512],
+        description="Decode batch sizes that are recorded; a batch is padded to the next of them.",
+    )
+
+
+class CpuOptions(BaseModel):
+    """Settings of the CPU platform."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    native_dtype: bool = Field(False, description="Let dtype=auto keep 16-bit weights instead of widening to float32.")
