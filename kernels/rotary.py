@@ -12,6 +12,9 @@ from torch import Tensor
 
 from .chain import await_previous, chained
 
+#: From so many tokens on, a program takes one whole token.
+MANY_TOKENS = 512
+
 
 @triton.jit
 def _rotary(
@@ -111,7 +114,7 @@ def _launch(
     key_out = torch.empty(key.shape, dtype=key.dtype, device=key.device)
     if tokens:
         # one program a token where there are many tokens, else one a few heads, so that the device is filled
-        heads = triton.next_power_of_2(query_heads + key_heads) if tokens >= 512 else 4
+        heads = triton.next_power_of_2(query_heads + key_heads) if tokens >= MANY_TOKENS else 4
         rest = dim - 2 * half
         query_weight, key_weight = weights or (query, key)
         _rotary[(tokens, triton.cdiv(query_heads + key_heads, heads))](

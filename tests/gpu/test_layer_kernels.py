@@ -75,8 +75,11 @@ def test_rotary(dtype: torch.dtype, interleaved: bool, dim: int, turned: int) ->
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize(("tokens", "dim", "turned"), [(9, 64, 64), (3, 80, 32), (520, 8, 8)])
-def test_norm_and_rotary_in_one_pass(dtype: torch.dtype, offset: float, tokens: int, dim: int, turned: int) -> None:
+@pytest.mark.parametrize(("tokens", "dim", "turned", "many"), [(9, 64, 64, 512), (3, 80, 32, 512), (9, 8, 8, 9)])
+def test_norm_and_rotary_in_one_pass(
+    dtype: torch.dtype, offset: float, tokens: int, dim: int, turned: int, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rotary_kernels, "MANY_TOKENS", many)
     fused = random(tokens, 8 * dim, dtype=dtype).unflatten(1, (8, dim))
     query, key = fused[:, :5], fused[:, 5:7]
     weights = random(dim, dtype=dtype), random(dim, dtype=dtype)

@@ -45,7 +45,7 @@ def test_a_row_that_is_not_finite_shows_it() -> None:
 
 @pytest.mark.parametrize("vocab", [7, 5000, 20000])
 def test_the_draw_is_the_reference_id_for_id(vocab: int) -> None:
-    rows = 64
+    rows = 64 if DEVICE == "cuda" else 12
     logits = make_logits(rows, vocab)
     heat = torch.tensor([0.0, 0.6, 1.0, 2.0] * (rows // 4), device=DEVICE)
     seeds = [noise.seed_stream(seed) for seed in range(rows)]

@@ -12,24 +12,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "file",
+    "names",
     [
-        "test_attention.py",
-        "test_attention_fp8.py",
-        "test_step_kernels.py",
-        "test_layer_kernels.py",
-        "test_linear_invariant.py",
-        "test_sampling_kernels.py",
-        "test_sampling_filter_kernels.py",
-        "test_sampling_logits_kernels.py",
-        "test_sampling_sampler_kernels.py",
-        "test_expert_kernels.py",
+        ("attention",),
+        ("step_kernels", "layer_kernels", "linear_invariant", "sampling_kernels"),
+        ("sampling_filter_kernels", "sampling_logits_kernels", "sampling_sampler_kernels", "expert_kernels"),
     ],
+    ids=lambda names: names[0],
 )
-def test_kernels_under_the_interpreter(file: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", f"tests/gpu/{file}"]
+def test_kernels_under_the_interpreter(names: tuple[str, ...]) -> None:
+    files = [f"tests/gpu/test_{name}.py" for name in names]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=570, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -42,7 +42,7 @@ class Running:
     def text(self) -> str:
         return "".join(self.lines)
 
-    def wait_ready(self, seconds: float = 60) -> None:
+    def wait_ready(self, seconds: float = 120) -> None:
         def ready() -> bool:
             match = re.search(r"serving (.*) at (http://\S+)", self.text)
             self.url = match.group(2) if match else ""
@@ -51,7 +51,7 @@ class Running:
         until(ready, seconds, lambda: self.text)
         assert self.url, self.text
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = 60) -> int:
         status = self.process.wait(seconds)
         self._reader.join(5)
         return status
@@ -74,10 +74,10 @@ class Running:
         return found
 
     def engine(self, path: str = "/health") -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10)
+        return httpx.get(self.url + path, timeout=60)
 
     def metric(self, name: str) -> float:
-        text = httpx.get(self.url + "/metrics", timeout=10).text
+        text = httpx.get(self.url + "/metrics", timeout=60).text
         match = re.search(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
         assert match is not None, text
         return float(match.group(1))
@@ -93,7 +93,7 @@ class Running:
         self._reader.join(5)
 
 
-def until(condition: Callable[[], Any], seconds: float = 20, explain: Callable[[], str] = str) -> None:
+def until(condition: Callable[[], Any], seconds: float = 60, explain: Callable[[], str] = str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {explain()}"
