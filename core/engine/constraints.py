@@ -15,7 +15,6 @@ import numpy as np
 from ..interfaces.engine import EngineOutput
 from ..interfaces.grammar import Grammar, GrammarMatcher
 from ..interfaces.step import TokenMasks
-from ..interfaces.wire import encode
 from .draft import LaunchedStep
 from .grammar_compiler import GrammarCompiler
 from .grammar_progress import GrammarProgress
@@ -44,7 +43,7 @@ class MaskFill:
             return b""
         whole = len(rows) == len(self.requests)
         slots, words = (self._slots, self._words) if whole else (self._slots[rows], self._words[rows])
-        return encode(TokenMasks(slots=slots, words=words))
+        return TokenMasks(slots=slots, words=words).packed()
 
 
 class Constraints:

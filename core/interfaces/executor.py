@@ -74,7 +74,7 @@ class Executor(ABC):
 
     @abstractmethod
     def sample(self, masks: bytes = b"") -> StepHandle:
-        """Asks for the tokens of the step executed last; `masks` are grammar bitmasks."""
+        """Asks for the tokens of the step executed last; `masks` are packed `TokenMasks`, or empty."""
 
     @abstractmethod
     def call(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:

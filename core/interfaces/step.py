@@ -7,6 +7,8 @@ reuses one only after the last step that used it has been answered. Arrays are i
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 import numpy as np
 
@@ -96,6 +98,22 @@ class TokenMasks(msgspec.Struct, kw_only=True):
 
     slots: np.ndarray
     words: np.ndarray
+
+    def packed(self) -> bytes:
+        """As bytes, copied once: of a large vocabulary and batch there are megabytes in each step."""
+        slots = np.ascontiguousarray(self.slots, "<i4")
+        words = np.ascontiguousarray(self.words, "<i4")
+        return b"".join((struct.pack("<II", *words.shape), slots.data, words.data))
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> TokenMasks:
+        """Read-only views of what `packed` gave; raises `ValueError` when it is something else."""
+        rows, width = struct.unpack_from("<II", data) if len(data) >= 8 else (0, 0)
+        if len(data) != 8 + 4 * rows * (1 + width):
+            raise ValueError(f"{len(data)} bytes are not the masks of {rows} rows of {width} words")
+        slots = np.frombuffer(data, "<i4", rows, 8)
+        words = np.frombuffer(data, "<i4", rows * width, 8 + 4 * rows)
+        return cls(slots=slots, words=words.reshape(rows, width))
 
 
 class TransferReport(msgspec.Struct, kw_only=True):

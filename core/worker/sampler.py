@@ -15,7 +15,6 @@ from torch import Tensor
 from ..interfaces.logits import LogitsProcessor
 from ..interfaces.platform import Streams
 from ..interfaces.step import NewRequest, TokenMasks
-from ..interfaces.wire import decode
 from ..ops import Ops
 from .draws import Ahead
 from .penalties import Penalties
@@ -87,7 +86,7 @@ class Sampler:
         """bool [N]: slots that may have one row only: their processors or masks follow what was drawn before."""
         alone: np.ndarray = (self._slots.needs[host_slots] & ONE_ROW) != 0
         if masks:
-            alone |= np.isin(host_slots, decode(masks, TokenMasks).slots)
+            alone |= np.isin(host_slots, TokenMasks.unpacked(masks).slots)
         return alone
 
     def remember(self, token_ids: Tensor, counts: Tensor, host_slots: np.ndarray) -> None:
@@ -106,7 +105,7 @@ class Sampler:
         """Draws one token a row. Row i of `logits` float [N, V], which may be overwritten, is of slot `host_slots[i]`.
 
         `lengths` int [N] are the tokens that each row knows so far, which is the position of the token being drawn;
-        `masks` an encoded `TokenMasks` or empty. With drafts `ahead` a slot may have several rows, unless it
+        `masks` packed `TokenMasks` or empty. With drafts `ahead` a slot may have several rows, unless it
         `draws_alone`, and the caller must tell with `remember` what came of them.
         """
         batch = self._slots.batch(host_slots)
@@ -131,12 +130,17 @@ class Sampler:
         return Sampled(token_ids, drawn, logprobs)
 
     def _apply_masks(self, logits: Tensor, host_slots: np.ndarray, masks: bytes) -> None:
-        given = decode(masks, TokenMasks)
-        row_of = {slot: row for row, slot in enumerate(host_slots.tolist())}
-        places = [place for place, slot in enumerate(given.slots.tolist()) if slot in row_of]
-        if places:
-            rows = np.array([row_of[int(given.slots[place])] for place in places], np.int64)
-            self._ops.apply_bitmask(logits, self._streams.stage(rows), self._streams.stage(given.words[places]))
+        given = TokenMasks.unpacked(masks)
+        slots, words = given.slots, given.words
+        if np.array_equal(slots, host_slots):
+            rows = np.arange(len(slots))
+        else:
+            row_of = {slot: row for row, slot in enumerate(host_slots.tolist())}
+            places = [place for place, slot in enumerate(slots.tolist()) if slot in row_of]
+            rows = np.array([row_of[slot] for slot in slots[places].tolist()], np.int64)
+            words = words if len(places) == len(slots) else words[places]
+        if len(rows):
+            self._ops.apply_bitmask(logits, self._streams.stage(rows), self._streams.stage(words))
 
     def _edit(
         self,

@@ -22,6 +22,11 @@ from frame.core.ops.step import StepBuffers, StepSizes
 #: least this many elements.
 SWAPPED_ROWS = range(8, 49)
 SWAPPED_WEIGHT = 1 << 20
+#: What a byte of a bitmask keeps of the bits of its eight logits, and the bits of minus infinity.
+_KEPT = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.int32) * -1
+_NEVER = np.float32(-np.inf).view(np.int32)
+#: Bytes of a bitmask worked on at once: eight logits of four bytes for each stay in a processor's cache.
+_MASK_CHUNK = 1 << 12
 
 
 class CpuOps(Ops):
@@ -68,12 +73,11 @@ class CpuOps(Ops):
 
     @staticmethod
     def apply_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
-        bits = np.unpackbits(words.numpy().view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-        forbidden = torch.from_numpy(bits == 0)
-        if np.array_equal(rows.numpy(), np.arange(len(logits))):
-            logits.masked_fill_(forbidden, -torch.inf)
-        else:
-            logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+        whole = len(rows) == len(logits) and np.array_equal(rows.numpy(), np.arange(len(logits)))
+        part = logits if whole else logits[rows]
+        _forbid(part.numpy(), words.numpy().view(np.uint8))
+        if not whole:
+            logits[rows] = part
 
     def rotary(
         self, query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
@@ -189,6 +193,24 @@ class CpuOps(Ops):
 
 def _cut(values: Sequence[Tensor | None], rows: slice) -> list[Tensor | None]:
     return [None if value is None else value[rows] for value in values]
+
+
+def _forbid(logits: np.ndarray, masks: np.ndarray) -> None:
+    """Forbids in float32 `logits` [N, V], in place, what `masks` uint8 [N, at least V / 8] do not allow.
+
+    On the bits, ((x ^ never) & kept) ^ never: a quarter of the time that filling by a mask of booleans takes, and exact
+    for NaN and infinity, which a sum or a minimum would not be.
+    """
+    vocab = logits.shape[1]
+    bits, width = logits.view(np.int32), -(-vocab // 8)
+    step = max(1, _MASK_CHUNK // width)
+    for start in range(0, len(logits), step):
+        rows = slice(start, start + step)
+        kept = _KEPT.take(masks[rows, :width], axis=0, mode="clip").reshape(-1, 8 * width)[:, :vocab]
+        part = bits[rows]
+        part ^= _NEVER
+        part &= kept
+        part ^= _NEVER
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

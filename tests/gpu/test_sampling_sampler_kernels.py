@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from frame.core.interfaces import TokenMasks, encode
+from frame.core.interfaces import TokenMasks
 from frame.core.interfaces.platform import Streams
 from frame.core.ops import Ops
 from frame.core.worker.sampler import Sampler
@@ -77,7 +77,7 @@ def sampler_of(ops: Ops, mode: str) -> Sampler:
 def test_a_mixed_batch_draws_what_the_references_draw(mode: str) -> None:
     host_slots = np.arange(7, dtype=np.int32)
     words = np.full((1, (VOCAB + 31) // 32), 0x55555555, np.int32)
-    masks = encode(TokenMasks(slots=np.array([2], np.int32), words=words))
+    masks = TokenMasks(slots=np.array([2], np.int32), words=words).packed()
     fast, plain = sampler_of(KernelOps(), mode), sampler_of(Ops(), mode)
     for step in range(4):
         given = (torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(step)) * 3).to(DEVICE)

@@ -159,7 +159,7 @@ def test_grammar_masks_reach_the_listed_slots():
     add(sampler, new_request(2, **GREEDY), new_request(5, **GREEDY))
     words = np.zeros((2, 2), np.int32)
     words[0, 0] = 1 << 6
-    masks = encode(TokenMasks(slots=np.array([5, 7], np.int32), words=words))
+    masks = TokenMasks(slots=np.array([5, 7], np.int32), words=words).packed()
     arrays, _ = sample(sampler, ranked(5, 6).expand(2, -1), [2, 5], [3, 3], masks)
     assert arrays["token_ids"].tolist() == [5, 6]
 

@@ -61,10 +61,20 @@ def test_runs_of_several_lengths_are_written():
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1]], ids=str)
-@pytest.mark.parametrize("vocab", [1, 32, 45])
+@pytest.mark.parametrize("vocab", [1, 32, 45, 200])
 def test_bitmasks_are_those_of_the_reference(rows, vocab):
     words = torch.randint(-(2**31), 2**31 - 1, (len(rows), -(-vocab // 32)), dtype=torch.int32)
-    found, expected = (torch.randn(3, vocab, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+    found = torch.randn(3, vocab, generator=torch.Generator().manual_seed(0))
+    found[:, ::5], found[:, 1::7], found[:, 2::9], found[:, 3::8] = torch.nan, -torch.nan, torch.inf, -torch.inf
+    expected = found.clone()
     CpuOps.apply_bitmask(found, torch.tensor(rows), words)
     Ops.apply_bitmask(expected, torch.tensor(rows), words)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_bitmasks_of_more_than_a_chunk_are_those_of_the_reference():
+    words = torch.randint(-(2**31), 2**31 - 1, (9, 3000), dtype=torch.int32)
+    found, expected = torch.randn(9, 95_999).expand(2, -1, -1).clone()
+    CpuOps.apply_bitmask(found, torch.arange(9), words)
+    Ops.apply_bitmask(expected, torch.arange(9), words)
     assert found.equal(expected)
