@@ -1,4 +1,9 @@
-"""The attention backends that ship with frame: `torch` everywhere, `triton` where there is a GPU."""
+"""The attention backends that ship with frame: `torch` everywhere, `triton` where there is a GPU, two around libraries.
+
+Preferences follow what was measured on an H200 (benchmarks/README.md): our own kernels read a decode batch faster than
+FlashAttention 3 and need nothing installed. FlashAttention is ahead for prompts of one or two thousand tokens, as is
+cuDNN, which pays tens of milliseconds for each new length.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ _HERE = "frame.plugins.attention"
 
 @hookimpl
 def frame_attention_backends() -> list[Provider]:
-    """Plain torch, and our own Triton kernels."""
+    """Plain torch, our own Triton kernels, and libraries for who asks for them."""
     return [
         Provider(
             "torch",
@@ -27,5 +32,20 @@ def frame_attention_backends() -> list[Provider]:
             preference=20,
             options=f"{_HERE}.triton:TritonOptions",
             aliases=("TRITON_ATTN",),
+        ),
+        Provider(
+            "flash",
+            f"{_HERE}.flash:FlashAttention",
+            api=">=0.1,<0.2",
+            summary="FlashAttention 3 or 2, where it is installed",
+            preference=15,
+            aliases=("FLASH_ATTN",),
+        ),
+        Provider(
+            "cudnn",
+            f"{_HERE}.cudnn:CudnnAttention",
+            api=">=0.1,<0.2",
+            summary="new prompts by cuDNN through torch, all else by the Triton kernels",
+            preference=12,
         ),
     ]

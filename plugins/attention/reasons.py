@@ -14,15 +14,23 @@ from frame.core.interfaces.attention import AttentionSpec
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can; an empty tuple means any. A block size must be a multiple of one of `block_sizes`."""
+    """What a backend can; an empty tuple means any. A block size must be a multiple of one of `block_sizes`.
+
+    `converts`: the cache may hold another dtype than the layer computes in.
+    """
 
     devices: tuple[str, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
     kv_dtypes: tuple[torch.dtype, ...] = ()
     block_sizes: tuple[int, ...] = (1,)
     max_head_dim: int = 1 << 16
+    head_multiple: int = 1
+    converts: bool = True
+    window: bool = True
+    soft_cap: bool = True
     sinks: bool = True
     alibi: bool = True
+    deterministic: bool = True
     kinds: tuple[str, ...] = ("decoder",)
 
 
@@ -36,22 +44,30 @@ def reasons(spec: AttentionSpec, can: Capabilities) -> list[str]:
     found = []
     if not 0 < spec.head_dim <= can.max_head_dim:
         found.append(f"head size {spec.head_dim} not supported (at most {can.max_head_dim})")
+    elif spec.head_dim % can.head_multiple:
+        found.append(f"head size {spec.head_dim} not supported (multiples of {can.head_multiple})")
     if spec.num_kv_heads < 1 or spec.num_heads % spec.num_kv_heads:
         found.append(f"{spec.num_heads} heads do not divide over {spec.num_kv_heads} KV heads")
     for what, dtype, known in (("dtype", spec.dtype, can.dtypes), ("KV-cache dtype", spec.kv_dtype, can.kv_dtypes)):
         if known and dtype not in known:
             choices = ", ".join(map(name_of, known))
             found.append(f"{what} {name_of(dtype)} not supported (there are: {choices})")
+    if spec.kv_dtype != spec.dtype and not can.converts:
+        found.append(f"KV-cache dtype {name_of(spec.kv_dtype)} not supported beside dtype {name_of(spec.dtype)}")
     if spec.block_size < 1 or not any(spec.block_size % size == 0 for size in can.block_sizes):
         found.append(
             f"block size {spec.block_size} not supported (multiples of {', '.join(map(str, can.block_sizes))})"
         )
     if spec.mla:
         found.append("MLA not supported")
-    if spec.sinks and not can.sinks:
-        found.append("attention sinks not supported")
-    if spec.alibi and not can.alibi:
-        found.append("ALiBi not supported")
+    asked = {
+        "sliding windows": spec.window > 0 and not can.window,
+        "soft caps": spec.soft_cap > 0 and not can.soft_cap,
+        "attention sinks": spec.sinks and not can.sinks,
+        "ALiBi": spec.alibi and not can.alibi,
+        "deterministic steps": spec.deterministic and not can.deterministic,
+    }
+    found += [f"{what} not supported" for what, refused in asked.items() if refused]
     if spec.kind not in can.kinds:
         choices = ", ".join(map(repr, can.kinds))
         found.append(f"attention kind {spec.kind!r} not supported (there are: {choices})")

@@ -1,0 +1,14 @@
+"""How backends around foreign kernels store a step's keys and values. Knows no attention."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from frame.core.ops import Ops
+from frame.kernels.attention import write_kv
+
+
+def store(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+    """`key`, `value` [T, Hk, D] at `slots` [T], by our kernel where it runs (the reference waits for the device)."""
+    write = write_kv if kv_cache.is_cuda else Ops.write_kv
+    write(key, value, kv_cache, slots)

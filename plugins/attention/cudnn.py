@@ -1,0 +1,184 @@
+"""Prompts that begin at their first token by torch's scaled_dot_product_attention with cuDNN; the rest by our kernels.
+
+cuDNN attends to dense keys and values only, so it takes the rows at the end of a batch that have nothing in the cache:
+their keys are those of the step. It prepares itself for each new shape, which takes tens of milliseconds, so lengths
+are padded (by less than an eighth) and rows of one length go together in powers of two: few shapes ever come up. What a
+padded query makes is dropped, and no query sees a padded key, since those come after it. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+
+from .cache_write import store
+from .reasons import Capabilities, reasons
+from .triton import TritonAttention
+
+_HALVES = (torch.bfloat16, torch.float16)
+#: Rows of one call.
+MAX_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """`count` rows of `length` tokens from token `start` of the batch on, or at `tokens` int64 [count · length].
+
+    `kept` int64 lists which of those `tokens` are real; each row's last token stands for its padding.
+    """
+
+    count: int
+    length: int
+    start: int
+    tokens: Tensor | None = None
+    kept: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class CudnnPlan:
+    """The first `num_rows` rows own the first `num_tokens` tokens and go by `inner`, a plan of the other backend."""
+
+    batch: AttentionBatch
+    num_rows: int
+    num_tokens: int
+    inner: Any
+    prompts: list[Prompts]
+
+
+class CudnnAttention(AttentionBackend):
+    """See the module."""
+
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = _HALVES
+    #: Shorter rows go to the other backend; lengths are padded to multiples of it, or of a power of two above.
+    min_length: ClassVar[int] = 128
+    #: What serves all other rows; the cache is laid out as it wants.
+    inner: ClassVar[type[AttentionBackend]] = TritonAttention
+
+    def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Any) -> None:
+        super().__init__(spec, config=config, options=options, ops=ops)
+        self._inner = self.inner(spec, config=config, ops=ops)
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec) -> str | None:
+        can = Capabilities(
+            devices=cls.devices,
+            dtypes=cls.dtypes,
+            kv_dtypes=cls.dtypes,
+            max_head_dim=256,
+            head_multiple=8,
+            converts=False,
+            window=False,
+            soft_cap=False,
+            sinks=False,
+            alibi=False,
+            deterministic=False,
+        )
+        found = reasons(spec, can)
+        if "cuda" in cls.devices and spec.device_type == "cuda" and not torch.backends.cudnn.is_available():
+            found.append("this torch has no cuDNN")
+        return "; ".join(found) or None
+
+    @classmethod
+    def kv_shape(cls, num_blocks: int, spec: AttentionSpec) -> tuple[int, ...]:
+        return cls.inner.kv_shape(num_blocks, spec)
+
+    @classmethod
+    def kv_stride_order(cls) -> tuple[int, ...]:
+        return cls.inner.kv_stride_order()
+
+    def plan(self, batch: AttentionBatch) -> CudnnPlan:
+        lens = batch.host_query_lens
+        mine = (lens >= self.min_length) & (lens == batch.host_seq_lens) | (lens == 0)
+        others = np.flatnonzero(~mine)
+        first = int(others[-1]) + 1 if len(others) else 0
+        if not lens[first:].any():
+            return CudnnPlan(batch, len(lens), batch.num_tokens, self._inner.plan(batch), [])
+        tokens = int(lens[:first].sum())
+        rest = replace(
+            batch,
+            num_tokens=tokens,
+            query_start=batch.query_start[: first + 1],
+            seq_lens=batch.seq_lens[:first],
+            block_table=batch.block_table[:first],
+            slot_mapping=batch.slot_mapping[:tokens],
+            host_query_lens=lens[:first],
+            host_seq_lens=batch.host_seq_lens[:first],
+        )
+        prompts = list(_groups(lens, first, self.min_length, batch.slot_mapping.device))
+        return CudnnPlan(batch, first, tokens, self._inner.plan(rest) if first else None, prompts)
+
+    def forward(
+        self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: CudnnPlan
+    ) -> Tensor:
+        n = plan.num_tokens
+        if not plan.prompts:
+            return self._inner.forward(layer, query, key, value, kv_cache, plan.inner)
+        out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        if plan.num_rows:
+            out[:n] = self._inner.forward(layer, query[:n], key[:n], value[:n], kv_cache, plan.inner)
+        store(key[n:], value[n:], kv_cache, plan.batch.slot_mapping[n:])
+        chosen = sdpa_kernel([SDPBackend.CUDNN_ATTENTION]) if query.is_cuda else nullcontext()
+        with chosen:
+            for rows in plan.prompts:
+                q, k, v = (_rows(x, rows) for x in (query, key, value))
+                found = scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.spec.scale, enable_gqa=True)
+                _put(out, found.transpose(1, 2).flatten(0, 1), rows)
+        return out
+
+
+def padded(length: int, least: int) -> int:
+    """What `length` tokens are padded to: a multiple of `least` or of a sixteenth of the next power of two."""
+    step = max(least, (1 << (length - 1).bit_length()) // 16)
+    return -(-length // step) * step
+
+
+def _groups(lens: np.ndarray, first: int, least: int, device: torch.device) -> Iterator[Prompts]:
+    """The rows from `first` on, by padded length, in powers of two up to MAX_ROWS."""
+    starts = lens.cumsum(dtype=np.int64) - lens
+    live = first + np.flatnonzero(lens[first:])
+    lengths = np.array([padded(int(length), least) for length in lens[live]])
+    for length in np.unique(lengths).tolist():
+        rows = live[lengths == length]
+        while len(rows):
+            count = min(1 << (len(rows).bit_length() - 1), MAX_ROWS)
+            yield _prompts(starts[rows[:count]], lens[rows[:count]], length, device)
+            rows = rows[count:]
+
+
+def _prompts(starts: np.ndarray, lens: np.ndarray, length: int, device: torch.device) -> Prompts:
+    count = len(starts)
+    if (lens == length).all() and (np.diff(starts) == length).all():
+        return Prompts(count, length, int(starts[0]))
+    places = np.arange(length)
+    tokens = starts[:, None] + np.minimum(places, lens[:, None] - 1)
+    kept = np.flatnonzero((places < lens[:, None]).ravel())
+    listed = torch.from_numpy(np.stack((tokens.ravel(), np.resize(kept, tokens.size)))).to(device)
+    return Prompts(count, length, int(starts[0]), listed[0], listed[1, : len(kept)])
+
+
+def _rows(x: Tensor, rows: Prompts) -> Tensor:
+    """[count, heads, length, D] of x [T, heads, D]."""
+    if rows.tokens is None:
+        found = x[rows.start : rows.start + rows.count * rows.length]
+    else:
+        found = x.index_select(0, rows.tokens)
+    return found.view(rows.count, rows.length, *x.shape[1:]).transpose(1, 2)
+
+
+def _put(out: Tensor, found: Tensor, rows: Prompts) -> None:
+    """Writes `found` [count · length, H, D] where it belongs in `out` [T, H, D]."""
+    if rows.tokens is None or rows.kept is None:
+        out[rows.start : rows.start + len(found)] = found
+    else:
+        out.index_copy_(0, rows.tokens.index_select(0, rows.kept), found.index_select(0, rows.kept))

@@ -1,0 +1,137 @@
+"""FlashAttention's versions: how each is found, what it cannot do, and how it wants its arguments.
+
+Facts of the packages' own documentation: `flash_attn_interface` (3) takes lengths and a page table of any page size;
+`flash_attn` (2) takes running sums of lengths and pages of a multiple of 256 tokens. Knows no step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from frame.core.interfaces.attention import AttentionBatch, AttentionSpec, LayerParams
+
+
+class FlashLibrary(ABC):
+    """One version. `function` of `module` is what `attend` calls."""
+
+    name: ClassVar[str]
+    module: ClassVar[str]
+    function: ClassVar[str]
+    block_multiple: ClassVar[int] = 1
+    alibi: ClassVar[bool] = False
+    capabilities: ClassVar[tuple[tuple[int, int], ...]] = ()
+
+    def load(self) -> Callable[..., Any]:
+        """The foreign function; raises `ImportError` or what else importing a broken package raises."""
+        found: Callable[..., Any] = getattr(import_module(self.module), self.function)
+        return found
+
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of the current device."""
+        return torch.cuda.get_device_capability()
+
+    def reasons(self, spec: AttentionSpec) -> list[str]:
+        """Every reason why this version cannot serve the layer here. Never raises."""
+        found = []
+        if spec.block_size % self.block_multiple:
+            found.append(f"block size {spec.block_size} not supported (multiples of {self.block_multiple})")
+        if spec.alibi and not self.alibi:
+            found.append("ALiBi not supported")
+        try:
+            self.load()
+        except ModuleNotFoundError as error:
+            found.append(f"package {error.name!r} is not installed")
+        except Exception as error:  # a package built for another torch raises whatever its loader does
+            found.append(f"{self.module} cannot be imported ({type(error).__name__})")
+        else:
+            if self.capabilities and self.capability() not in self.capabilities:
+                found.append("this GPU's compute capability not supported")
+        return found
+
+    @abstractmethod
+    def attend(
+        self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: AttentionBatch
+    ) -> Tensor:
+        """[T, H, D] for `query` [T, H, D] over `kv_cache` [2, num_blocks, block_size, Hk, D]."""
+
+
+class FlashThree(FlashLibrary):
+    """The version for Hopper; made by building the `hopper` folder of its repository."""
+
+    name = "FlashAttention 3"
+    module = "flash_attn_interface"
+    function = "flash_attn_with_kvcache"
+    capabilities = ((9, 0),)
+
+    def attend(
+        self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: AttentionBatch
+    ) -> Tensor:
+        return _output(
+            foreign(
+                q=query,
+                k_cache=kv_cache[0],
+                v_cache=kv_cache[1],
+                cache_seqlens=batch.seq_lens,
+                page_table=batch.block_table,
+                cu_seqlens_q=batch.query_start,
+                max_seqlen_q=batch.max_query_len,
+                softmax_scale=layer.spec.scale,
+                causal=True,
+                window_size=_window(layer.spec),
+                softcap=layer.spec.soft_cap,
+            )
+        )
+
+
+class FlashTwo(FlashLibrary):
+    """The version of the package index."""
+
+    name = "FlashAttention 2"
+    module = "flash_attn"
+    function = "flash_attn_varlen_func"
+    block_multiple = 256
+    alibi = True
+
+    def attend(
+        self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: AttentionBatch
+    ) -> Tensor:
+        key_start = torch.zeros_like(batch.query_start)
+        torch.cumsum(batch.seq_lens, 0, dtype=torch.int32, out=key_start[1:])
+        return _output(
+            foreign(
+                q=query,
+                k=kv_cache[0],
+                v=kv_cache[1],
+                cu_seqlens_q=batch.query_start,
+                cu_seqlens_k=key_start,
+                max_seqlen_q=batch.max_query_len,
+                max_seqlen_k=batch.max_seq_len,
+                softmax_scale=layer.spec.scale,
+                causal=True,
+                window_size=_window(layer.spec),
+                softcap=layer.spec.soft_cap,
+                alibi_slopes=layer.alibi_slopes,
+                block_table=batch.block_table,
+            )
+        )
+
+
+#: Most wanted first.
+LIBRARIES: tuple[FlashLibrary, ...] = (FlashThree(), FlashTwo())
+
+
+def _window(spec: AttentionSpec) -> tuple[int, int]:
+    """How many keys before and after a query it sees; -1 is all of them."""
+    return (spec.window - 1, 0) if spec.window else (-1, -1)
+
+
+def _output(found: Any) -> Tensor:
+    """Some releases give the log-sum-exp as well."""
+    out: Tensor = found[0] if isinstance(found, tuple) else found
+    return out
