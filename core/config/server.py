@@ -21,6 +21,9 @@ class ServerConfig(Section):
         None, ge=0, le=65535, description="Port of 127.0.0.1 for admin routes; needs an admin key."
     )
     admin_key: list[str] = Field(default_factory=list, description="Keys of the admin routes; public keys are not.")
+    weights_root: str | None = Field(
+        None, description="Folder that /update_weights may read other checkpoints from; default: the model's own only."
+    )
     allowed_origins: list[str] = Field(default_factory=list, description="Origins that browsers may call from.")
     root_path: str = Field("", description="Path prefix behind a proxy.")
     public_metrics: bool = Field(False, description="Answer /metrics without a key.")

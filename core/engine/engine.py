@@ -22,6 +22,7 @@ from .journal import NullJournal
 from .pause import Pause
 from .scheduler import Scheduler
 from .suspects import Suspects
+from .weight_update import update_weights
 
 logger = logging.getLogger("frame.engine")
 
@@ -125,6 +126,7 @@ class Engine:
             "sleep": self._sleep,
             "wake_up": self._wake_up,
             "is_sleeping": lambda: self._pause.asleep,
+            "update_weights": self._update_weights,
         }
         if method in control:
             return control[method](**arguments)
@@ -156,6 +158,13 @@ class Engine:
             return
         self.executor.call("wake_up", {"tags": list(tags)})
         self._pause.wake(tags)
+
+    def _update_weights(self, **source: Any) -> None:
+        """Serves other weights of the same model from now on; `source` as in `with_weights`."""
+        if not isinstance(self._connector, NullConnectorScheduler):
+            raise RuntimeError("the old weights serve on: a KV connector keeps blocks that they computed")
+        self._catch_up()
+        update_weights(self.executor, self.scheduler, source)
 
     def check(self) -> None:
         """Raises `RuntimeError` when a worker is dead."""

@@ -58,7 +58,7 @@ class EngineCore(Protocol):
         """Counters and gauges now."""
 
     def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
-        """Control methods by name: reset_prefix_cache, start_profile, stop_profile, sleep, wake_up, worker (RPC)."""
+        """Control methods by name: pauses, sleep, profiles, reset_prefix_cache, update_weights, worker (RPC)."""
 
     def check(self) -> None:
         """Raises `RuntimeError` when the engine can serve no more, for example because a worker is dead."""

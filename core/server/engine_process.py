@@ -29,7 +29,7 @@ from ..interfaces.client import BrokenEngineError, EngineCore
 from ..interfaces.engine import EngineOutput
 from ..interfaces.wire import encode
 from ..offers import PluginError
-from .messages import Abort, Add, Call, Failed, Outputs, Ready, Reply, Stage, ToEngine, Verdict
+from .messages import Abort, Add, Call, Failed, Outputs, Ready, Reply, Stage, ToEngine, Verdict, Weights
 
 logger = logging.getLogger("frame.server")
 
@@ -100,14 +100,25 @@ def _failure(request_id: str, error: str) -> EngineOutput:
 
 
 class EngineHost:
-    """Serves one engine to clients that connect to `listener`, until `stop`."""
+    """Serves one engine to clients that connect to `listener`, until `stop`.
 
-    def __init__(self, engine: EngineCore, listener: socket.socket, journal: NullJournal, verdict: Verdict) -> None:
+    `report` tells the supervisor what it has to know to start the same engine again.
+    """
+
+    def __init__(
+        self,
+        engine: EngineCore,
+        listener: socket.socket,
+        journal: NullJournal,
+        verdict: Verdict,
+        report: Callable[[Weights], None] = lambda _: None,
+    ) -> None:
         engine.watch(journal, Suspects(verdict.groups))
         self._engine = engine
         self._listener = listener
         self._journal = journal
         self._guilty = verdict.guilty
+        self._report = report
         self._inbox: SimpleQueue[tuple[_Client | None, Any]] = SimpleQueue()
         self._clients: set[_Client] = set()
         self._owners: dict[str, _Client] = {}  # request id -> who gets its outputs
@@ -166,7 +177,7 @@ class EngineHost:
             case Abort(request_ids=request_ids):
                 self._engine.abort(request_ids)
             case Call():
-                client.send(self._call(message))
+                self._call(client, message)
             case None:
                 client.send(None)
                 self._clients.discard(client)
@@ -199,14 +210,21 @@ class EngineHost:
         else:
             self._owners[request_id] = client
 
-    def _call(self, call: Call) -> Reply:
+    def _call(self, client: _Client, call: Call) -> None:
         try:
             if call.method == "stats":
-                return Reply(call.id, encode(self._engine.stats()))
-            return Reply(call.id, encode(self._engine.call(call.method, call.arguments)))
+                reply = Reply(call.id, encode(self._engine.stats()))
+            else:
+                reply = Reply(call.id, encode(self._engine.call(call.method, call.arguments)))
+            if call.method == "update_weights":
+                self._report(Weights(call.arguments or {}))
         except Exception as error:
             logger.warning("call of %s failed: %s", call.method, describe(error))
-            return Reply(call.id, error=describe(error))
+            client.send(Reply(call.id, error=describe(error)))
+            if isinstance(error, BrokenEngineError):
+                raise
+        else:
+            client.send(reply)
 
     def _step(self) -> list[EngineOutput]:
         try:
@@ -304,7 +322,7 @@ class EngineProcess:
             self._report(Failed(describe(error)))
             return 1
         try:
-            self._host = EngineHost(engine, listen(self._address), self._journal, self._verdict)
+            self._host = EngineHost(engine, listen(self._address), self._journal, self._verdict, self._report)
             self._report(Ready(engine.info))
             self._host.run()
         except Exception as error:

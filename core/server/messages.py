@@ -61,6 +61,12 @@ class Ready(msgspec.Struct, tag=True):
     info: EngineInfo
 
 
+class Weights(msgspec.Struct, tag=True):
+    """Engine to supervisor: it serves other weights now (see `with_weights`), as the next engine must, too."""
+
+    source: dict[str, str | None]
+
+
 class Failed(msgspec.Struct, tag=True):
     """The start-up failed, or the process gives up; `error` is the root cause in one sentence."""
 
@@ -104,6 +110,6 @@ class Shutdown(msgspec.Struct, tag=True):
 #: by direction
 ToEngine = Add | Abort | Call
 FromEngine = Outputs | Reply
-EngineReport = Stage | Ready | Failed
+EngineReport = Stage | Ready | Failed | Weights
 EngineNews = Stage | EngineUp | EngineDown
 ApiReport = Serving | Failed | Shutdown

@@ -15,18 +15,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
 from ..channel import AsyncChannel
 from ..config.plain import to_plain
 from ..config.tree import FrameConfig
+from ..config.weight_source import with_weights
 from ..engine.journal import JournalReader, journal_memory
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..registry import Registry
 from .blame import Blame
-from .messages import EngineDown, EngineNews, EngineReport, EngineUp, Failed, Ready, Stage
+from .messages import EngineDown, EngineNews, EngineReport, EngineUp, Failed, Ready, Stage, Weights
 
 logger = logging.getLogger("frame.server")
 
@@ -139,10 +140,7 @@ class EngineSupervisor:
     async def start(self) -> EngineInfo:
         """Starts the engine and returns once it is ready; raises `EngineDeadError` with the cause otherwise."""
         try:
-            server = self._config.server.model_copy(
-                update={"api_key": [], "admin_key": [], "admin_port": None, "admin_uds": None}
-            )
-            config = write_config(self._config.model_copy(update={"server": server}))
+            config = write_config(self._for_engine())
             self._files = (config,)
             self._files = (config, memory_file(json.dumps(Registry.load().choices(self._config))))
             info = await self._launch()
@@ -170,6 +168,20 @@ class EngineSupervisor:
             if descriptor >= 0:
                 os.close(descriptor)
         self._files, self._journal = (), -1
+
+    def _for_engine(self) -> FrameConfig:
+        """The configuration without what only the parent and the API processes need."""
+        server = self._config.server.model_copy(
+            update={"api_key": [], "admin_key": [], "admin_port": None, "admin_uds": None}
+        )
+        return self._config.model_copy(update={"server": server})
+
+    def _take_weights(self, source: Mapping[str, str | None]) -> None:
+        """Has the next engine start with what this one serves now."""
+        self._config = with_weights(self._config, **source)
+        old, plugins = self._files
+        self._files = (write_config(self._for_engine()), plugins)
+        os.close(old)
 
     async def _launch(self) -> EngineInfo:
         """Starts a process and waits until it is ready; raises `EngineDeadError`."""
@@ -275,14 +287,15 @@ class EngineSupervisor:
             logger.error("%s: request %s is at fault and ends with an error", cause, guilty)
         return 0 if names and guilty is None else 1
 
-    @staticmethod
-    async def _last_words(child: Child) -> str | None:
-        """What the engine says before the end of its channel."""
+    async def _last_words(self, child: Child) -> str | None:
+        """Follows a ready engine to the end of its channel; returns what it says before."""
         failed = None
         try:
             while (message := await child.channel.receive()) is not None:
                 if isinstance(message, Failed):
                     failed = message.error
+                elif isinstance(message, Weights):
+                    self._take_weights(message.source)
         except (OSError, ValueError):
             pass
         return failed

@@ -18,19 +18,22 @@ from msgspec import structs
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
+from ..config.weight_source import require_same_model, with_weights
 from ..interfaces.attention import AttentionBackend, AttentionSpec
 from ..interfaces.connector import ConnectorWorker, NullConnectorWorker
 from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import full_bytes, group_layers, plan_layout, with_blocks
+from ..interfaces.loader import WeightLoader
 from ..interfaces.logits import LogitsProcessor
 from ..interfaces.model import Model
 from ..interfaces.platform import Graphs, Platform, PlatformSpec
 from ..interfaces.step import StepPlan
+from ..layers.weights import WeightMap, load_weights
 from ..ops.step import StepBuffers
 from ..registry import Registry
 from .kv_memory import KVMemory
-from .model_loading import LoadedModel, load_model, resolve_dtype
+from .model_loading import LoadedModel, choose_loader, load_model, resolve_dtype
 from .numerics import block_numerics
 from .pooling import NullPooling
 from .pooling_setup import make_pooling
@@ -82,7 +85,7 @@ class Worker:
 
     def start(self) -> KVLayout:
         """Initialises the device, loads the model, sizes and allocates the KV cache."""
-        checkpoint = read_checkpoint(self.config)
+        checkpoint = self._checkpoint = read_checkpoint(self.config)
         platform = self._timed("device", lambda: self._start_platform(checkpoint))
         before = platform.memory().snapshot()
         loaded = self._timed("weights", lambda: load_model(self.config, checkpoint, platform, self.registry))
@@ -135,6 +138,28 @@ class Worker:
             for old, new in zip(self.model.parameters(), fresh.parameters(), strict=True):
                 old.copy_(new)
             self._weights_gone = False
+
+    def check_weights(self, **source: Any) -> None:
+        """Raises with the reason why `update_weights` would fail; changes nothing."""
+        model, (_, loader) = self._awake_model(), self._open_weights(source)
+        WeightMap(model).plan(loader.tensors(), loader.complete)
+
+    def update_weights(self, **source: Any) -> None:
+        """Reads the weights that `source` names (see `with_weights`; {}: those served) into the model's own memory."""
+        model, (config, loader) = self._awake_model(), self._open_weights(source)
+        load_weights(model, loader)
+        self.config = config
+
+    def _awake_model(self) -> Model:
+        if self.model is None or self._weights_gone:
+            raise RuntimeError("the engine sleeps without its weights; wake it up first")
+        return self.model
+
+    def _open_weights(self, source: dict[str, Any]) -> tuple[FrameConfig, WeightLoader]:
+        config = with_weights(self.config, **source)
+        checkpoint = read_checkpoint(config)
+        require_same_model(self._checkpoint, checkpoint)
+        return config, choose_loader(config, checkpoint, self.registry)
 
     def check(self) -> None:
         """A worker in this process is as alive as its caller."""

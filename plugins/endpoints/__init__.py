@@ -36,5 +36,6 @@ def frame_endpoints() -> list[Provider]:
             options=f"{here}.batches:BatchesOptions",
         ),
         Provider("admin", f"{here}.admin:AdminEndpoint", api=">=0.1,<0.2", summary="pause, sleep, reset, shut down"),
+        Provider("weights", f"{here}.weights:WeightsEndpoint", api=">=0.1,<0.2", summary="other weights; adapters"),
         Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.1,<0.2", summary="tokenize and detokenize"),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter
@@ -40,7 +40,7 @@ class SleepBody(BoundedModel):
 class WakeBody(BoundedModel):
     """What to take back."""
 
-    tags: list[str] = Field(["weights", "kv_cache"], max_length=2)
+    tags: list[Literal["weights", "kv_cache"]] = Field(["weights", "kv_cache"], max_length=2)
 
 
 class AdminEndpoint(Endpoint):

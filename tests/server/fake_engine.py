@@ -19,7 +19,7 @@ import numpy as np
 
 from frame.core.config.tree import FrameConfig
 from frame.core.engine.request import QueueFullError
-from frame.core.interfaces.client import EngineInfo
+from frame.core.interfaces.client import BrokenEngineError, EngineInfo
 from frame.core.interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from frame.core.interfaces.step import LogprobRows, NewRequest, StepPlan
 from frame.core.server.engine_process import EngineProcess, supervision
@@ -38,6 +38,7 @@ class FakeEngine:
             attention=["fake"],
             dtype="float32",
         )
+        self._model = config.model.model
         self._delay = float(config.plugin.get("fake", {}).get("delay", 0.0))
         self._running: dict[str, tuple[EngineRequest, int]] = {}
         self._pending: list[EngineOutput] = []
@@ -140,6 +141,12 @@ class FakeEngine:
             return arguments
         if method == "reset_prefix_cache":
             return True
+        if method == "model":
+            return self._model
+        if method == "update_weights":
+            if (arguments or {}).get("model") == "broken":
+                raise BrokenEngineError("neither the new nor the old weights can be read: gone")
+            return None
         raise ValueError(f"no method {method!r}")
 
     def check(self) -> None:

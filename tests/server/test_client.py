@@ -186,6 +186,19 @@ async def until_up(client: RemoteEngine) -> None:
             await asyncio.sleep(0.02)
 
 
+async def test_a_new_engine_has_the_weights_of_the_last_one(client: RemoteEngine, tmp_path: Path) -> None:
+    assert await client.call("model") == ""
+    await client.call("update_weights", {"model": str(tmp_path)})
+    await client.call("update_weights", {"revision": "main"})
+    with pytest.raises(RuntimeError, match="neither the new nor the old weights"):
+        await client.call("update_weights", {"model": "broken"})  # which ends the engine
+    async with asyncio.timeout(20):
+        while client.error is None:
+            await asyncio.sleep(0.02)
+        await until_up(client)
+    assert await client.call("model") == str(tmp_path)
+
+
 async def test_too_many_deaths_in_a_row_are_final() -> None:
     client = await start_engine(config(restarts=1), command=COMMAND)
     try:
