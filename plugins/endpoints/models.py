@@ -23,6 +23,7 @@ class ModelCard(msgspec.Struct):
     display_name: str
     object: str = "model"
     type: str = "model"
+    lifecycle: str = "active"
     owned_by: str = "frame"
     parent: str | None = None
 

@@ -75,9 +75,12 @@ def run(server: Running, folder: Path, *options: str, model: str = "demo", secon
         "--checks", "not_a_server_error", "--request-timeout", "30", "--continue-on-failure", "--no-shrink",
         "--warnings", "off", "--suppress-health-check", "all", *options,
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
-    found = re.search(r"(\d+) generated", done.stdout)
-    return Outcome(done.returncode, int(found.group(1)) if found else 0, done.stdout + done.stderr)
+    said = folder / "schemathesis.txt"  # can be read while it goes on
+    with said.open("w", encoding="utf-8") as file:
+        status = subprocess.run(command, cwd=folder, stdout=file, stderr=file, timeout=seconds, check=False).returncode
+    text = said.read_text(encoding="utf-8")
+    found = re.search(r"(\d+) generated", text)
+    return Outcome(status, int(found.group(1)) if found else 0, text)
 
 
 def resident_bytes(pid: int) -> int:
