@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..interfaces.client import BrokenEngineError, EngineInfo
-from ..interfaces.connector import ConnectorScheduler
+from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.executor import Executor, StepHandle
 from ..interfaces.step import StepPlan

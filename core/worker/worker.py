@@ -142,6 +142,8 @@ class Worker:
     def check_weights(self, **source: Any) -> None:
         """Raises with the reason why `update_weights` would fail; changes nothing."""
         model, (_, loader) = self._awake_model(), self._open_weights(source)
+        if any(getattr(module, "kv_scales", None) is not None for module in model.modules()):
+            raise RuntimeError("the scales of its 8-bit KV cache belong to recorded steps and cannot change")
         WeightMap(model).plan(loader.tensors(), loader.complete)
 
     def update_weights(self, **source: Any) -> None:
