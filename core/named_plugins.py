@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .config.errors import near
+from .config.leaves import leaves
 from .offers import Offer, PluginError
 from .plugin_options import read_options
 
@@ -12,35 +15,31 @@ if TYPE_CHECKING:
     from .registry import Registry
 
 
-def named_plugins(config: Any) -> list[tuple[str, str]]:
-    """(kind, name) of every plugin that a configuration names; "auto" leaves the choice open."""
-    named = [
-        ("platform", config.executor.platform),
-        ("executor", config.executor.executor),
-        ("scheduler", config.scheduler.scheduling_policy),
-        ("attention", config.attention.attention_backend),
-        ("loader", config.load.load_format),
-        ("grammar", config.structured_outputs.structured_outputs_backend),
-        ("pooler", config.pooler.pooling_type),
-    ]
-    named += [("sink", name) for name in config.observability.metrics_sinks]
-    if config.transfer.kv_connector is not None:
-        named.append(("connector", config.transfer.kv_connector))
-    if config.speculation.speculator is not None:
-        named.append(("speculator", config.speculation.speculator))
+#: Settings that name plugins of the engine → kind.
+ENGINE_PLUGINS: Mapping[str, str] = MappingProxyType({
+    "platform": "platform", "executor": "executor", "scheduling_policy": "scheduler", "attention_backend": "attention",
+    "load_format": "loader", "structured_outputs_backend": "grammar", "pooling_type": "pooler", "metrics_sinks": "sink",
+    "kv_connector": "connector", "speculator": "speculator",
+})  # fmt: skip
+#: The same for the text side; the engine has no use for them.
+TEXT_PLUGINS: Mapping[str, str] = MappingProxyType({
+    "tool_call_parser": "tool-parser", "forced_call_parser": "tool-parser", "reasoning_parser": "reasoning-parser",
+})  # fmt: skip
+
+
+def named_plugins(config: Any, settings: Mapping[str, str] = ENGINE_PLUGINS) -> list[tuple[str, str]]:
+    """(kind, name) of every plugin that a configuration names in `settings`; "auto" leaves the choice open."""
+    named: list[tuple[str, str]] = []
+    for setting, kind in settings.items():
+        value = getattr(getattr(config, leaves()[setting].section), setting)
+        names = value if isinstance(value, list) else [value]
+        named += [(kind, name) for name in names if name is not None]
     return named
-
-
-def named_parsers(config: Any) -> list[tuple[str, str]]:
-    """(kind, name) of the plugins of the text side that a configuration names; the engine has no use for them."""
-    server = config.server
-    named = [("tool-parser", server.tool_call_parser), ("reasoning-parser", server.reasoning_parser)]
-    return [(kind, name) for kind, name in named if name is not None]
 
 
 def check_named(registry: Registry, config: Any) -> None:
     """Raises `PluginError` for a plugin that `config` chooses by name and that cannot be chosen."""
-    for kind, name in (*named_plugins(config), *named_parsers(config)):
+    for kind, name in (*named_plugins(config), *named_plugins(config, TEXT_PLUGINS)):
         if name != "auto":
             registry.choose(kind, name)
     if config.server.enable_auto_tool_choice and config.server.tool_call_parser is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -12,6 +12,8 @@ from ..config.compat import TRANSLATIONS, UNUSED
 from ..config.flag_parser import FlagParser
 from ..config.leaves import leaves
 from ..interfaces.endpoint import Command
+from ..named_plugins import ENGINE_PLUGINS, TEXT_PLUGINS
+from ..registry import Registry
 
 _HEAD = "# Made by `frame completion {shell}`; make it again after an update or a new plugin.\n"
 _FOREIGN = frozenset((*TRANSLATIONS, *UNUSED, "plugin"))
@@ -54,55 +56,77 @@ class CompletionCommand(Command):
         """Prints the script."""
         from .main import commands
 
-        words = {name: words_of(name, command) for name, command in commands().items()}
+        words: dict[str, Words] = {}
+        names = plugin_names(Registry.load())
+        for name, command in commands().items():
+            words |= words_of(name, command, names)
         print(_HEAD.format(shell=arguments.shell) + _SCRIPTS[arguments.shell](words))
         return 0
 
 
-def words_of(name: str, command: Command) -> Words:
-    """The flags and choices that a command declares; spellings that only vLLM has are left out."""
+def plugin_names(registry: Registry) -> dict[str, tuple[str, ...]]:
+    """Setting that names a plugin → the names of those that can be chosen."""
+    kinds = {**ENGINE_PLUGINS, **TEXT_PLUGINS}
+    return {setting: tuple(one.name for one in registry.providers(kind)) for setting, kind in kinds.items()}
+
+
+def words_of(name: str, command: Command, plugins: Mapping[str, Sequence[str]]) -> dict[str, Words]:
+    """What may follow `name`, and each of its subcommands ("bench serve"); spellings that only vLLM has are left out.
+
+    `plugins` gives the choices of settings that name plugins.
+    """
     parser = FlagParser(prog=f"frame {name}")
     command.add_arguments(parser)
+    return dict(_words(name, command.help, parser, plugins))
+
+
+def _words(
+    name: str, about: str, parser: argparse.ArgumentParser, plugins: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, Words]]:
     flags: list[Flag] = []
     first: tuple[str, ...] = ()
     for action in parser._actions:
-        choices = tuple(map(str, action.choices or ()))
+        choices = tuple(map(str, action.choices or plugins.get(action.dest, ())))
         if not action.option_strings:
             first = first or choices
         elif action.dest not in _FOREIGN:
             own = leaves().get(action.dest)
-            about = own.help if own is not None and action.help == argparse.SUPPRESS else action.help or ""
+            said = own.help if own is not None and action.help == argparse.SUPPRESS else action.help or ""
             if own is not None and own.choices:
                 choices = tuple(own.choices)
             flags.append(
                 Flag(
                     tuple(action.option_strings),
-                    about.replace("%(default)s", str(action.default)),
+                    said.replace("%(default)s", str(action.default)),
                     action.nargs != 0,
                     choices,
                 )
             )
-    return Words(command.help, tuple(flags), first)
+    yield name, Words(about, tuple(flags), first)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner, own_parser in action.choices.items():
+                yield from _words(f"{name} {inner}", own_parser.description or "", own_parser, plugins)
 
 
 def _bash(commands: Mapping[str, Words]) -> str:
     values = [
-        f"    {name}\\ {flag}) words={_quoted(' '.join(one.choices))} ;;"
+        f"    {_quoted(f'{name} {flag}')}) words={_quoted(' '.join(one.choices))} ;;"
         for name, words in commands.items()
         for one in words.flags
         for flag in one.names
         if one.choices
     ]
     free = [
-        f"    {name}\\ {flag}) return ;;"
+        f"    {_quoted(f'{name} {flag}')}) return ;;"
         for name, words in commands.items()
         for one in words.flags
         for flag in one.names
         if one.takes_value and not one.choices
     ]
-    flags = [f"      {name}) words={_quoted(' '.join(_names(words)))} ;;" for name, words in commands.items()]
+    flags = [f"      {_quoted(name)}) words={_quoted(' '.join(_names(words)))} ;;" for name, words in commands.items()]
     first = [
-        f"      {name}) words={_quoted(' '.join(words.choices))} ;;"
+        f"      {_quoted(name)}) words={_quoted(' '.join(words.choices))} ;;"
         for name, words in commands.items()
         if words.choices
     ]
@@ -110,18 +134,24 @@ def _bash(commands: Mapping[str, Words]) -> str:
         "_frame() {",
         '  local words="" current="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"',
         "  COMPREPLY=()",
-        '  case "${COMP_WORDS[1]} $before" in',
+        '  local command="${COMP_WORDS[1]}"',
+        *(
+            f'  [[ $COMP_CWORD -gt 2 && "$command ${{COMP_WORDS[2]}}" == {_quoted(name)} ]] && command={_quoted(name)}'
+            for name in commands
+            if " " in name
+        ),
+        '  case "$command $before" in',
         *values,
         *free,
         "  esac",
         "  if [[ -z $words && $COMP_CWORD -eq 1 ]]; then",
-        f"    words={_quoted(' '.join(commands))}",
+        f"    words={_quoted(' '.join(_first_words(commands)))}",
         "  elif [[ -z $words && $current == -* ]]; then",
-        '    case "${COMP_WORDS[1]}" in',
+        '    case "$command" in',
         *flags,
         "    esac",
         "  elif [[ -z $words ]]; then",
-        '    case "${COMP_WORDS[1]}" in',
+        '    case "$command" in',
         *first,
         "    esac",
         "  fi",
@@ -134,13 +164,20 @@ def _bash(commands: Mapping[str, Words]) -> str:
 
 def _zsh(commands: Mapping[str, Words]) -> str:
     lines = ["#compdef frame", "_frame() {", "  local -a commands=("]
-    lines += [f"    {_quoted(name + ':' + words.about)}" for name, words in commands.items()]
+    lines += [f"    {_quoted(name + ':' + commands[name].about)}" for name in _first_words(commands)]
     lines += ["  )", "  if (( CURRENT == 2 )); then", "    _describe command commands; return", "  fi"]
-    lines += ["  local command=$words[2]", "  shift words; (( CURRENT-- ))", "  case $command in"]
+    lines += ["  local command=$words[2]", "  shift words; (( CURRENT-- ))"]
+    lines += [
+        f'  if [[ $CURRENT -gt 2 && "$command $words[2]" == {_quoted(name)} ]]; then'
+        f" command={_quoted(name)}; shift words; (( CURRENT-- )); fi"
+        for name in commands
+        if " " in name
+    ]
+    lines.append("  case $command in")
     for name, words in commands.items():
         specs = [_zsh_spec(name, flag) for one in words.flags for name, flag in ((name, one) for name in one.names)]
         choices = f":({' '.join(words.choices)})" if words.choices else ":_files"
-        lines.append(f"    {name}) _arguments {' '.join(specs)} {_quoted('*:argument' + choices)} ;;")
+        lines.append(f"    {_quoted(name)}) _arguments {' '.join(specs)} {_quoted('*:argument' + choices)} ;;")
     lines += [
         "  esac",
         "}",
@@ -158,17 +195,29 @@ def _zsh_spec(name: str, flag: Flag) -> str:
 
 
 def _fish(commands: Mapping[str, Words]) -> str:
-    names = " ".join(commands)
+    first = _first_words(commands)
+    names = " ".join(first)
     lines = [
-        f"complete -c frame -f -n 'not __fish_seen_subcommand_from {names}' -a {name} -d {_fish_quoted(words.about)}"
-        for name, words in commands.items()
+        f"complete -c frame -f -n 'not __fish_seen_subcommand_from {names}' -a {name} -d {_fish_quoted(about)}"
+        for name, about in ((name, commands[name].about) for name in first)
     ]
     for name, words in commands.items():
-        start = f"complete -c frame -n '__fish_seen_subcommand_from {name}'"
+        start = f"complete -c frame -n '{_fish_place(name, commands)}'"
         if words.choices:
             lines.append(f"{start} -f -a '{' '.join(words.choices)}'")
         lines += [f"{start} {_fish_flag(flag)}" for flag in words.flags]
     return "\n".join(lines)
+
+
+def _fish_place(name: str, commands: Mapping[str, Words]) -> str:
+    """The condition under which the words of `name` are offered; `serve` is a command and a subcommand of `bench`."""
+    above, _, below = name.rpartition(" ")
+    if above:
+        return f"__fish_seen_subcommand_from {above}; and __fish_seen_subcommand_from {below}"
+    owners = [one.split()[0] for one in commands if one.endswith(f" {name}")]
+    own = [one.split()[1] for one in commands if one.startswith(f"{name} ")]
+    apart = f"; and not __fish_seen_subcommand_from {' '.join(owners + own)}" if owners or own else ""
+    return f"__fish_seen_subcommand_from {name}{apart}"
 
 
 def _fish_flag(flag: Flag) -> str:
@@ -186,6 +235,10 @@ def _fish_flag(flag: Flag) -> str:
 def _fish_quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def _first_words(commands: Mapping[str, Words]) -> list[str]:
+    return [name for name in commands if " " not in name]
 
 
 def _names(words: Words) -> Iterator[str]:

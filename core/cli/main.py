@@ -66,8 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"frame: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of our output has enough, as in `frame plugins | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return 0
+    except OSError as error:  # a full disk behind stdout, a file without permission
+        _silence_stdout()
+        place = f"{error.filename}: " if error.filename is not None else ""
+        print(f"frame: {place}{error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def _silence_stdout() -> None:
+    """Lets what Python still has to write go nowhere, so that its end says nothing more."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

@@ -51,6 +51,11 @@ def test_bash_completes_commands_flags_and_choices(script: dict[str, Path]) -> N
     assert bash(file, "frame serve model --load-f") == ["--load-format"]
     assert bash(file, "frame plugins ch") == ["check"]
     assert "attention" in bash(file, "frame plugins --kind ")
+    assert bash(file, "frame serve --attention-backend t") == ["triton", "torch"]
+    assert bash(file, "frame bench la") == ["latency"]
+    assert bash(file, "frame bench serve --num-p") == ["--num-prompts"]
+    assert bash(file, "frame bench serve --max-num-") == []
+    assert bash(file, "frame bench latency --dtype bf") == ["bfloat16"]
     assert bash(file, "frame serve --port ") == []
     assert bash(file, "frame serve --config ") == []
 
@@ -71,9 +76,12 @@ def test_fish_completes(script: dict[str, Path]) -> None:
     assert fish("frame serve --dtype bf") == ["bfloat16"]
     assert "--max-model-len" in fish("frame serve --max-")
     assert fish("frame completion z") == ["zsh"]
+    assert "latency" in fish("frame bench l")
+    assert fish("frame bench serve --num-p") == ["--num-prompts"]
+    assert fish("frame serve --num-p") == []
 
 
 def test_every_setting_is_offered_and_no_foreign_one() -> None:
-    flags = {name for flag in words_of("serve", commands()["serve"]).flags for name in flag.names}
+    flags = {name for flag in words_of("serve", commands()["serve"], {})["serve"].flags for name in flag.names}
     assert {"--max-num-seqs", "--api-key", "--metrics-sinks", "-tp"} <= flags
     assert "--swap-space" not in flags
