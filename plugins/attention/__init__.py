@@ -30,7 +30,7 @@ def frame_attention_backends() -> list[Provider]:
             api=">=0.1,<0.2",
             summary="Triton kernels for CUDA; one for mixed batches, one for decoding",
             preference=20,
-            options=f"{_HERE}.triton:TritonOptions",
+            options=f"{_HERE}.triton_options:TritonOptions",
             aliases=("TRITON_ATTN",),
         ),
         Provider(

@@ -10,11 +10,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
@@ -23,6 +22,7 @@ from frame.kernels import decode as decode_kernel
 from frame.kernels.decode import DecodeLaunch
 
 from .reasons import Capabilities, reasons
+from .triton_options import TritonOptions
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 FLOATS8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -31,22 +31,6 @@ MIN_SPLIT_LENGTH = 256
 MAX_SPLITS = 64
 #: Prompts shorter than this leave most of the Hopper kernel's tiles of queries empty.
 MIN_HOPPER_QUERIES = 64
-
-
-class TritonOptions(BaseModel):
-    """Settings of our own attention."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    hopper_prefill: Literal["measured", "all", "off"] = Field(
-        default="measured",
-        description="Prompts on Hopper by a kernel of their own: for the layers for which a GPU has shown it right and "
-        "faster (heads of 64 and 128, neither window nor soft cap nor sinks), for all that it can serve, or never.",
-    )
-    persistent_prefill: bool = Field(
-        default=False,
-        description="One program of that kernel for each multiprocessor instead of one for each 128 queries and head.",
-    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import torch
 
 from frame.core.interfaces.attention import AttentionSpec
 from frame.core.ops import Ops
-from frame.plugins.attention.triton import TritonAttention, TritonOptions
+from frame.plugins.attention.triton import TritonAttention
+from frame.plugins.attention.triton_options import TritonOptions
 from tests.plugins.attention.batches import check, make_case, run, spec_of
 
 pytestmark = [
