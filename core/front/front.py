@@ -24,7 +24,7 @@ from ..interfaces.step import LogprobRows
 from .admission import Admission, Admitted, Limits, default_sampling_params
 from .logprobs import PromptLogprobs, append_rows, new_prompt_logprobs
 from .metrics import RequestStatistics
-from .outputs import RequestMetrics, RequestOutput
+from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 from .pooling import PoolingRecord, make_pooling_admission
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
 from .sequence import Sequence as OutputSequence
@@ -61,6 +61,9 @@ class RequestRecord:
         if self.params.prompt_logprobs is not None:
             self._prompt_logprobs = new_prompt_logprobs(self.params.flat_logprobs)
         self._changed: dict[int, OutputSequence] = {}
+        if len(self.sequences) > 1 or stream_interval != 1 or self._prompt_logprobs is not None:
+            for sequence in self.sequences:
+                sequence.flows = False
 
     @property
     def finished(self) -> bool:
@@ -110,6 +113,10 @@ class RequestRecord:
 
     def take(self, now: float) -> RequestOutput | None:
         """The output to hand out now; None when its kind shows nothing yet."""
+        sole = self.sequences[0]
+        if sole.flows and sole.finish_reason is None:
+            self._changed.clear()
+            return self._output(None, [sole.take_flowed()], False)
         finished = self.finished
         kind = self.params.output_kind
         if finished:
@@ -127,20 +134,26 @@ class RequestRecord:
         prompt_logprobs = self._prompt_logprobs
         if kind == RequestOutputKind.DELTA:
             self._prompt_logprobs = None  # told once, with the first output
-        output = RequestOutput(
-            self.admitted.request_id,
-            self.admitted.text,
-            self.admitted.prompt_ids,
-            prompt_logprobs,
-            [sequence.take() for sequence in shown],
-            finished,
+        output = self._output(prompt_logprobs, [sequence.take() for sequence in shown], finished)
+        for sequence in due:
+            del self._changed[sequence.index]
+        return output
+
+    def _output(
+        self, prompt_logprobs: PromptLogprobs | None, outputs: list[CompletionOutput], finished: bool
+    ) -> RequestOutput:
+        admitted = self.admitted
+        return RequestOutput.of(
+            request_id=admitted.request_id,
+            prompt=admitted.text,
+            prompt_token_ids=admitted.prompt_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=outputs,
+            finished=finished,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached,
             kv_transfer_params=self.kv_transfer,
         )
-        for sequence in due:
-            del self._changed[sequence.index]
-        return output
 
 
 class Record(Protocol):
@@ -308,10 +321,15 @@ class Front:
             record, sequence = found
             if output.num_drafts:
                 record.metrics.count_drafts(output.num_drafts, output.num_accepted)
-            # most outputs of an offline run: nothing to show before the end
-            if sequence.quiet and output.finish_reason is None and record.metrics.first_token_time is not None:
-                sequence.token_ids += output.token_ids
-                continue
+            if output.finish_reason is None and record.metrics.first_token_time is not None:
+                if sequence.quiet:  # most outputs of an offline run: nothing to show before the end
+                    sequence.token_ids += output.token_ids
+                    continue
+                if sequence.flows and output.kv_transfer is None:  # of streams
+                    record.metrics.last_token_time = now
+                    sequence.flow(output.token_ids)
+                    touched[record.admitted.request_id] = record
+                    continue
             if record.push(sequence, output, now):
                 ended.append(output.request_id)
             if sequence.finish_reason is not None:

@@ -63,6 +63,13 @@ class CompletionOutput:
     error: str | None = None
     fault: Fault = "engine"
 
+    @classmethod
+    def of(cls, **fields: Any) -> CompletionOutput:
+        """From its fields, those with a default if they differ: for each token, at a fraction of what a call costs."""
+        output = cls.__new__(cls)
+        output.__dict__ = fields
+        return output
+
     def finished(self) -> bool:
         return self.finish_reason is not None
 
@@ -131,6 +138,13 @@ class RequestOutput:
         self.kv_transfer_params = kv_transfer_params
         for name in unknown:
             logger.warning("RequestOutput ignores the unknown keyword %r", name)
+
+    @classmethod
+    def of(cls, **fields: Any) -> RequestOutput:
+        """From its fields, those with a default if they differ, unchecked: for each token, as `CompletionOutput.of`."""
+        output = cls.__new__(cls)
+        output.__dict__ = fields
+        return output
 
     def add(self, next_output: RequestOutput, aggregate: bool = True) -> None:
         """Merges a later output of the same request: deltas are joined (`aggregate`), else the later one replaces."""

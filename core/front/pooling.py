@@ -228,7 +228,7 @@ def make_pooling_admission(
 class PooledPart:
     """The record of one engine request."""
 
-    quiet = False
+    quiet = flows = False
 
     def __init__(self, index: int, request: EngineRequest) -> None:
         self.index = index

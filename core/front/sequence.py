@@ -51,6 +51,8 @@ class Sequence:
             and params.logprobs is None
             and params.prompt_logprobs is None
         )
+        #: whether new ids only become new text, with nothing else to look at before the end; its record may say no
+        self.flows = params.output_kind == RequestOutputKind.DELTA and self._stops is None and params.logprobs is None
         self._num_decoded = 0
         self._num_sent = 0
         self._text: list[str] = []
@@ -79,6 +81,13 @@ class Sequence:
             self.finish(reason, output.stop_reason, output.error)
         return False
 
+    def flow(self, token_ids: list[int]) -> None:
+        """As `push`, for a sequence that `flows` and a step that adds ids only."""
+        self.token_ids += token_ids
+        if self._detokenizer is not None:
+            self._text.append(self._detokenizer.push(token_ids))
+            self._num_decoded = len(self.token_ids)
+
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None) -> None:
         """Ends the sequence and shows what was held back."""
         self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
@@ -100,6 +109,13 @@ class Sequence:
             or self._num_sent == 0
             or len(self.token_ids) - self._num_sent >= interval
         )
+
+    def take_flowed(self) -> CompletionOutput:
+        """As `take`, for a sequence that `flows` and has not ended."""
+        text, num_sent, self._num_sent = self._text, self._num_sent, len(self.token_ids)
+        shown = text[0] if len(text) == 1 else "".join(text)
+        text.clear()
+        return CompletionOutput.of(index=self.index, text=shown, token_ids=self.token_ids[num_sent:])
 
     def take(self) -> CompletionOutput:
         """What its kind of output shows now: all so far, or what is new since the last call."""

@@ -204,9 +204,10 @@ class AssistantMessage:
     def add(self, events: Sequence[OutputEvent]) -> None:
         """Takes further events."""
         for event in events:
+            if type(event) is Content:  # nearly all
+                self._content.append(event.text)
+                continue
             match event:
-                case Content():
-                    self._content.append(event.text)
                 case Reasoning():
                     self._reasoning.append(event.text)
                 case CallBegin():

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ..config.server import ServerConfig
+from .wire import attach_wire
 
 #: Bytes of request line and headers; what arrives in one read with their end may be more.
 MAX_HEAD_BYTES = 64 << 10
@@ -119,6 +120,7 @@ def _bounded() -> Any:
             self._in_body = True
             self._stop_clock()
             super().on_headers_complete()
+            attach_wire(self.cycle)
 
         def on_message_complete(self) -> None:
             """The next bytes are a new head."""

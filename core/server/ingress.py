@@ -39,8 +39,6 @@ _DROPPED_BYTES = 64 << 20
 BODY_SECONDS, PIECE_SECONDS = 600.0, 60.0
 #: The parsed JSON body lies in the scope under this name.
 JSON_BODY = "frame.json"
-#: What sends to the client, under this name: what stands between it and a route only looks at how answers start.
-WIRE = "frame.wire"
 #: Whose request it is: a digest of the key that was presented, "" on an open server.
 OWNER = "frame.owner"
 #: The HTTP request that the present task serves, for what is told about a generation when it has ended.
@@ -158,7 +156,6 @@ class Ingress:
             await send({"type": "websocket.close", "code": 1008})
             return
         scope[ERROR_SHAPE] = self._shapes.of(scope["path"].removeprefix(self._root_path))
-        scope[WIRE] = send
         if self._request_ids:
             send = _with_request_id(scope, send)
         done = contextlib.ExitStack()

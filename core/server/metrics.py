@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineStats
 from .tallies import Distribution, Tallies
+from .token_pace import TokenPace
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 1)
@@ -97,6 +98,7 @@ class ServerMetrics:
             name: Distribution(self.cells, start, bounds)
             for (name, _, bounds), start in zip(_HISTOGRAMS, self._starts, strict=True)
         }
+        self.pace = TokenPace(self.cells, 2, self.histogram("inter_token_latency_seconds"))
 
     def histogram(self, name: str) -> Distribution:
         """The histogram called `name`."""
@@ -106,10 +108,6 @@ class ServerMetrics:
         """Counts a prompt."""
         self.cells[0] += num_tokens
         self.cells[1] += num_cached
-
-    def generated(self, num_tokens: int) -> None:
-        """Counts new tokens."""
-        self.cells[2] += num_tokens
 
     def finished(self, reason: str) -> None:
         """Counts a request's end."""
@@ -141,6 +139,7 @@ class ServerMetrics:
 
     def families(self) -> Iterator[Metric]:
         """Every metric now, under one name or both."""
+        self.pace.count()
         own = {family.name: family for family in self._own()}
         for name, family in own.items():
             yield _named(family, f"frame_{name}")

@@ -20,6 +20,7 @@ class RequestTimer:
         self._params = params
         self._first = metrics.histogram("time_to_first_token_seconds")
         self._between = metrics.histogram("inter_token_latency_seconds")
+        self._pace = metrics.pace
         self._arrival = self._last = time.perf_counter()
         self._tokens = 0
         self._longest = 0
@@ -39,15 +40,16 @@ class RequestTimer:
         """Notes that `total` tokens arrived now, at most `longest` of one output; `times` are the request's so far."""
         now = time.perf_counter()
         if self._num_outputs:
-            self._between.observe((now - self._last) / longest, longest)
-        elif times is not None and times.first_token_time is not None:
-            self._first.observe(max(times.first_token_time - times.arrival_time, 0.0))
+            self._pace.add(total, (now - self._last) / longest, longest, now)
+        else:
+            self._pace.begin(total)
+            if times is not None and times.first_token_time is not None:
+                self._first.observe(max(times.first_token_time - times.arrival_time, 0.0))
         self._times = times
         self._last = now
         self._num_outputs += 1
         self._tokens += total
         self._longest += longest
-        self._metrics.generated(total)
 
     def ends(self, reason: str) -> None:
         """Notes how the request ended; without it, it was aborted."""
@@ -57,6 +59,7 @@ class RequestTimer:
         """Counts what was observed."""
         metrics = self._metrics
         self._total_seconds = time.perf_counter() - self._arrival
+        self._pace.count()
         metrics.finished(self.reason)
         metrics.histogram("e2e_request_latency_seconds").observe(self._total_seconds)
         metrics.histogram("request_params_n").observe(self._params.n)

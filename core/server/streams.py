@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..interfaces.errors import RequestError
 from .errors import error_event
-from .ingress import WIRE
+from .wire import wire_of
 
 logger = logging.getLogger("frame.server")
 
@@ -102,9 +102,10 @@ class EventStream(Response):
     async def _pump(self, scope: Scope, send: Send) -> None:
         try:
             await self._begin(send)
-            wire: Send = scope.get(WIRE, send)
+            wire = wire_of(scope, send)
             async for frame in self._frames:
-                await wire(_frame(frame))
+                if frame and not wire.write(frame):
+                    await wire.drain()
         except _EarlyError as early:
             raise early.error from None
         except RequestError as error:

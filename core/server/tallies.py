@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -75,3 +76,11 @@ class Distribution:
         cells = self._cells
         cells[self._start + bisect_left(self._bounds, value)] += weight
         cells[self._sum] += value * weight
+
+    def observe_all(self, values: Sequence[float], weights: Sequence[int]) -> None:
+        """Counts many values at once, each with its weight; for few of them `observe` is as quick."""
+        cells, counts = self._cells, np.asarray(weights)
+        places = np.searchsorted(self._bounds, values, side="left")
+        for place, count in enumerate(np.bincount(places, counts).tolist(), self._start):
+            cells[place] += count
+        cells[self._sum] += float(np.dot(values, counts))

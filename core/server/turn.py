@@ -229,12 +229,17 @@ class _TurnReader:
 
     def read(self, text: str, token_ids: Sequence[int], finished: bool) -> list[OutputEvent]:
         """Events of new text; with everything that was held back when the output has ended."""
+        if not self._readers:
+            if not text:
+                return []
+            content: list[OutputEvent] = [Content(text)]
+            self.message.add(content)
+            return content
         self._count(token_ids)
         events: list[OutputEvent] = [Content(text)] if text else []
         for reader in self._readers:
             events = self._through(reader, events, token_ids, finished)
-        if self._readers:
-            events = joined([event for event in map(self._shown, events) if event is not None])
+        events = joined([event for event in map(self._shown, events) if event is not None])
         self.message.add(events)
         return events
 

@@ -84,6 +84,7 @@ class _Chat:
             include_reasoning=body.include_reasoning,
             template_kwargs=body.chat_template_kwargs,
         )
+        self._begun: set[int] = set()
         self._tells_tokens = bool(body.logprobs or body.return_token_ids)
         self._echo = last["content"] if body.echo and isinstance(last.get("content"), str) else ""
 
@@ -163,30 +164,34 @@ class _Chat:
         frames = Frames(
             self._name, "chat.completion.chunk", int(time.time()), self._model, serving.fingerprint, with_usage, _piece
         )
-        begun: set[int] = set()
         try:
             output = first
             while output is not None:
                 self._usage.see(0, output)
                 usage = self._usage.usage() if continuous else None
-                for completion in output.outputs:
-                    if completion.index not in begun:
-                        begun.add(completion.index)
-                        opening = DeltaChoice(completion.index, Delta(self._role, self._echo))
-                        yield frames.choice(opening, usage)
-                    events = self._turn.read(completion)
-                    text = None if continuous else self._only_text(completion, events)
-                    if text is not None:
-                        yield frames.text(completion.index, text)
-                        continue
-                    choice = self._delta(completion, events)
-                    if choice is not None:
-                        yield frames.choice(choice, usage)
+                if len(output.outputs) == 1:
+                    yield self._frame(frames, output.outputs[0], usage)
+                else:
+                    yield b"".join([self._frame(frames, completion, usage) for completion in output.outputs])
                 output = await anext(outputs, None)
         finally:
             await outputs.aclose()
         timing = self._usage.timing() if body.return_timing else None
         yield frames.last(self._final_usage() if with_usage else None, timing) + DONE
+
+    def _frame(self, frames: Frames, completion: Any, usage: Usage | None) -> bytes:
+        """The events of what a completion adds: the role before everything else, nothing while the parsers hold it."""
+        opening = b""
+        if completion.index not in self._begun:
+            self._begun.add(completion.index)
+            opening = frames.choice(DeltaChoice(completion.index, Delta(self._role, self._echo)), usage)
+        events = self._turn.read(completion)
+        text = None if usage is not None else self._only_text(completion, events)
+        if text is not None:
+            frame = frames.text(completion.index, text)
+            return opening + frame if opening else frame
+        choice = self._delta(completion, events)
+        return opening if choice is None else opening + frames.choice(choice, usage)
 
     def _only_text(self, completion: Any, events: list[OutputEvent]) -> str | None:
         """The text where a completion adds nothing else, as nearly all do."""

@@ -154,14 +154,16 @@ class _Completion:
             while first is not None:
                 number, output = first
                 await self._see(number, output)
+                found = []
                 for completion in output.outputs:
                     index = number * self._n + completion.index
                     if plain and completion.finish_reason is None and index in self._begun:
-                        yield frames.text(index, completion.text)
+                        found.append(frames.text(index, completion.text))
                         continue
                     choice = self._choice(number, output, completion, self._offsets.get(index, 0))
                     self._offsets[index] = self._offsets.get(index, 0) + len(choice.text)
-                    yield frames.choice(choice, self._usage.usage() if continuous else None)
+                    found.append(frames.choice(choice, self._usage.usage() if continuous else None))
+                yield found[0] if len(found) == 1 else b"".join(found)
                 first = await anext(outputs, None)
         finally:
             await outputs.aclose()

@@ -234,10 +234,11 @@ class UsageCounter:
     def see(self, prompt: int, output: Any) -> None:
         """Takes one output of prompt number `prompt`."""
         self._metrics = output.metrics
-        if output.prompt_token_ids is not None:
-            self._prompts[prompt] = len(output.prompt_token_ids)
-        if output.num_cached_tokens is not None:
-            self._cached[prompt] = output.num_cached_tokens
+        if prompt not in self._cached:
+            if output.prompt_token_ids is not None:
+                self._prompts[prompt] = len(output.prompt_token_ids)
+            if output.num_cached_tokens is not None:
+                self._cached[prompt] = output.num_cached_tokens
         for completion in output.outputs:
             self.completion += len(completion.token_ids)
 

@@ -18,6 +18,7 @@ from frame.core.interfaces.engine import EngineStats
 from frame.core.server.metrics import ServerMetrics
 from frame.core.server.request_timer import RequestTimer
 from frame.core.server.tallies import Distribution, Tallies
+from frame.core.server.token_pace import TokenPace
 from tests.server.running import FAKE, server
 
 INFO = EngineInfo(
@@ -39,7 +40,8 @@ COUNT = """
 import sys
 from frame.core.server.metrics import ServerMetrics
 metrics = ServerMetrics("m", file=int(sys.argv[1]))
-metrics.generated(5)
+metrics.pace.begin(5)
+metrics.pace.count()
 metrics.entered()
 print(metrics.in_flight, flush=True)
 sys.stdin.read()
@@ -134,7 +136,7 @@ def test_a_request_that_never_ran_counts_as_aborted() -> None:
 def test_processes_count_together_and_successors_go_on_from_the_counts_of_the_dead() -> None:
     file = os.memfd_create("metrics")
     metrics = ServerMetrics("m", file=file)
-    metrics.generated(1)
+    metrics.pace.begin(1)
     metrics.entered()
     for tokens in (6, 11):
         with count(file) as other:
@@ -158,6 +160,27 @@ def test_a_bucket_holds_its_upper_bound(value: float, bucket: int) -> None:
     tallies = Tallies(Distribution.size(bounds) + 1, 1)
     Distribution(tallies.cells, 0, bounds).observe(value, 3)
     assert tallies.total()[:4] == [3.0 * (index == bucket) for index in range(3)] + [3 * value]
+
+
+def test_times_gathered_between_tokens_are_those_counted_one_by_one() -> None:
+    bounds, values, weights = (1.0, 2.0, 5.0), [0.5, 1.0, 9.0, 1.5, 1.0], [1, 2, 3, 1, 1]
+    one, other = (Tallies(Distribution.size(bounds) + 2, 1) for _ in range(2))
+    pace = TokenPace(one.cells, Distribution.size(bounds), Distribution(one.cells, 0, bounds))
+    for value, weight in zip(values, weights, strict=True):
+        pace.add(weight, value, weight, now=0.0)
+        Distribution(other.cells, 0, bounds).observe(value, weight)
+    assert not any(one.total())
+    pace.count()
+    pace.count()
+    assert one.total()[: Distribution.size(bounds)] == other.total()[: Distribution.size(bounds)]
+    assert one.total()[Distribution.size(bounds)] == sum(weights)
+
+
+def test_gathered_tokens_wait_for_a_moment_only() -> None:
+    metrics = ServerMetrics("m")
+    for moment in (0.0, 1.0):
+        metrics.pace.add(1, 0.1, 1, now=100 + moment)
+    assert metrics.cells[2] == 2
 
 
 def test_statuses_are_counted_by_class() -> None:
