@@ -16,7 +16,7 @@ import msgspec
 
 from ..interfaces.errors import RequestError
 from .calls import RouteCalls
-from .ingress import parse_json
+from .strict_json import parse_json
 
 #: Batches within batches.
 _NOT_BATCHED = frozenset(("/v1/batches", "/v1/files"))

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..interfaces.errors import RequestError
 from .deadlines import set_deadline
 from .errors import ERROR_SHAPE, ErrorShapes, error_body, retry_headers
+from .keys import KeyRing
 from .limits import KeyLimits
+from .strict_json import parse_json
 from .uploads import Uploads
 
 #: Answered without a key and without an engine.
@@ -32,7 +30,6 @@ OPEN_PATHS = ("/health", "/live", "/ping", "/ready")
 #: Answered without an engine, but not without a key.
 _EARLY_PATHS = ("/load", "/metrics", "/stats", "/version")
 MAX_HEADERS = 256
-MAX_DEPTH = 64
 #: Bytes beyond the limit that are read and dropped, so that a client with too long a body learns why.
 _DROPPED_BYTES = 64 << 20
 #: Seconds until a JSON body is there, and until the next piece of any body: who sends slower holds a place for nothing.
@@ -43,8 +40,6 @@ JSON_BODY = "frame.json"
 OWNER = "frame.owner"
 #: The HTTP request that the present task serves, for what is told about a generation when it has ended.
 REQUEST: ContextVar[Scope | None] = ContextVar("frame_request", default=None)
-
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class Traffic(Protocol):
@@ -58,55 +53,6 @@ class Traffic(Protocol):
 
     def responded(self, status: int) -> None:
         """Any other response."""
-
-
-class KeyRing:
-    """The configured keys. Compares in constant time with all of them; keeps digests only."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    def owner(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-        """Whose key a header presents (`Authorization: Bearer KEY` or `x-api-key: KEY`), as its digest.
-
-        None when no header presents a known one; "" when there are no keys.
-        """
-        if not self._digests:
-            return ""
-        owner = None
-        for name, value in headers:
-            presented = None
-            if name == b"x-api-key":
-                presented = value.strip()
-            elif name == b"authorization" and value[:7].lower() == b"bearer ":
-                presented = value[7:].strip()
-            if presented is not None:
-                digest = hashlib.sha256(presented).digest()
-                found = False
-                for known in self._digests:  # no early exit: the time says nothing about which key it was
-                    found |= hmac.compare_digest(digest, known)
-                owner = digest.hex() if found else owner
-        return owner
-
-
-def parse_json(body: bytes) -> Any:
-    """Strict JSON: UTF-8, no NaN or infinity, at most `MAX_DEPTH` levels; raises `RequestError` 400."""
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _too_deep(body):
-        raise RequestError(400, f"the body nests deeper than {MAX_DEPTH} levels")
-    try:
-        return msgspec.json.decode(body)
-    except UnicodeDecodeError:
-        raise RequestError(400, "the body is not UTF-8") from None
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise RequestError(400, f"the body is not valid JSON: {str(error)[:200]}") from None
-
-
-def _too_deep(body: bytes) -> bool:
-    """Whether brackets outside strings nest too deep, in a few passes of C speed whatever the body is."""
-    outside = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
-    brackets = np.frombuffer(outside.translate(None, delete=_NO_BRACKETS), np.uint8)
-    steps = np.where((brackets == ord("[")) | (brackets == ord("{")), np.int8(1), np.int8(-1))
-    return int(np.cumsum(steps, dtype=np.int32).max(initial=0)) > MAX_DEPTH
 
 
 class Ingress:

@@ -16,7 +16,6 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
-    Iterator,
 )
 from importlib.metadata import version
 from pathlib import Path
@@ -29,35 +28,30 @@ from starlette.responses import Response
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError
 from ..interfaces.endpoint import RequestError
-from ..interfaces.engine import EngineStats, Fault
+from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
 from .batch_lines import BatchLines, LineResult, batch_routes
 from .client import RemoteEngine
-from .deadlines import until_deadline
-from .ingress import JSON_BODY, OWNER, REQUEST
+from .ingress import JSON_BODY, OWNER
 from .metrics import ServerMetrics
-from .refusals import field_error, refusal, refusals
-from .reports import Notes, Reporter
-from .request_timer import RequestTimer
+from .prompt_texts import PromptTexts
+from .refusals import field_error, refusals
+from .reports import Reporter
 from .scoring import score_texts
 from .streams import event_stream, race_request
 from .turn import AssistantTurn, OutputParsers
+from .watched_runs import WatchedRuns
 
 if TYPE_CHECKING:
     from ..front.async_llm import AsyncLLM
-    from ..front.template_process import TemplateProcesses
     from .calls import RouteCalls
 
 T = TypeVar("T")
-#: What metrics read of a request that generates nothing.
-_POOLED = SamplingParams(max_tokens=1)
 M = TypeVar("M", bound=BoundedModel)
 
 _STATS_SECONDS = 2.0
-#: Where an error lies -> HTTP status.
-_STATUS = {"request": 400, "load": 429, "engine": 500}
 
 
 async def _no_parent() -> None:
@@ -94,10 +88,11 @@ class ServingHost:
         #: asks the parent to stop the server
         self.shut_down: Callable[[], Awaitable[None]] = _no_parent
         self._llm: AsyncLLM | None = None
-        self._templates: TemplateProcesses | None = None
         self._limits: Limits | None = None
         self._parsers: OutputParsers | None = None
         self._stats = EngineStats()
+        self._runs = WatchedRuns(self)
+        self._texts = PromptTexts(self)
         seed = f"{version('frame-llm')} {config.model.model_dump_json(exclude={'logits_processors'})}"
         self.fingerprint = f"fp_{hashlib.sha256(seed.encode()).hexdigest()[:12]}"
 
@@ -106,7 +101,6 @@ class ServingHost:
         self._parsers = parsers
         info, server = self._client.info, self.config.server
         self._llm = llm
-        self._templates = self._make_templates()
         self._limits = Limits(
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
@@ -122,16 +116,7 @@ class ServingHost:
 
     def close(self) -> None:
         """Ends what it has started."""
-        if self._templates is not None:
-            self._templates.close()
-
-    def _make_templates(self) -> TemplateProcesses | None:
-        server = self.config.server
-        if not (server.trust_request_chat_template or server.isolate_chat_template):
-            return None
-        from ..front.template_process import TemplateProcesses
-
-        return TemplateProcesses(self.config)
+        self._texts.close()
 
     @property
     def llm(self) -> AsyncLLM:
@@ -156,6 +141,11 @@ class ServingHost:
             stage = f" (stage: {self.stage})" if self.stage is not None else ""
             return f"{self._client.error}{stage}"
         return "the tokenizer is loading" if self._llm is None else None
+
+    @property
+    def end(self) -> str | None:
+        """Why nothing will be served any more; None while that may be."""
+        return self._client.end
 
     @property
     def problem(self) -> str | None:
@@ -210,96 +200,25 @@ class ServingHost:
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; raises `ValueError` without a tokenizer."""
-        with refusals():
-            return await self.llm.tokenize(text, add_special_tokens)
+        return await self._texts.tokenize(text, add_special_tokens)
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids, special tokens included."""
-        vocab_size = self.limits.vocab_size
-        wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
-        if wrong is not None:
-            raise RequestError(400, f"token id must be in [0, {vocab_size}), got {wrong}", param="tokens")
-        with refusals():
-            return await asyncio.to_thread(self.llm.tokenizer.decode, token_ids, False)
+        return await self._texts.detokenize(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token, which may be a part of a character; its number where there is no tokenizer."""
-        tokenizer = self.llm.front.source.get_or_none()
-        if tokenizer is None:
-            return f"token_id:{token_id}".encode()
-        if tokenizer.pieces is not None:
-            return bytes(tokenizer.pieces[token_id])
-        return tokenizer.token_text(token_id).encode()
+        return self._texts.token_bytes(token_id)
 
     async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
         """A chat as a prompt for `generate`; raises `ValueError` naming what the template cannot take."""
-        from ..front.template import ChatOptions
+        return await self._texts.chat_prompt(messages, **options)
 
-        template = options.get("chat_template")
-        if template is not None and "{{" not in template and "{%" not in template:
-            raise RequestError(400, "chat_template must be a template, not a file", param="chat_template")
-        with refusals():
-            chat, front = ChatOptions(**options), self.llm.front
-            if self._templates is not None and (template is not None or self.config.server.isolate_chat_template):
-                return await self._templates.render(messages, front.with_template(chat), front.longest_chat)
-            return await self.llm.render_chat(messages, chat)
-
-    @contextlib.contextmanager
-    def _failures(self, timer: RequestTimer, notes: Notes | None = None) -> Iterator[None]:
-        """Notes how a request failed, and raises it as a `RequestError`."""
-        try:
-            yield
-        except (EngineDeadError, RequestError, ValueError) as error:
-            timer.ends("error")
-            if notes is not None:
-                notes.error = str(error)
-            if isinstance(error, EngineDeadError):
-                raise RequestError(503, str(error)) from None
-            raise (refusal(error) if isinstance(error, ValueError) else error) from None
-
-    def _failure(self, fault: Fault, error: str | None) -> RequestError:
-        """What the engine says of a request that it ended."""
-        return RequestError(_STATUS[fault] if self._client.end is None else 503, error or "the engine failed")
-
-    async def generate(
+    def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
         """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails."""
-        timer = RequestTimer(self.metrics, params)
-        notes = self.reporter.begin(request_id, params)
-        stream = self.llm.generate(prompt, params, request_id, **options)
-        first = True
-        try:
-            with self._failures(timer, notes):
-                async for output in until_deadline(stream, REQUEST.get()):
-                    if first:
-                        first = False
-                        timer.prompt(len(output.prompt_token_ids or ()), output.num_cached_tokens or 0)
-                    if notes is not None:
-                        notes.see(output)
-                    self._observe(timer, output)
-                    yield output
-        finally:
-            timer.close()
-            if notes is not None:
-                self.reporter.end(notes, timer)
-            await stream.aclose()
-
-    def _observe(self, timer: RequestTimer, output: Any) -> None:
-        count = longest = 0
-        for completion in output.outputs:
-            new = len(completion.token_ids)
-            count += new
-            if new > longest:
-                longest = new
-            if completion.finish_reason is None:
-                continue
-            if completion.finish_reason == "error":
-                raise self._failure(completion.fault, completion.error)
-            if output.finished:
-                timer.ends(completion.finish_reason)
-        if count:
-            timer.tokens(count, longest, output.metrics)
+        return self._runs.generate(prompt, params, request_id, **options)
 
     @property
     def pooling(self) -> PoolingFacts | None:
@@ -313,19 +232,7 @@ class ServingHost:
 
     async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
         """The `PoolingRequestOutput` of one prompt; raises `RequestError` when the request fails."""
-        timer = RequestTimer(self.metrics, _POOLED)
-        stream = self.llm.encode(prompt, params, request_id, **options)
-        try:
-            with self._failures(timer):
-                output = await anext(until_deadline(stream, REQUEST.get()))
-                timer.prompt(len(output.prompt_token_ids), output.num_cached_tokens or 0)
-                if output.outputs.error is not None:
-                    raise self._failure(output.outputs.fault, output.outputs.error)
-                timer.ends("stop")
-                return output
-        finally:
-            timer.close()
-            await stream.aclose()
+        return await self._runs.pool(prompt, params, request_id, **options)
 
     async def scores(
         self, first: list[str], second: list[str], params: PoolingParams, name: str, **options: Any

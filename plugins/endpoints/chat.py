@@ -21,17 +21,15 @@ from .openai_answers import (
     DONE,
     Answer,
     ChatChoice,
-    ChatLogprobs,
     Delta,
     DeltaChoice,
     Frames,
-    TokenTexts,
     Usage,
     UsageCounter,
     json_response,
-    prompt_logprobs,
 )
 from .openai_bodies import ChatBody
+from .openai_logprobs import ChatLogprobs, TokenTexts, prompt_logprobs
 
 Stream = AsyncGenerator[Any, None]
 

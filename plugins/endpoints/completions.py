@@ -21,13 +21,11 @@ from .openai_answers import (
     Answer,
     Frames,
     TextChoice,
-    TextLogprobs,
-    TokenTexts,
     UsageCounter,
     json_response,
-    prompt_logprobs,
 )
 from .openai_bodies import CompletionBody
+from .openai_logprobs import TextLogprobs, TokenTexts, prompt_logprobs
 
 Stream = AsyncGenerator[tuple[int, Any], None]
 

@@ -17,7 +17,7 @@ import msgspec
 
 from frame.core.interfaces.errors import RequestError
 
-from .openai_answers import TokenTexts
+from .openai_logprobs import TokenTexts
 from .replies import Conversation, Piece, Reply
 from .responses_bodies import ResponsesBody
 from .responses_output import OutputItems

@@ -25,7 +25,7 @@ from frame.core.interfaces.schema import BoundedModel, Limits
 from frame.core.registry import Registry
 from frame.core.server.errors import ERROR_SHAPE, error_body, error_event
 from frame.core.server.fetch import FetchError, FetchRules, parse_url
-from frame.core.server.ingress import MAX_DEPTH, parse_json
+from frame.core.server.strict_json import MAX_DEPTH, parse_json
 from frame.core.testing import tokenizers as tiny
 from frame.interfaces import ParserRequest
 from frame.plugins.endpoints.anthropic_answers import AnthropicErrors, event

@@ -9,8 +9,10 @@ import httpx
 import pytest
 
 from frame.core.interfaces import RequestError
-from frame.core.server.ingress import JSON_BODY, MAX_DEPTH, Ingress, KeyRing, parse_json, respond
+from frame.core.server.ingress import JSON_BODY, Ingress, respond
+from frame.core.server.keys import KeyRing
 from frame.core.server.limits import KeyLimits
+from frame.core.server.strict_json import MAX_DEPTH, parse_json
 
 
 class Recorder:

@@ -1,0 +1,36 @@
+"""The API keys of a listener. Knows no route."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+
+class KeyRing:
+    """The configured keys. Compares in constant time with all of them; keeps digests only."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def owner(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        """Whose key a header presents (`Authorization: Bearer KEY` or `x-api-key: KEY`), as its digest.
+
+        None when no header presents a known one; "" when there are no keys.
+        """
+        if not self._digests:
+            return ""
+        owner = None
+        for name, value in headers:
+            presented = None
+            if name == b"x-api-key":
+                presented = value.strip()
+            elif name == b"authorization" and value[:7].lower() == b"bearer ":
+                presented = value[7:].strip()
+            if presented is not None:
+                digest = hashlib.sha256(presented).digest()
+                found = False
+                for known in self._digests:  # no early exit: the time says nothing about which key it was
+                    found |= hmac.compare_digest(digest, known)
+                owner = digest.hex() if found else owner
+        return owner

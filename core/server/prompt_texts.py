@@ -1,0 +1,76 @@
+"""Between text and tokens on behalf of routes: tokenising, detokenising, chat templates.
+
+Knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ..interfaces.errors import RequestError
+from .refusals import refusals
+
+if TYPE_CHECKING:
+    from ..front.template_process import TemplateProcesses
+    from .serving import ServingHost
+
+
+class PromptTexts:
+    """What `ServingHost` asks about texts. Templates of requests are rendered in processes of their own."""
+
+    def __init__(self, serving: ServingHost) -> None:
+        self._serving = serving
+
+    @cached_property
+    def _isolated(self) -> TemplateProcesses | None:
+        server = self._serving.config.server
+        if not (server.trust_request_chat_template or server.isolate_chat_template):
+            return None
+        from ..front.template_process import TemplateProcesses
+
+        return TemplateProcesses(self._serving.config)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if (isolated := self.__dict__.get("_isolated")) is not None:
+            isolated.close()
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; raises `ValueError` without a tokenizer."""
+        with refusals():
+            return await self._serving.llm.tokenize(text, add_special_tokens)
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids, special tokens included."""
+        vocab_size = self._serving.limits.vocab_size
+        wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise RequestError(400, f"token id must be in [0, {vocab_size}), got {wrong}", param="tokens")
+        with refusals():
+            return await asyncio.to_thread(self._serving.llm.tokenizer.decode, token_ids, False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of one token, which may be a part of a character; its number where there is no tokenizer."""
+        tokenizer = self._serving.llm.front.source.get_or_none()
+        if tokenizer is None:
+            return f"token_id:{token_id}".encode()
+        if tokenizer.pieces is not None:
+            return bytes(tokenizer.pieces[token_id])
+        return tokenizer.token_text(token_id).encode()
+
+    async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
+        """A chat as a prompt for `generate`; raises `ValueError` naming what the template cannot take."""
+        from ..front.template import ChatOptions
+
+        template = options.get("chat_template")
+        if template is not None and "{{" not in template and "{%" not in template:
+            raise RequestError(400, "chat_template must be a template, not a file", param="chat_template")
+        with refusals():
+            chat, front = ChatOptions(**options), self._serving.llm.front
+            if self._isolated is not None and (
+                template is not None or self._serving.config.server.isolate_chat_template
+            ):
+                return await self._isolated.render(messages, front.with_template(chat), front.longest_chat)
+            return await self._serving.llm.render_chat(messages, chat)

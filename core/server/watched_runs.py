@@ -1,0 +1,109 @@
+"""Requests on their way through the text side: timed, reported, cut at their deadline, and failed as `RequestError`s.
+
+Knows no route.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..interfaces.client import EngineDeadError
+from ..interfaces.endpoint import RequestError
+from ..interfaces.engine import Fault
+from ..interfaces.pooling_params import PoolingParams
+from ..interfaces.sampling import SamplingParams
+from .deadlines import until_deadline
+from .ingress import REQUEST
+from .refusals import refusal
+from .reports import Notes
+from .request_timer import RequestTimer
+
+if TYPE_CHECKING:
+    from .serving import ServingHost
+
+#: What metrics read of a request that generates nothing.
+_POOLED = SamplingParams(max_tokens=1)
+#: Where an error lies -> HTTP status.
+_STATUS = {"request": 400, "load": 429, "engine": 500}
+
+
+class WatchedRuns:
+    """What `ServingHost` runs requests with."""
+
+    def __init__(self, serving: ServingHost) -> None:
+        self._serving = serving
+
+    async def generate(
+        self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails."""
+        timer = RequestTimer(self._serving.metrics, params)
+        notes = self._serving.reporter.begin(request_id, params)
+        stream = self._serving.llm.generate(prompt, params, request_id, **options)
+        first = True
+        try:
+            with self._failures(timer, notes):
+                async for output in until_deadline(stream, REQUEST.get()):
+                    if first:
+                        first = False
+                        timer.prompt(len(output.prompt_token_ids or ()), output.num_cached_tokens or 0)
+                    if notes is not None:
+                        notes.see(output)
+                    self._observe(timer, output)
+                    yield output
+        finally:
+            timer.close()
+            if notes is not None:
+                self._serving.reporter.end(notes, timer)
+            await stream.aclose()
+
+    async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
+        """The `PoolingRequestOutput` of one prompt; raises `RequestError` when the request fails."""
+        timer = RequestTimer(self._serving.metrics, _POOLED)
+        stream = self._serving.llm.encode(prompt, params, request_id, **options)
+        try:
+            with self._failures(timer):
+                output = await anext(until_deadline(stream, REQUEST.get()))
+                timer.prompt(len(output.prompt_token_ids), output.num_cached_tokens or 0)
+                if output.outputs.error is not None:
+                    raise self._failure(output.outputs.fault, output.outputs.error)
+                timer.ends("stop")
+                return output
+        finally:
+            timer.close()
+            await stream.aclose()
+
+    @contextlib.contextmanager
+    def _failures(self, timer: RequestTimer, notes: Notes | None = None) -> Iterator[None]:
+        """Notes how a request failed, and raises it as a `RequestError`."""
+        try:
+            yield
+        except (EngineDeadError, RequestError, ValueError) as error:
+            timer.ends("error")
+            if notes is not None:
+                notes.error = str(error)
+            if isinstance(error, EngineDeadError):
+                raise RequestError(503, str(error)) from None
+            raise (refusal(error) if isinstance(error, ValueError) else error) from None
+
+    def _failure(self, fault: Fault, error: str | None) -> RequestError:
+        """What the engine says of a request that it ended."""
+        return RequestError(_STATUS[fault] if self._serving.end is None else 503, error or "the engine failed")
+
+    def _observe(self, timer: RequestTimer, output: Any) -> None:
+        count = longest = 0
+        for completion in output.outputs:
+            new = len(completion.token_ids)
+            count += new
+            if new > longest:
+                longest = new
+            if completion.finish_reason is None:
+                continue
+            if completion.finish_reason == "error":
+                raise self._failure(completion.fault, completion.error)
+            if output.finished:
+                timer.ends(completion.finish_reason)
+        if count:
+            timer.tokens(count, longest, output.metrics)
