@@ -66,12 +66,26 @@ class FileStore:
                 413, f"there is room for {self._max_files} files of {self._max_bytes} bytes together; delete some"
             )
 
-    def add(self, path: Path, owner: str, filename: str, purpose: str, seconds: int | None = None) -> FileRecord:
-        """Takes a written file in."""
-        now = int(time.time())
+    def new_id(self) -> str:
+        """For a file that is to come."""
+        return f"file-{uuid.uuid4().hex}"
+
+    def add(
+        self,
+        path: Path,
+        owner: str,
+        filename: str,
+        purpose: str,
+        seconds: int | None = None,
+        *,
+        name: str | None = None,
+    ) -> FileRecord:
+        """Takes a written file in, under an id from `new_id` if need be; doing that again changes nothing."""
+        now, name = int(time.time()), name or self.new_id()
+        if path.exists():
+            path.replace(self._data(name))
         expires = None if seconds is None else now + seconds
-        record = FileRecord(f"file-{uuid.uuid4().hex}", owner, filename, purpose, path.stat().st_size, now, expires)
-        path.replace(self._data(record.id))
+        record = FileRecord(name, owner, filename, purpose, self._data(name).stat().st_size, now, expires)
         write_json(self._folder / f"{record.id}.json", record)
         return record
 

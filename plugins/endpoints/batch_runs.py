@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -52,6 +52,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     num_succeeded: int = 0
     num_failed: int = 0
     in_progress_at: int | None = None
+    finalizing_at: int | None = None
     completed_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
@@ -177,45 +178,56 @@ class BatchStore:
         return next((each for each in waiting if each.owner != turn), waiting[0] if waiting else None)
 
     async def _answer(self, record: BatchRecord) -> None:
+        good, bad = (self._folder / f"{record.id}.{kind}.jsonl" for kind in ("output", "error"))
+        if record.output_file_id or record.error_file_id:  # it ended when the server did
+            self._end(record, good, bad)
+            return
         source = self._files.path(self._files.get(record.input_file_id, record.owner))
         record.num_lines = await asyncio.to_thread(_count_lines, source)
         if not 0 < record.num_lines <= self._max_lines:
             self._fail(record, f"a batch has 1 to {self._max_lines} lines, this one {record.num_lines}")
             return
-        good, bad = (self._folder / f"{record.id}.{kind}.jsonl" for kind in ("output", "error"))
         done_good, done_bad = _complete_rows(good), _complete_rows(bad)
         record.num_succeeded, record.num_failed = len(done_good), len(done_bad)
         record.status, record.in_progress_at = "in_progress", record.in_progress_at or int(time.time())
         self._write(record)
+        with source.open("rb") as lines, good.open("ab") as output, bad.open("ab") as errors:
+            await self._run_lines(record, lines, done_good | done_bad, output, errors)
+        # from here on nothing is run again, whatever happens to this process
+        record.status, record.finalizing_at = "finalizing", int(time.time())
+        record.output_file_id = self._files.new_id() if good.stat().st_size else None
+        record.error_file_id = self._files.new_id() if bad.stat().st_size else None
+        self._write(record)
+        self._end(record, good, bad)
+
+    async def _run_lines(
+        self, record: BatchRecord, lines: BinaryIO, done: set[str], output: BinaryIO, errors: BinaryIO
+    ) -> None:
+        """Runs what is not `done` yet and writes each result as it comes."""
         mark, expires = self._mark(record.id), record.expires_at or 0
 
         def stopped() -> bool:
             return mark.exists() or time.time() > expires
 
         reported = time.monotonic()
-        with source.open("rb") as lines, good.open("ab") as output, bad.open("ab") as errors:
-            results = self._serving.run_lines(
-                lines, owner=record.owner, url=record.endpoint, done=done_good | done_bad, stopped=stopped
-            )
-            async with aclosing(results):
-                async for result in results:
-                    target = output if result.succeeded else errors
-                    target.write(result.line)
-                    target.flush()
-                    record.num_succeeded += result.succeeded
-                    record.num_failed += not result.succeeded
-                    if time.monotonic() - reported > _REPORT_SECONDS:
-                        reported = time.monotonic()
-                        self._write(record)
-        self._finish(record, good, bad)
+        results = self._serving.run_lines(lines, owner=record.owner, url=record.endpoint, done=done, stopped=stopped)
+        async with aclosing(results):
+            async for result in results:
+                target = output if result.succeeded else errors
+                target.write(result.line)
+                target.flush()
+                record.num_succeeded += result.succeeded
+                record.num_failed += not result.succeeded
+                if time.monotonic() - reported > _REPORT_SECONDS:
+                    reported = time.monotonic()
+                    self._write(record)
 
-    def _finish(self, record: BatchRecord, good: Path, bad: Path) -> None:
-        for path, field, kind in ((good, "output_file_id", "output"), (bad, "error_file_id", "error")):
-            if path.stat().st_size:
-                added = self._files.add(path, record.owner, f"{record.id}_{kind}.jsonl", "batch_output")
-                setattr(record, field, added.id)
-            else:
-                path.unlink()
+    def _end(self, record: BatchRecord, good: Path, bad: Path) -> None:
+        """Hands the results over and ends the batch; may be called again after it was interrupted."""
+        for path, name, kind in ((good, record.output_file_id, "output"), (bad, record.error_file_id, "error")):
+            if name is not None:
+                self._files.add(path, record.owner, f"{record.id}_{kind}.jsonl", "batch_output", name=name)
+            path.unlink(missing_ok=True)
         complete = record.num_succeeded + record.num_failed == record.num_lines
         record.ends("completed" if complete else "cancelled" if self._mark(record.id).exists() else "expired")
         self._write(record)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from frame.core.interfaces import RequestError
+from frame.plugins.endpoints import batch_files, batch_runs
 from frame.plugins.endpoints.batch_files import FileStore
 from frame.plugins.endpoints.batch_runs import BatchRecord, BatchStore
 
@@ -29,3 +33,63 @@ def test_open_batches_are_bounded_for_each_owner_and_owners_take_turns(tmp_path:
     other.ends("completed")
     store._write(other)
     assert store._next("one") in (first, second)
+
+
+class Killed(BaseException):
+    """Nobody cleans up after it."""
+
+
+class Answering:
+    """Answers each line once, or says that it did so twice."""
+
+    model_names = ("m",)
+    error = None
+
+    def __init__(self) -> None:
+        self.answered: list[str] = []
+
+    async def run_lines(self, lines: Any, *, done: set[str], **_: Any) -> AsyncIterator[Any]:
+        for line in lines:
+            name = json.loads(line)["custom_id"]
+            if name not in done:
+                self.answered.append(name)
+                row = json.dumps({"id": name}) + "\n"
+                yield SimpleNamespace(succeeded=name != "bad", line=row.encode())
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("deadly", [1, 2, 3, 4, 5])
+async def test_a_batch_that_ended_when_the_server_did_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadly: int, after: bool
+) -> None:
+    """The process is killed at each of its writes, before or after it."""
+    plain_write, num_writes = batch_files.write_json, 0
+
+    def write(path: Path, value: Any) -> None:
+        nonlocal num_writes
+        num_writes += 1
+        if num_writes == deadly and not after:
+            raise Killed
+        plain_write(path, value)
+        if num_writes == deadly:
+            raise Killed
+
+    serving, files = Answering(), FileStore(tmp_path, 10, 1000)
+    store = BatchStore(serving, files, tmp_path, max_open=2, max_lines=5)
+    path = files.new_path()
+    path.write_text("".join(f'{{"custom_id": "{name}"}}\n' for name in ("a", "bad", "c")))
+    record = store.add("me", "/v1/x", files.add(path, "me", "in", "batch").id, "24h", None)
+    with monkeypatch.context() as patched:
+        for module in (batch_files, batch_runs):
+            patched.setattr(module, "write_json", write)
+        with pytest.raises(Killed):
+            await store._answer(record)
+    left = store._next("")
+    assert (left is None) == (after and deadly == 5)
+    if left is not None:
+        await store._answer(left)
+    done = store.get(record.id, "me")
+    assert (done.status, done.num_succeeded, done.num_failed) == ("completed", 2, 1)
+    assert serving.answered == ["a", "bad", "c"]
+    assert files.path(files.get(done.output_file_id or "", "me")).read_text().count("\n") == 2
+    assert files.path(files.get(done.error_file_id or "", "me")).read_text().count("\n") == 1
