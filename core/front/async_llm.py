@@ -6,24 +6,23 @@ import asyncio
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineClient, EngineDeadError
-from ..interfaces.engine import EngineOutput, EngineStats, Fault
+from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from ..registry import Registry
 from .background import BackgroundEngine
-from .collector import Collector
 from .front import Front, tokenizer_source
 from .llm_engine import refuse_unserved
 from .metrics import Metric
 from .outputs import RequestOutput
 from .pooled_outputs import PoolingOutput, PoolingRequestOutput
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
+from .streams import RequestStreams
 from .template import ChatOptions, text_size
 from .tokenizer import Tokenizer, TokenizerSource
 
@@ -68,11 +67,7 @@ class AsyncLLM:
             tokenizer=tokenizer,
             validators=[_check_travels, check],
         )
-        self._collectors: dict[str, Collector] = {}
-        self._reader: asyncio.Task[None] | None = None
-        self._replays: set[asyncio.Task[None]] = set()
-        #: requests that were continued on another engine
-        self.num_replayed = 0
+        self._streams = RequestStreams(self.front, client)
         self._stopped = False
         self._short_texts = asyncio.Lock()
 
@@ -121,7 +116,7 @@ class AsyncLLM:
         if parsed.token_ids is None:
             parsed = await self._beside(len(parsed.text or ""), self.front.tokenize, parsed, params)
         requests = self.front.submit(request_id, parsed, params, priority=priority, kv_transfer=kv_transfer)
-        collector = self._collectors[request_id] = Collector(params.output_kind == RequestOutputKind.DELTA)
+        collector = self._streams.open(request_id, params.output_kind == RequestOutputKind.DELTA)
         finished = False
         try:
             for request in requests:
@@ -131,13 +126,16 @@ class AsyncLLM:
                 finished = output.finished
                 yield output
         finally:
-            self._collectors.pop(request_id, None)
-            if not finished:
-                await self._end([request_id])
+            await self._streams.leave(request_id, finished)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests; their streams end with finish_reason "abort". Unknown ids are ignored."""
-        await self._end([request_id] if isinstance(request_id, str) else request_id)
+        await self._streams.end([request_id] if isinstance(request_id, str) else request_id)
+
+    @property
+    def num_replayed(self) -> int:
+        """Requests that were continued on another engine."""
+        return self._streams.num_replayed
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -249,11 +247,7 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """Ends every stream and the engine process; returns when no process is left. May be called twice."""
         self._stopped = True
-        outputs, _ = self.front.abort(list(self._collectors))
-        self._deliver(outputs)
-        if self._reader is not None:
-            with suppress(RuntimeError):  # its loop may be closed
-                self._reader.cancel()
+        self._streams.close()
         if self._owned is not None:
             self._owned.stop()
 
@@ -268,64 +262,7 @@ class AsyncLLM:
     def _start(self) -> None:
         if self._stopped:
             raise EngineDeadError("the engine was shut down")
-        if self._reader is None or self._reader.done():
-            self._reader = asyncio.get_running_loop().create_task(self._read())
-
-    async def _read(self) -> None:
-        """Turns the engine's outputs into callers', until the client is closed."""
-        error: Exception = EngineDeadError("the engine's client was closed")
-        try:
-            async for batch in self._client.outputs():
-                if batch and batch[0].fault == "lost":
-                    self._replay([output.request_id for output in batch])
-                    continue
-                await self._take(batch)
-        except Exception as cause:
-            logger.exception("the text side failed")
-            error = EngineDeadError(f"the text side failed: {type(cause).__name__}: {cause}")
-        for collector in self._collectors.values():
-            collector.fail(error)
-
-    async def _take(self, batch: Iterable[EngineOutput]) -> None:
-        outputs, ended = self.front.process(batch)
-        self._deliver(outputs)
-        if ended:
-            await self._client.abort(ended)
-
-    def _replay(self, request_ids: list[str]) -> None:
-        """Continues requests on the next engine, while outputs are read on."""
-        task = asyncio.get_running_loop().create_task(self._add_again(request_ids))
-        self._replays.add(task)
-        task.add_done_callback(self._replays.discard)
-
-    async def _add_again(self, request_ids: list[str]) -> None:
-        for position, request_id in enumerate(request_ids):
-            try:
-                request = self.front.replay(request_id)
-                if request is not None:
-                    await self._client.add(request)
-                    self.num_replayed += 1
-            except (EngineDeadError, ValueError) as error:
-                fault: Fault = "engine" if isinstance(error, EngineDeadError) else "request"
-                rest = request_ids[position:] if fault == "engine" else [request_id]
-                await self._take(
-                    EngineOutput(request_id=name, finish_reason="error", error=str(error), fault=fault) for name in rest
-                )
-                if fault == "engine":
-                    return
-
-    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
-        for output in outputs:
-            collector = self._collectors.get(output.request_id)
-            if collector is not None:
-                collector.put(output)
-
-    async def _end(self, request_ids: Iterable[str]) -> None:
-        outputs, ended = self.front.abort(request_ids)
-        self._deliver(outputs)
-        if ended:
-            with suppress(EngineDeadError):
-                await self._client.abort(ended)
+        self._streams.start()
 
 
 AsyncLLMEngine = AsyncLLM
