@@ -1,11 +1,15 @@
 """Runs a server under mixed load with aborts, hang-ups and kills, and says whether anything was lost or grew.
 
-    python benchmarks/soak.py                              # an hour on the demo model
-    python benchmarks/soak.py --seconds 60 --kill-every 15
+    python -m benchmarks.soak                                     # an hour on the demo model
+    python -m benchmarks.soak --seconds 60 --kill-every 15
+    python -m benchmarks.soak --seconds 600 -- --executor process
 
-Every request that is not aborted must end with the text of an undisturbed run of the same request (or, where logits
-nearly tie, with as many tokens); at the end no request, KV block, file descriptor or process may be left, and memory
-must not have grown since the warm-up. Prints a JSON report and ends with status 1 when anything of that failed.
+Every request that is not aborted must end as in an undisturbed run of the same request: a deterministic one with the
+same bits, another one with the same text or, where logits nearly tie, with as many tokens. Streams break with their
+API process and are asked again. The engine is killed while it computes, while its successor loads, and as soon as that
+is ready; also its standby, its worker process if it has one, and API processes. In the last quarter nobody is killed,
+so that memory can be watched. At the end no request, KV block, file descriptor or process may be left. Prints a JSON
+report and ends with status 1 when anything of that failed.
 """
 
 from __future__ import annotations
@@ -15,24 +19,26 @@ import asyncio
 import json
 import os
 import random
-import re
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-PROMPTS = ("Once upon a time", "The sea is", "A cat and a dog", "My friend", "The little house by the sea. " * 12)
+from benchmarks.soak_requests import Answer, Question, Refused, ask, questions, verdict
+from benchmarks.soak_server import SoakServer, num_descriptors, resident_bytes
+
 CLIENTS = 8
 #: Memory that a process may gain after its warm-up: allocators keep what they once needed.
 GROWTH_BYTES = 64 << 20
+#: Descriptors that a process may have more at rest than before the first request: caches of connections and the like.
+MORE_DESCRIPTORS = 8
+#: The last kill comes after this share of the time.
+KILLING = 0.75
+#: What is killed, and how often.
+KILLS = {"engine": 60, "engine twice": 12, "engine when ready": 10, "standby": 6, "worker": 20, "api": 6}
 
 
 @dataclass
@@ -42,8 +48,8 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
     outages: list[float] = field(default_factory=list)
-    memory: dict[str, list[int]] = field(default_factory=dict)  # process -> bytes, sampled
-    files: dict[str, list[int]] = field(default_factory=dict)
+    loads: list[float] = field(default_factory=list)
+    memory: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # (name, pid) -> bytes, sampled
 
 
 class Soak:
@@ -52,200 +58,189 @@ class Soak:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.tally = Tally()
-        self.wanted: dict[str, dict[int, str]] = {}
+        self.questions = questions()
+        self.wanted: list[Answer] = []
         self.random = random.Random(options.seed)
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the soak
-        command = [sys.executable, "-m", "frame", "serve", *options.arguments, "--port", "0", "--disable-access-log"]
-        self.server = subprocess.Popen(command, stderr=self.log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        self.url = self._find_url()
+        self.server = SoakServer(["--api-server-count", str(options.apis), *options.arguments])
+        self.api_killed = 0.0  # when last
         self.end = 0.0
-
-    def _text(self) -> str:
-        self.log.flush()
-        return Path(f"/proc/self/fd/{self.log.fileno()}").read_text(errors="replace")
-
-    def _find_url(self) -> str:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline and self.server.poll() is None:
-            match = re.search(r"serving .* at (http://\S+)", self._text())
-            if match:
-                return match.group(1)
-            time.sleep(0.1)
-        self.server.kill()
-        raise SystemExit(f"the server does not start:\n{self._text()}")
-
-    def children(self) -> dict[str, int]:
-        """Name -> pid of the server's processes."""
-        found = {"parent": self.server.pid}
-        for entry in Path("/proc").iterdir():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[1]) == self.server.pid and fields[0] != "Z":
-                    command = (entry / "cmdline").read_bytes().decode()
-                    name = "api" if "\0api\0" in command else "engine"
-                    found[name if name not in found else f"{name}-{entry.name}"] = int(entry.name)
-            except (OSError, IndexError, ValueError):
-                continue
-        return found
 
     async def run(self) -> dict[str, Any]:
         """The whole soak; returns the report."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=300, limits=httpx.Limits(max_connections=64)) as client:
-            for request in self._all_requests():
-                self.wanted[json.dumps(request)], _ = await self._stream(client, request)
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(base_url=self.server.url, timeout=300, limits=limits) as client:
+            for question in self.questions:
+                answer = await ask(client, question)
+                self.wanted.append(answer if answer is not None else Answer())
+            before = self._descriptors()
             started = time.monotonic()
             self.end = started + self.options.seconds
-            workers = [asyncio.create_task(self._work(client)) for _ in range(CLIENTS)]
-            sampler = asyncio.create_task(self._sample())
-            killer = asyncio.create_task(self._kill(client))
-            await asyncio.gather(*workers)
-            for task in (sampler, killer):
+            beside = [asyncio.create_task(work(client)) for work in (self._sample, self._kill)]
+            await asyncio.gather(*(self._work(client) for _ in range(CLIENTS)))
+            for task in beside:
                 task.cancel()
-            await asyncio.gather(sampler, killer, return_exceptions=True)
-            report = await self._rest(client)
-        report["seconds"] = round(time.monotonic() - started, 1)
+            ended = await asyncio.gather(*beside, return_exceptions=True)
+            for error in ended:
+                if isinstance(error, Exception):
+                    raise error
+            seconds = time.monotonic() - started
+        async with httpx.AsyncClient(base_url=self.server.url, timeout=60) as client:
+            report = {"seconds": round(seconds, 1), **await self._rest(client, before)}
         return self._stop(report)
 
-    def _all_requests(self) -> list[dict[str, Any]]:
-        kinds: list[Mapping[str, Any]] = [
-            {"temperature": 0},
-            {"temperature": 1, "seed": 11},
-            {"temperature": 0.8, "seed": 12, "presence_penalty": 1.0, "n": 2},
-            {"temperature": 1, "seed": 13, "logprobs": 2},
-        ]
-        return [
-            {"model": "demo", "prompt": prompt, "max_tokens": length, "ignore_eos": True, **kind}
-            for prompt in PROMPTS
-            for kind in kinds
-            for length in (8, 64)
-        ]
-
-    async def _stream(
-        self, client: httpx.AsyncClient, request: dict[str, Any], leave_after: int | None = None
-    ) -> tuple[dict[int, str], int]:
-        """Texts by index, and the tokens of all; leaves after so many events when asked to."""
-        texts: dict[int, str] = {}
-        body = {**request, "stream": True, "stream_options": {"include_usage": True}}
-        tokens = events = 0
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                raise RuntimeError(f"status {response.status_code}: {(await response.aread())[:200]!r}")
-            async for line in response.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise RuntimeError(event["error"]["message"])
-                for choice in event["choices"]:
-                    texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
-                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-                events += 1
-                if leave_after is not None and events >= leave_after:
-                    return texts, -1
-        return texts, tokens
-
     async def _work(self, client: httpx.AsyncClient) -> None:
-        """Sends requests until the time is over; some are left in the middle, some not read at all."""
+        """Sends requests until the time is over; some are left in the middle, some not waited for."""
         while time.monotonic() < self.end:
-            request = self.random.choice(self._all_requests())
-            way = self.random.random()
+            number = self.random.randrange(len(self.questions))
+            question, way = self.questions[number], self.random.random()
             try:
                 if way < 0.15:
-                    await self._stream(client, request, self.random.randrange(1, 6))
-                    self.tally.counts["hung up"] += 1
+                    left = await ask(client, question, self.random.randrange(1, 6)) is None
+                    self.tally.counts["hung up" if left else "quick"] += 1
                 elif way < 0.25:
-                    await asyncio.wait_for(self._stream(client, request), self.random.random())
+                    await asyncio.wait_for(ask(client, question), self.random.random())
                     self.tally.counts["quick"] += 1
                 else:
-                    self._judge(request, *await self._stream(client, request))
+                    await self._insist(client, question, self.wanted[number])
             except TimeoutError:
                 self.tally.counts["aborted"] += 1
-            except (httpx.HTTPError, RuntimeError, json.JSONDecodeError) as error:
-                self.tally.lost.append(f"{type(error).__name__}: {error}"[:300])
+            except (httpx.HTTPError, Refused, json.JSONDecodeError) as error:
+                if not self._broke(error, time.monotonic() - 30):
+                    self.tally.lost.append(f"{type(error).__name__}: {error}"[:300])
 
-    def _judge(self, request: dict[str, Any], texts: dict[int, str], tokens: int) -> None:
-        expected = request["max_tokens"] * request.get("n", 1)
-        if tokens != expected:
-            self.tally.lost.append(f"{tokens} tokens instead of {expected}")
-        elif texts == self.wanted[json.dumps(request)]:
-            self.tally.counts["equal"] += 1
-        else:
-            self.tally.counts["parted at a near tie"] += 1
+    async def _insist(self, client: httpx.AsyncClient, question: Question, wanted: Answer) -> None:
+        """Asks, again when the API process that answers is killed, and judges the answer."""
+        while True:
+            begun = time.monotonic()
+            try:
+                answer = await ask(client, question)
+            except httpx.TransportError as error:
+                if not self._broke(error, begun):
+                    raise
+                continue
+            found = verdict(question, answer or Answer(), wanted)
+            if found.startswith("wrong"):
+                self.tally.lost.append(found)
+            else:
+                self.tally.counts[found] += 1
+            return
+
+    def _broke(self, error: Exception, begun: float) -> bool:
+        """Whether a request that began then ended with its API process."""
+        broke = isinstance(error, httpx.TransportError) and self.api_killed >= begun
+        self.tally.counts["broken with their API process"] += broke
+        return broke
 
     async def _kill(self, client: httpx.AsyncClient) -> None:
-        """Kills the engine now and then, also while it loads, and times how long it is away."""
+        """Kills processes now and then, and times how long no engine is ready."""
+        last = self.end - self.options.seconds * (1 - KILLING)
         while self.options.kill_every:
             await asyncio.sleep(self.options.kill_every * self.random.uniform(0.6, 1.4))
-            if self.end - time.monotonic() < 15:
+            if time.monotonic() > last:
                 return
-            start = time.monotonic()
-            self._kill_engine()
-            again = self.random.random() < 0.2
-            if again:
-                await asyncio.sleep(1)
-                self._kill_engine()
-            while (await client.get("/ready")).status_code != 503:
-                await asyncio.sleep(0.01)
-            while (await client.get("/ready")).status_code != 200:
-                await asyncio.sleep(0.05)
-            self.tally.counts["kills"] += 1 + again
-            if not again:
-                self.tally.outages.append(round(time.monotonic() - start, 2))
+            names = {name: weight for name, weight in KILLS.items() if self.server.pids(name.split()[0])}
+            await self._kill_one(client, self.random.choices(list(names), list(names.values()))[0])
 
-    def _kill_engine(self) -> None:
-        pid = self.children().get("engine")
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
+    async def _kill_one(self, client: httpx.AsyncClient, what: str) -> None:
+        start = time.monotonic()
+        if what == "api":
+            self.api_killed = start
+        self.server.kill(what.split()[0])
+        self.tally.counts[f"kills of {what}"] += 1
+        if what in ("standby", "api"):
+            return
+        if what == "engine twice":
+            await asyncio.sleep(1)
+            self.server.kill("engine")
+        await self._until_ready(client, False)
+        await self._until_ready(client, True)
+        if what == "engine when ready":
+            self.server.kill("engine")
+            await self._until_ready(client, False)
+            await self._until_ready(client, True)
+        elif what != "engine twice":
+            self.tally.outages.append(round(time.monotonic() - start, 2))
 
-    async def _sample(self) -> None:
-        """Memory and descriptors of each process that has lived for a while."""
+    async def _until_ready(self, client: httpx.AsyncClient, ready: bool) -> None:
+        deadline = time.monotonic() + 120
+        while await self._ready(client) is not ready and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def _ready(self, client: httpx.AsyncClient) -> bool | None:
+        try:
+            return (await client.get("/ready")).status_code == 200
+        except httpx.TransportError:
+            return None
+
+    async def _sample(self, client: httpx.AsyncClient) -> None:
+        """Memory of each process, while an engine is ready."""
         while True:
-            await asyncio.sleep(max(2.0, self.options.seconds / 200))
-            for name, pid in self.children().items():
+            await asyncio.sleep(max(1.0, self.options.seconds / 400))
+            self.tally.loads.append(os.getloadavg()[0])
+            processes = self.server.processes()
+            if not await self._ready(client):
+                continue
+            for name, pid in processes:
+                if name == "standby":
+                    continue  # it loads its libraries, and then nothing
                 try:
-                    size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-                    files = len(os.listdir(f"/proc/{pid}/fd"))
+                    self.tally.memory.setdefault((name, pid), []).append(resident_bytes(pid))
                 except OSError:
                     continue
-                self.tally.memory.setdefault(f"{name} {pid}", []).append(size)
-                self.tally.files.setdefault(f"{name} {pid}", []).append(files)
 
-    async def _rest(self, client: httpx.AsyncClient) -> dict[str, Any]:
+    def _descriptors(self) -> dict[str, int]:
+        """The most that a process of each name has."""
+        most: dict[str, int] = {}
+        for name, pid in self.server.processes():
+            try:
+                most[name] = max(most.get(name, 0), num_descriptors(pid))
+            except OSError:
+                continue
+        return most
+
+    async def _rest(self, client: httpx.AsyncClient, before: dict[str, int]) -> dict[str, Any]:
         """What is left once nobody asks for anything."""
         stats: dict[str, Any] = {}
-        for _ in range(100):
+        for _ in range(200):
             stats = (await client.get("/stats")).json()["engine"]
             if not (stats["running"] or stats["waiting"] or stats["kv_usage"]):
                 break
             await asyncio.sleep(0.1)
-        left = {name: stats[name] for name in ("running", "waiting", "kv_usage")}
-        return {"left": left, "processes": sorted(name.split("-")[0] for name in self.children())}
+        await asyncio.sleep(1)
+        more = {name: count - before[name] for name, count in self._descriptors().items() if name in before}
+        return {
+            "left": {name: stats[name] for name in ("running", "waiting", "kv_usage")},
+            "processes": dict(Counter(name for name, _ in self.server.processes())),
+            "more_descriptors": more,
+        }
 
     def _stop(self, report: dict[str, Any]) -> dict[str, Any]:
-        before = list(self.children().values())
-        self.server.send_signal(signal.SIGTERM)
-        report["exit_status"] = self.server.wait(60)
-        report["processes_left"] = [pid for pid in before if Path(f"/proc/{pid}").exists()]
-        tally = self.tally
-        growth = {name: _growth(samples) for name, samples in tally.memory.items() if len(samples) >= 8}
-        files = {name: max(some) - some[len(some) // 4] for name, some in tally.files.items() if len(some) >= 8}
-        outages = sorted(tally.outages)
+        status, left = self.server.stop()
+        tally, outages, loads = self.tally, sorted(self.tally.outages), sorted(self.tally.loads)
+        growth = {f"{name} {pid}": _growth(some) for (name, pid), some in tally.memory.items() if len(some) >= 20}
         report |= {
-            "requests": sum(tally.counts[kind] for kind in tally.counts if kind != "kills") + len(tally.lost),
-            **tally.counts,
+            "exit_status": status,
+            "processes_left": left,
+            "requests": sum(tally.counts[kind] for kind in tally.counts if "kill" not in kind) + len(tally.lost),
+            **dict(sorted(tally.counts.items())),
             "lost": len(tally.lost),
             "losses": tally.lost[:10],
-            "outage_seconds": {"median": outages[len(outages) // 2], "most": outages[-1]} if outages else None,
+            "outage_seconds": _spread(outages),
+            "load_of_the_machine": _spread(loads),
             "memory_growth_mib": {name: round(grown / 2**20, 1) for name, grown in growth.items()},
-            "more_descriptors": files,
         }
-        clean = not any(report["left"].values()) and report["processes"].count("engine") == 1
-        flat = all(grown < GROWTH_BYTES for grown in growth.values()) and all(more < 64 for more in files.values())
-        ended = not report["processes_left"] and report["exit_status"] == 0
-        report["ok"] = not tally.lost and tally.counts["equal"] > 0 and clean and flat and ended
+        clean = not any(report["left"].values()) and report["processes"].get("engine") == 1
+        flat = all(grown < GROWTH_BYTES for grown in growth.values())
+        closed = all(more <= MORE_DESCRIPTORS for more in report["more_descriptors"].values())
+        ended = not left and status == 0
+        report["ok"] = not tally.lost and tally.counts["equal"] > 0 and clean and flat and closed and ended
         if not report["ok"]:
-            report["log"] = self._text()[-4000:]
+            report["log"] = self.server.text()[-4000:]
         return report
+
+
+def _spread(ordered: list[float]) -> dict[str, float] | None:
+    return {"median": ordered[len(ordered) // 2], "most": ordered[-1], "count": len(ordered)} if ordered else None
 
 
 def _growth(samples: list[int]) -> int:
@@ -260,16 +255,14 @@ def soak(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600.0, help="how long clients send requests")
     parser.add_argument("--kill-every", type=float, default=45.0, help="seconds between kills, about; 0: none")
+    parser.add_argument("--apis", type=int, default=2, help="API processes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("arguments", nargs="*", help="for `frame serve`, after --")
     process = Soak(parser.parse_args(arguments))
     try:
         return asyncio.run(process.run())
     finally:
-        if process.server.poll() is None:
-            process.server.kill()
-        process.server.wait()
-        process.log.close()
+        process.server.close()
 
 
 if __name__ == "__main__":
