@@ -118,12 +118,13 @@ def main() -> int:
     given, _ = parser.parse_known_args()
     config = FrameConfig.model_validate_json(given.config_file.read_text())
 
-    def make(_: FrameConfig, stage: Callable[[str], None]) -> SpeedEngine:
+    def prepare(_: FrameConfig, stage: Callable[[str], None]) -> Callable[[], SpeedEngine]:
         stage("pretending")
         tokenizer = Tokenizer.from_file(str(Path(frame.core.__path__[0]) / "demo" / "tokenizer.json"))
-        return SpeedEngine(tokenizer.encode(TEXT, add_special_tokens=False).ids, tokenizer.get_vocab_size())
+        ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
+        return lambda: SpeedEngine(ids, tokenizer.get_vocab_size())
 
-    return EngineProcess(config, given.socket, given.control_fd, make).run()
+    return EngineProcess(config, given.socket, given.control_fd, prepare).run()
 
 
 if __name__ == "__main__":

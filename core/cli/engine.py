@@ -26,28 +26,25 @@ class EngineCommand(Command):
         parser.add_argument("--socket", required=True, help="Unix socket to listen on.")
         parser.add_argument("--control-fd", type=int, required=True, help="Inherited socket to the parent.")
         parser.add_argument("--journal-fd", type=int, help="Inherited memory for the journal of steps.")
-        parser.add_argument("--verdict-file", type=Path, help="What the parent concluded from earlier deaths.")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Serves until the parent hangs up."""
-        from ..server.engine_process import EngineProcess, supervision
+        """Serves from the parent's word on until it hangs up."""
+        from ..server.engine_process import EngineProcess
 
         config = FrameConfig.model_validate_json(arguments.config_file.read_text())
         configure_logging(config.server.log_level)
         plugins = json.loads(arguments.plugins_file.read_text())
 
-        def make(config: FrameConfig, stage: Callable[[str], None]) -> EngineCore:
+        def prepare(config: FrameConfig, stage: Callable[[str], None]) -> Callable[[], EngineCore]:
             stage("libraries")
             from ..config.checkpoint import read_checkpoint
-            from ..engine.assembly import make_engine
+            from ..engine.assembly import EngineStart
             from ..front.vocabulary import read_vocabulary
             from ..registry import Registry
 
             def vocabulary() -> Vocabulary:
                 return read_vocabulary(config, read_checkpoint(config))
 
-            return make_engine(config, Registry.load(plugins), stage, vocabulary)
+            return EngineStart(config, Registry.load(plugins), stage, vocabulary).finish
 
-        journal, verdict = supervision(arguments.journal_fd, arguments.verdict_file)
-        process = EngineProcess(config, arguments.socket, arguments.control_fd, make, journal=journal, verdict=verdict)
-        return process.run()
+        return EngineProcess(config, arguments.socket, arguments.control_fd, prepare, arguments.journal_fd).run()

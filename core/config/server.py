@@ -79,6 +79,11 @@ class ServerConfig(Section):
     drain_seconds: float = Field(30.0, ge=0, description="Seconds that running requests get after a stop signal.")
     ready_seconds: float = Field(600.0, gt=0, description="Seconds that the engine gets to become ready.")
     max_engine_restarts: int = Field(3, ge=0, description="Engine deaths in a row that are answered by a restart.")
+    standby_engine: bool = Field(
+        True,
+        description="Keep a second engine process that has loaded its libraries (about 200 MB of memory, nothing on "
+        "the device), and goes on when the first one dies.",
+    )
     hang_seconds: float = Field(
         300.0,
         gt=0,

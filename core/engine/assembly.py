@@ -1,6 +1,6 @@
-"""Builds an engine: worker processes first, then the scheduler and the connector for what the workers found.
+"""Builds an engine: workers first, then the scheduler and the connector for what the workers found.
 
-Nothing here runs after the start.
+In two phases: what takes time but no device may be done long before it is wanted. Nothing here runs after the start.
 """
 
 from __future__ import annotations
@@ -29,35 +29,80 @@ from .step_budget import resolve_budget
 logger = logging.getLogger("frame.engine")
 
 
+class EngineStart:
+    """An engine whose libraries and plugins are loaded and whose executor is made, and which holds no device yet.
+
+    `progress` hears the name of each stage as it begins; `vocabulary` reads what token ids stand for when a grammar
+    first needs it, without it there are no grammars. Raises one error with the root cause: a configuration, checkpoint
+    or plugin error.
+    """
+
+    def __init__(
+        self,
+        config: FrameConfig,
+        registry: Registry,
+        progress: Callable[[str], None] = lambda stage: None,
+        vocabulary: Callable[[], Vocabulary] | None = None,
+    ) -> None:
+        from ..worker.factory import Workers
+        from ..worker.model_loading import choose_model
+
+        self._registry = registry
+        self._progress = progress
+        self._vocabulary = vocabulary
+        self._checkpoint = read_checkpoint(config)
+        self._config = config = resolve_budget(config, self._checkpoint, registry)
+        choose_model(self._checkpoint, registry)  # imports it
+        workers: WorkerFactory = Workers(config, registry, progress)
+        registry.check_workers(config.executor)
+        self._executor: Executor = registry.make("executor", config.executor.executor, config, workers=workers)
+
+    def finish(self) -> Engine:
+        """Starts the workers and returns the engine; raises as the constructor does, and then nothing is left."""
+        executor, config = self._executor, self._config
+        self._progress("workers")
+        try:
+            layout = executor.start()
+            facts = executor.call("describe")[0]
+            self._progress("scheduler")
+            compiler, no_grammars = make_compiler(config, self._registry, self._vocabulary)
+            return self._assemble(layout, _describe(config, layout, facts, self._checkpoint), compiler, no_grammars)
+        except BaseException:
+            executor.close()
+            raise
+
+    def _assemble(
+        self, layout: KVLayout, info: EngineInfo, compiler: GrammarCompiler | None, no_grammars: str
+    ) -> Engine:
+        config, registry, executor = self._config, self._registry, self._executor
+        name = config.transfer.kv_connector
+        connector: ConnectorScheduler = (
+            NullConnectorScheduler(config=config, layout=layout)
+            if name is None
+            else registry.make("connector", name, config, layout=layout)
+        )
+        depth = executor.max_in_flight if config.scheduler.async_scheduling else 1
+        scheduler = Scheduler(
+            config=config,
+            layout=layout,
+            policy=registry.make("scheduler", config.scheduler.scheduling_policy, config),
+            connector=connector,
+            max_model_len=info.max_model_len,
+            max_in_flight=depth,
+            compiler=compiler,
+            no_grammars=no_grammars,
+        )
+        return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)
+
+
 def make_engine(
     config: FrameConfig,
     registry: Registry,
     progress: Callable[[str], None] = lambda stage: None,
     vocabulary: Callable[[], Vocabulary] | None = None,
 ) -> Engine:
-    """Builds and starts an engine; `progress` hears the name of each stage as it begins.
-
-    `vocabulary` reads what token ids stand for when a grammar first needs it; without it there are no grammars.
-    Raises one error with the root cause: a configuration, checkpoint or plugin error.
-    """
-    from ..worker.factory import Workers
-
-    checkpoint = read_checkpoint(config)
-    progress("workers")
-    config = resolve_budget(config, checkpoint, registry)
-    workers: WorkerFactory = Workers(config, registry, progress)
-    registry.check_workers(config.executor)
-    executor: Executor = registry.make("executor", config.executor.executor, config, workers=workers)
-    try:
-        layout = executor.start()
-        facts = executor.call("describe")[0]
-        progress("scheduler")
-        compiler, no_grammars = make_compiler(config, registry, vocabulary)
-        info = _describe(config, layout, facts, checkpoint)
-        return _assemble(config, registry, executor, layout, info, compiler, no_grammars)
-    except BaseException:
-        executor.close()
-        raise
+    """Builds and starts an engine at once; arguments and errors are those of `EngineStart`."""
+    return EngineStart(config, registry, progress, vocabulary).finish()
 
 
 def _describe(config: FrameConfig, layout: KVLayout, facts: dict[str, Any], checkpoint: Checkpoint) -> EngineInfo:
@@ -73,35 +118,6 @@ def _describe(config: FrameConfig, layout: KVLayout, facts: dict[str, Any], chec
         not_deterministic=facts.get("not_deterministic", ""),
         pooling=None if facts.get("pooling") is None else msgspec.convert(facts["pooling"], PoolingFacts),
     )
-
-
-def _assemble(
-    config: FrameConfig,
-    registry: Registry,
-    executor: Executor,
-    layout: KVLayout,
-    info: EngineInfo,
-    compiler: GrammarCompiler | None,
-    no_grammars: str,
-) -> Engine:
-    name = config.transfer.kv_connector
-    connector: ConnectorScheduler = (
-        NullConnectorScheduler(config=config, layout=layout)
-        if name is None
-        else registry.make("connector", name, config, layout=layout)
-    )
-    depth = executor.max_in_flight if config.scheduler.async_scheduling else 1
-    scheduler = Scheduler(
-        config=config,
-        layout=layout,
-        policy=registry.make("scheduler", config.scheduler.scheduling_policy, config),
-        connector=connector,
-        max_model_len=info.max_model_len,
-        max_in_flight=depth,
-        compiler=compiler,
-        no_grammars=no_grammars,
-    )
-    return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)
 
 
 def _fitting_length(config: FrameConfig, layout: KVLayout, max_model_len: int) -> int:

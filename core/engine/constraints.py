@@ -71,7 +71,7 @@ class Constraints:
             raise ValueError(f"request {request.request_id!r} has no constraint")
         if self._compiler is None:
             raise ValueError(f"structured_outputs cannot be served: {self._against}")
-        future = self._compiler.compile(params)
+        future = self._compiler.compile(params, bounded=not request.source.replayed)
         request.state = RequestState.COMPILING
         self._compiling[request.request_id] = request, future
         future.add_done_callback(lambda _: self._compiled.set())

@@ -55,10 +55,10 @@ class GrammarCompiler:
         """Grammars and refusals that are kept."""
         return len(self._sizes)
 
-    def compile(self, params: StructuredOutputsParams) -> Future[Grammar]:
+    def compile(self, params: StructuredOutputsParams, *, bounded: bool = True) -> Future[Grammar]:
         """The grammar of a constraint, compiled or on its way; its error is a `ValueError` when the caller is at fault.
 
-        Raises `QueueFullError` when too many wait.
+        Where `bounded`, raises `QueueFullError` when too many wait.
         """
         key = _key(params)
         with self._lock:
@@ -66,7 +66,7 @@ class GrammarCompiler:
             if known is not None:
                 self._futures.move_to_end(key)
                 return known
-            if len(self._futures) - len(self._sizes) >= MAX_PENDING:
+            if bounded and len(self._futures) - len(self._sizes) >= MAX_PENDING:
                 raise QueueFullError(f"{MAX_PENDING} grammars wait to be compiled; try again later")
             future = self._futures[key] = self._pool.submit(self._compile, params)
         future.add_done_callback(lambda done: self._keep(key, done))

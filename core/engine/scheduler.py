@@ -96,8 +96,7 @@ class Scheduler:
             raise ValueError(
                 f"request {source.request_id!r} is there already; ids must be unique among unfinished requests"
             )
-        # one that had begun on an earlier engine was let in then
-        if lifecycle.num_waiting >= self._config.max_queue and not source.output_ids:
+        if lifecycle.num_waiting >= self._config.max_queue and not source.replayed:
             raise QueueFullError(f"{lifecycle.num_waiting} requests wait, max_queue allows {self._config.max_queue}")
         root = self._hasher.root(
             salt=source.salt,

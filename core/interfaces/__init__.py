@@ -28,7 +28,7 @@ _HOMES = {
         "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker", "RequestView",
     ),
     "speculator": ("DraftContext", "Drafts", "NullSpeculator", "Speculator"),
-    "executor": ("Executor", "StepHandle", "WorkerFactory", "WorkerProtocol"),
+    "executor": ("DeadWorkerError", "Executor", "StepHandle", "WorkerFactory", "WorkerProtocol"),
     "scheduling": ("Schedulable", "SchedulerPolicy"),
     "grammar": ("Grammar", "GrammarBackend", "GrammarMatcher", "Vocabulary"),
     "loader": ("LazyTensor", "WeightLoader"),

@@ -9,6 +9,14 @@ from .kv import KVLayout
 from .step import StepPlan, StepResult
 
 
+class DeadWorkerError(RuntimeError):
+    """A worker is gone. `killed`: by SIGKILL, which need not be the doing of what it computed."""
+
+    def __init__(self, message: str, *, killed: bool = False) -> None:
+        super().__init__(message)
+        self.killed = killed
+
+
 class StepHandle(Protocol):
     """A launched step."""
 
@@ -86,7 +94,7 @@ class Executor(ABC):
         return 2
 
     def check(self) -> None:
-        """Raises `RuntimeError` when a worker is dead."""
+        """Raises `DeadWorkerError`, or another `RuntimeError`, when a worker is dead."""
 
     def close(self) -> None:
         """Stops the workers; leaves no process behind. May be called twice."""

@@ -21,8 +21,8 @@ from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..registry import Registry
 from .app import build_admin, build_app, make_endpoints
+from .child_process import describe, die_with_parent
 from .client import RemoteEngine
-from .engine_process import describe, die_with_parent
 from .http import Server, make_server
 from .ingress import Ingress
 from .limits import KeyLimits

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..config.tree import FrameConfig
+from .child import Child, frame_command, memory_file, spawn, write_config
 from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
-from .supervisor import STEADY_SECONDS, Child, frame_command, memory_file, spawn, write_config
+from .supervisor import STEADY_SECONDS
 
 #: Told when all of them serve (the models' names), and when one died (how).
 OnServing = Callable[[Sequence[str] | None, str], None]

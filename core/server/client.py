@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,12 +23,16 @@ from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats, Fault
 from ..interfaces.wire import decode, encode
-from .messages import Abort, Add, Call, EngineDown, EngineNews, EngineUp, FromEngine, Outputs, Reply, Stage
+from .messages import Abort, Add, Call, EngineDown, EngineNews, EngineUp, FromEngine, Hello, Outputs, Reply, Stage
 from .supervisor import EngineSupervisor
 
 logger = logging.getLogger("frame.server")
 
 _NO_IDS = np.zeros(0, np.int32)
+_RECONNECT_SECONDS = 0.1
+#: More breaks than this within so many seconds end the requests that were under way: one of them may be to blame.
+_MAX_BREAKS = 3
+_BREAKS_SECONDS = 30.0
 
 OnStage = Callable[[Stage], None]
 
@@ -39,12 +45,13 @@ class RemoteEngine:
 
     def __init__(self, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
         self._on_close = on_close
+        self._name = secrets.token_hex(8)
         self._info: EngineInfo | None = None
         self._channel: AsyncChannel | None = None
         self._reader: asyncio.Task[None] | None = None
         self._outputs: asyncio.Queue[list[EngineOutput] | None] = asyncio.Queue()
         self._newest: list[EngineOutput] | None = None  # what a step emitted, while it waits at the end of the queue
-        self._unfinished: set[str] = set()  # sent to this engine
+        self._unfinished: dict[str, None] = {}  # sent to this engine, in this order
         self._waiting: set[str] = set()  # for the next engine
         self._up = asyncio.Event()  # an engine listens, or none ever will
         self._final = False
@@ -97,14 +104,14 @@ class RemoteEngine:
         finally:
             self._waiting.discard(name)
         channel = self._connected()
-        self._unfinished.add(name)
+        self._unfinished[name] = None
         try:
             _check_readable(request)
             await channel.send(Add(request))
         except OSError:
             return  # the reader sees the end, too, and tells that this request was lost
         except (OverflowError, TypeError, ValueError) as error:  # what it holds is no message
-            self._unfinished.discard(name)
+            self._unfinished.pop(name, None)
             raise ValueError(f"the request cannot be sent to the engine: {error}") from None
 
     async def abort(self, request_ids: Iterable[str]) -> None:
@@ -159,38 +166,58 @@ class RemoteEngine:
         finally:
             del self._calls[number]
 
-    async def _attach(self, message: EngineUp) -> None:
-        try:
-            channel = await AsyncChannel.connect(message.address, FromEngine)
-        except OSError as error:
-            await self._detach(f"no engine listens ({error.strerror})", final=False)
-            return
-        self._channel = channel
-        self._info = message.info
-        self._error = None
-        self._up.set()
-        self._reader = asyncio.create_task(self._read(channel, message))
+    async def _attach(self, engine: EngineUp) -> None:
+        """Follows an engine from now on."""
+        await self._stop_reading()
+        self._info = engine.info
+        await self._connect(engine)
+        self._reader = asyncio.create_task(self._follow(engine))
 
     async def drop(self, error: str) -> None:
         """Leaves the engine; every unfinished request ends with `error`."""
         await self._detach(error, final=True)
 
     async def _detach(self, error: str, final: bool) -> None:
-        self._error = error
+        await self._stop_reading()
         self._final = final
-        self._up.clear()
+        self._lose(error, "engine" if final else "lost")
+        if final:
+            self._up.set()
+
+    async def _stop_reading(self) -> None:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
             self._reader = None
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        self._fail(error, "engine" if final else "lost")
-        if final:
-            self._up.set()
 
-    async def _read(self, channel: AsyncChannel, engine: EngineUp) -> None:
+    async def _connect(self, engine: EngineUp) -> None:
+        try:
+            channel = await AsyncChannel.connect(engine.address, FromEngine)
+            await channel.send(Hello(self._name))
+        except OSError as error:
+            self._lose(f"no engine listens ({error.strerror or error})", "lost")
+            return
+        self._channel = channel
+        self._error = None
+        self._up.set()
+
+    async def _follow(self, engine: EngineUp) -> None:
+        """Takes what the engine says, over a new connection when one ends, until this task is cancelled.
+
+        What was lost with a connection is told as if the engine had died, unless they break again and again.
+        """
+        breaks: list[float] = []
+        while True:
+            if self._channel is not None:
+                error, fault = await self._read(self._channel)
+                now = time.monotonic()
+                breaks = [moment for moment in breaks if now - moment < _BREAKS_SECONDS] + [now]
+                self._lose(error, "engine" if len(breaks) > _MAX_BREAKS else fault)
+            await asyncio.sleep(_RECONNECT_SECONDS)  # where the engine is dead, news of that end this task
+            await self._connect(engine)
+
+    async def _read(self, channel: AsyncChannel) -> tuple[str, Fault]:
+        """Takes messages until the connection ends; returns why, and what that means for the requests."""
         try:
             while (message := await channel.receive()) is not None:
                 self._take(message)
@@ -199,20 +226,23 @@ class RemoteEngine:
         except ValueError as error:
             # whose answer it was is unknown, so all end; the engine lives and drops them when the connection ends
             logger.exception("an answer of the engine cannot be read; connecting again")
-            channel.close()
-            self._up.clear()
-            self._fail(f"an answer of the engine cannot be read: {error}", "engine")
-            await self._attach(engine)
-            return
-        self._error = "the engine process is gone"
+            return f"an answer of the engine cannot be read: {error}", "engine"
+        return "the engine process is gone", "lost"
+
+    def _lose(self, error: str, fault: Fault) -> None:
+        """There is no connection now."""
+        self._error = error
         self._up.clear()
-        self._fail(self._error, "lost")
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._fail(error, fault)
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
             for output in message.outputs:
                 if output.finish_reason is not None:
-                    self._unfinished.discard(output.request_id)
+                    self._unfinished.pop(output.request_id, None)
             if self._newest is not None:
                 self._newest += message.outputs
             else:

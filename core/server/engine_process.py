@@ -1,312 +1,46 @@
-"""The engine process: one engine, the clients that talk to it, and the loop that steps it.
+"""The life of an engine process: load libraries, wait until it is wanted, build the engine, report, serve, close.
 
-The main thread owns the engine: it drains what arrived, steps, and hands outputs to the clients' writer threads, so
-that reading, decoding, encoding and sending overlap with the device. Knows no text and no HTTP.
+Knows no request.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any
+from queue import SimpleQueue
 
-import msgspec
-
-from ..channel import Channel, FrameTooLargeError, listen, same_user
+from ..channel import Channel, listen
 from ..config.tree import FrameConfig
-from ..engine.journal import Journal, NullJournal, journal_name
-from ..engine.request import QueueFullError
-from ..engine.suspects import Suspects
-from ..interfaces.client import BrokenEngineError, EngineCore
-from ..interfaces.engine import EngineOutput
-from ..interfaces.wire import encode
-from ..offers import PluginError
-from .messages import Abort, Add, Call, Failed, Outputs, Ready, Reply, Stage, ToEngine, Verdict, Weights
+from ..engine.journal import Journal, NullJournal
+from ..interfaces.client import EngineCore
+from ..interfaces.executor import DeadWorkerError
+from .child_process import bind_to_parent, describe, show_as
+from .engine_host import EngineHost
+from .messages import Begin, EngineReport, Failed, Ready, Stage, Verdict
 
 logger = logging.getLogger("frame.server")
 
-#: Builds the engine of a configuration; calls back with the name of each stage that begins.
-EngineFactory = Callable[[FrameConfig, Callable[[str], None]], EngineCore]
-
-_MAX_FAILED_STEPS = 3
-_CLOSE_SECONDS = 5.0
-_PR_SET_PDEATHSIG = 1
-
-
-def describe(error: BaseException) -> str:
-    """An exception as one sentence: what our own errors say, prefixed by the type for those that say too little."""
-    text = " ".join(str(error).split())[:2000]
-    if not text:
-        return type(error).__name__
-    ours = (ValueError, RuntimeError, OSError, PluginError)
-    return text if isinstance(error, ours) else f"{type(error).__name__}: {text}"
-
-
-class _Client:
-    """One connection: a thread that reads into the engine's inbox and a thread that writes."""
-
-    def __init__(self, connection: socket.socket, inbox: SimpleQueue[tuple[_Client | None, Any]]) -> None:
-        self._channel = Channel(connection, ToEngine)
-        self._inbox = inbox
-        self._outbox: SimpleQueue[Any] = SimpleQueue()
-        for target in (self._read, self._write):
-            threading.Thread(target=target, name=f"client{target.__name__}", daemon=True).start()
-
-    def send(self, message: Any) -> None:
-        """Queues a message; None closes the connection once everything before it is out."""
-        self._outbox.put(message)
-
-    def _read(self) -> None:
-        try:
-            while (message := self._channel.receive()) is not None:
-                self._inbox.put((self, message))
-        except (OSError, ValueError) as error:
-            logger.warning("a client of the engine is cut off: %s", describe(error))
-        self._inbox.put((self, None))
-
-    def _write(self) -> None:
-        while (message := self._outbox.get()) is not None:
-            try:
-                self._send(message)
-            except OSError:
-                break  # the reader sees the end, too
-        self._channel.close()
-
-    def _send(self, message: Any) -> None:
-        try:
-            self._channel.send(message)
-        except FrameTooLargeError as error:
-            if isinstance(message, Outputs) and len(message.outputs) > 1:
-                for output in message.outputs:
-                    self._send(Outputs([output]))
-            elif isinstance(message, Outputs):
-                request_id = message.outputs[0].request_id
-                self._channel.send(Outputs([_failure(request_id, str(error))]))
-                self._inbox.put((self, Abort([request_id])))
-            else:
-                self._channel.send(Reply(message.id, error=str(error)))
-
-
-def _failure(request_id: str, error: str) -> EngineOutput:
-    return EngineOutput(request_id=request_id, finish_reason="error", error=error)
-
-
-class EngineHost:
-    """Serves one engine to clients that connect to `listener`, until `stop`.
-
-    `report` tells the supervisor what it has to know to start the same engine again.
-    """
-
-    def __init__(
-        self,
-        engine: EngineCore,
-        listener: socket.socket,
-        journal: NullJournal,
-        verdict: Verdict,
-        report: Callable[[Weights], None] = lambda _: None,
-    ) -> None:
-        engine.watch(journal, Suspects(verdict.groups))
-        self._engine = engine
-        self._listener = listener
-        self._journal = journal
-        self._guilty = verdict.guilty
-        self._report = report
-        self._inbox: SimpleQueue[tuple[_Client | None, Any]] = SimpleQueue()
-        self._clients: set[_Client] = set()
-        self._owners: dict[str, _Client] = {}  # request id -> who gets its outputs
-        self._failed_steps = 0
-        self._running = True
-
-    def run(self) -> None:
-        """Serves until `stop`; raises what the engine raised when its steps fail again and again."""
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
-        try:
-            while self._running:
-                wait = not self._engine.has_unfinished()
-                self._journal.beat(wait)
-                self._drain(wait)
-                if self._running:
-                    self._journal.beat(idle=False)
-                    self._route(self._step())
-        finally:
-            for client in self._clients:
-                client.send(None)
-            self._listener.close()
-
-    def stop(self) -> None:
-        """Ends `run` after the present step; safe from any thread and from signal handlers."""
-        self._inbox.put((None, None))
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            if same_user(connection):
-                _Client(connection, self._inbox)
-            else:
-                connection.close()
-
-    def _drain(self, wait: bool) -> None:
-        """Handles everything that has arrived; waits for the first of it when there is nothing else to do."""
-        try:
-            item = self._inbox.get(block=wait)
-            while True:
-                self._handle(*item)
-                item = self._inbox.get_nowait()
-        except Empty:
-            return
-
-    def _handle(self, client: _Client | None, message: Any) -> None:
-        if client is None:
-            self._running = False
-            return
-        match message:
-            case Add(request=request):
-                self._clients.add(client)
-                self._add(client, request)
-            case Abort(request_ids=request_ids):
-                self._engine.abort(request_ids)
-            case Call():
-                self._call(client, message)
-            case None:
-                client.send(None)
-                self._clients.discard(client)
-                orphans = [request_id for request_id, owner in self._owners.items() if owner is client]
-                for request_id in orphans:
-                    del self._owners[request_id]
-                self._engine.abort(orphans)
-
-    def _add(self, client: _Client, request: Any) -> None:
-        request_id = request.request_id
-        if request_id in self._owners:
-            output = _failure(request_id, f"a request with the id {request_id!r} is running already")
-            output.fault = "request"
-            client.send(Outputs([output]))
-            return
-        if self._guilty and (reason := self._guilty.get(journal_name(request_id))) is not None:
-            client.send(Outputs([_failure(request_id, reason)]))
-            return
-        try:
-            self._engine.add(request)
-        except Exception as error:
-            if not isinstance(error, (ValueError, QueueFullError)):
-                logger.exception("request %s could not be added", request_id)
-            output = _failure(request_id, describe(error))
-            if isinstance(error, ValueError):
-                output.fault = "request"
-            elif isinstance(error, QueueFullError):
-                output.fault = "load"
-            client.send(Outputs([output]))
-        else:
-            self._owners[request_id] = client
-
-    def _call(self, client: _Client, call: Call) -> None:
-        try:
-            if call.method == "stats":
-                reply = Reply(call.id, encode(self._engine.stats()))
-            else:
-                reply = Reply(call.id, encode(self._engine.call(call.method, call.arguments)))
-            if call.method == "update_weights":
-                self._report(Weights(call.arguments or {}))
-        except Exception as error:
-            logger.warning("call of %s failed: %s", call.method, describe(error))
-            client.send(Reply(call.id, error=describe(error)))
-            if isinstance(error, BrokenEngineError):
-                raise
-        else:
-            client.send(reply)
-
-    def _step(self) -> list[EngineOutput]:
-        try:
-            outputs = self._engine.step()
-        except BrokenEngineError:
-            raise
-        except Exception as error:
-            self._failed_steps += 1
-            if self._failed_steps >= _MAX_FAILED_STEPS:
-                raise
-            logger.exception("a step failed; its requests end with an error")
-            self._engine.check()
-            failed = list(self._owners)
-            self._engine.abort(failed)
-            return [_failure(request_id, f"a step of the engine failed: {describe(error)}") for request_id in failed]
-        if outputs:
-            self._failed_steps = 0
-        return outputs
-
-    def _route(self, outputs: list[EngineOutput]) -> None:
-        batches: dict[_Client, list[EngineOutput]] = {}
-        for output in outputs:
-            client = self._owners.get(output.request_id)
-            if client is None:
-                continue  # aborted by a client that has left, or failed before
-            batches.setdefault(client, []).append(output)
-            if output.finish_reason is not None:
-                del self._owners[output.request_id]
-        for client, batch in batches.items():
-            client.send(Outputs(batch))
-
-
-def die_with_parent() -> None:
-    """Has the kernel end this process when the thread that started it is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def bind_to_parent(parent: Channel, stop: Callable[[], None]) -> None:
-    """Ends this process with its parent: at once by the kernel, or through `stop` when the parent hangs up."""
-    die_with_parent()
-
-    def watch() -> None:
-        try:
-            while parent.receive() is not None:
-                pass
-        except (OSError, ValueError):
-            pass
-        stop()
-        time.sleep(_CLOSE_SECONDS)
-        os._exit(1)  # the main thread is stuck
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def supervision(journal_fd: int | None, verdict_file: Path | None) -> tuple[NullJournal, Verdict]:
-    """The journal and the verdict that a supervisor handed over; nulls where it did not."""
-    journal = NullJournal() if journal_fd is None else Journal(journal_fd)
-    return journal, Verdict() if verdict_file is None else msgspec.json.decode(verdict_file.read_bytes(), type=Verdict)
+#: Loads all that an engine of a configuration needs but no device; what it returns builds the engine. Calls back with
+#: the name of each stage that begins.
+EngineFactory = Callable[[FrameConfig, Callable[[str], None]], Callable[[], EngineCore]]
 
 
 class EngineProcess:
-    """The life of an engine process: build, report, serve, close.
-
-    `journal` and `verdict` tie it to its supervisor and to the engines before it.
-    """
+    """One engine process. It builds its engine when its supervisor says so, which may be long after its start."""
 
     def __init__(
-        self,
-        config: FrameConfig,
-        address: str,
-        control_fd: int,
-        make: EngineFactory,
-        *,
-        journal: NullJournal | None = None,
-        verdict: Verdict | None = None,
+        self, config: FrameConfig, address: str, control_fd: int, prepare: EngineFactory, journal_fd: int | None = None
     ) -> None:
         self._config = config
-        self._journal = journal if journal is not None else NullJournal()
-        self._verdict = verdict if verdict is not None else Verdict()
+        self._journal = NullJournal() if journal_fd is None else Journal(journal_fd)
         self._address = address
-        self._parent = Channel(socket.socket(fileno=control_fd), Stage | Failed)
-        self._make = make
+        self._parent = Channel(socket.socket(fileno=control_fd), Begin)
+        self._orders: SimpleQueue[Verdict] = SimpleQueue()
+        self._prepare = prepare
         self._started = time.monotonic()
         self._host: EngineHost | None = None
 
@@ -314,24 +48,33 @@ class EngineProcess:
         """Returns the exit status."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's to answer
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        bind_to_parent(self._parent, self._stop)
+        show_as("frame-standby")
+        bind_to_parent(self._parent, self._take, self._stop)
         try:
-            engine = self._make(self._config, self._stage)
+            build = self._prepare(self._config, self._stage)
+            verdict = self._orders.get()
+            engine = build()
         except Exception as error:
             logger.debug("the engine does not start", exc_info=True)
             self._report(Failed(describe(error)))
             return 1
         try:
-            self._host = EngineHost(engine, listen(self._address), self._journal, self._verdict, self._report)
+            self._host = EngineHost(engine, listen(self._address), self._journal, verdict, self._report)
             self._report(Ready(engine.info))
             self._host.run()
         except Exception as error:
             logger.exception("the engine gives up")
-            self._report(Failed(describe(error)))
+            killed = isinstance(error, DeadWorkerError) and error.killed
+            self._report(Failed(describe(error), killed))
             return 1
         finally:
             engine.close()
         return 0
+
+    def _take(self, order: Begin) -> None:
+        show_as("frame-engine")
+        self._started = time.monotonic()
+        self._orders.put(order.verdict)
 
     def _stop(self) -> None:
         if self._host is None:
@@ -341,7 +84,7 @@ class EngineProcess:
     def _stage(self, name: str) -> None:
         self._report(Stage(name, time.monotonic() - self._started))
 
-    def _report(self, message: Any) -> None:
+    def _report(self, message: EngineReport) -> None:
         try:
             self._parent.send(message)
         except OSError:

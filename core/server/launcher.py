@@ -16,7 +16,7 @@ from typing import Any
 
 from ..config.tree import FrameConfig
 from .api_supervisor import ApiSupervisor
-from .engine_process import describe
+from .child_process import describe
 from .listeners import bind_admin, bind_all, url
 from .messages import EngineDown, EngineNews, EngineUp, Stage
 from .supervisor import EngineSupervisor
@@ -81,9 +81,9 @@ class Launcher:
             self._finish(FAILED)
 
     def _on_signal(self) -> None:
-        """The first signal drains, the second ends at once."""
+        """The first signal drains, also while the engine is started again; the second ends at once."""
         self._signals += 1
-        if self._signals > 1 or not isinstance(self._engine, EngineUp):
+        if self._signals > 1 or self._engine is None:
             self._finish(INTERRUPTED if self._signals > 1 else OK)
             return
         self._say(f"stopping: running requests get {self._config.server.drain_seconds:g} s; again to stop at once")

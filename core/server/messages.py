@@ -14,6 +14,12 @@ from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest
 
 
+class Hello(msgspec.Struct, tag=True):
+    """Client to engine, first of all: who it is. An older connection of the same client is over."""
+
+    name: str
+
+
 class Add(msgspec.Struct, tag=True):
     """Client to engine: start a request."""
 
@@ -68,9 +74,13 @@ class Weights(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """The start-up failed, or the process gives up; `error` is the root cause in one sentence."""
+    """The start-up failed, or the process gives up; `error` is the root cause in one sentence.
+
+    `killed`: a worker process was ended by SIGKILL.
+    """
 
     error: str
+    killed: bool = False
 
 
 class Verdict(msgspec.Struct):
@@ -81,6 +91,12 @@ class Verdict(msgspec.Struct):
 
     groups: list[list[str]] = []
     guilty: dict[str, str] = {}
+
+
+class Begin(msgspec.Struct, tag=True):
+    """Supervisor to an engine process: the engine is wanted now."""
+
+    verdict: Verdict
 
 
 class EngineUp(msgspec.Struct, tag=True):
@@ -108,7 +124,7 @@ class Shutdown(msgspec.Struct, tag=True):
 
 
 #: by direction
-ToEngine = Add | Abort | Call
+ToEngine = Hello | Add | Abort | Call
 FromEngine = Outputs | Reply
 EngineReport = Stage | Ready | Failed | Weights
 EngineNews = Stage | EngineUp | EngineDown

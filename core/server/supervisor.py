@@ -10,112 +10,26 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import signal
-import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import msgspec
-
-from ..channel import AsyncChannel
-from ..config.plain import to_plain
 from ..config.tree import FrameConfig
 from ..config.weight_source import with_weights
-from ..engine.journal import JournalReader, journal_memory
+from ..engine.journal import JournalReader
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..registry import Registry
 from .blame import Blame
-from .messages import EngineDown, EngineNews, EngineReport, EngineUp, Failed, Ready, Stage, Weights
+from .child import STOP_SECONDS, Child, frame_command, memory_file, write_config
+from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Weights
+from .standby import EngineChild, Standby
 
 logger = logging.getLogger("frame.server")
 
 #: A ready engine that lived this long was not one of "deaths in a row".
 STEADY_SECONDS = 60.0
-_STOP_SECONDS = 8.0
 
 News = Callable[[EngineNews], Awaitable[None]]
-
-
-def frame_command(subcommand: str) -> list[str]:
-    """The command line that starts a subcommand of frame in a child process."""
-    return [sys.executable, "-m", "frame", subcommand]
-
-
-def write_config(config: FrameConfig) -> int:
-    """The configuration for child processes, as the descriptor of a file in memory: nothing is left of it on a disk.
-
-    Raises `ConfigError` for what cannot leave the process, such as classes.
-    """
-    return memory_file(json.dumps(to_plain(config)))
-
-
-def memory_file(text: str) -> int:
-    """A file that is gone with the last process that has it open; children read it as `/dev/fd/N`."""
-    descriptor = os.memfd_create("frame")
-    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
-        file.write(text)
-    return descriptor
-
-
-async def spawn(command: Sequence[str], arguments: Sequence[str], kind: object, fds: Sequence[int] = ()) -> Child:
-    """Starts a child in a session of its own, joined by a control channel that carries `kind` to us.
-
-    The child finds its end as `--control-fd`; the end of the channel is the end of either side.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        channel = await AsyncChannel.wrap(ours, kind)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                *arguments,
-                "--control-fd",
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(), *fds),
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except BaseException:
-            channel.close()
-            raise
-    return Child(process, channel)
-
-
-class Child:
-    """A child process and the channel to it."""
-
-    def __init__(self, process: asyncio.subprocess.Process, channel: AsyncChannel) -> None:
-        self.process = process
-        self.channel = channel
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to the child alone; nothing when it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """Ends the child and all that it started, at once."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    async def stop(self, seconds: float = _STOP_SECONDS) -> None:
-        """Hangs up, so that the child ends by itself, and ends it by force after `seconds`."""
-        self.channel.close()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.process.wait(), seconds)
-        self.kill()
-        await self.process.wait()
-
-    async def death(self) -> str:
-        """Waits for the end and says what it was."""
-        status = await self.process.wait()
-        self.kill()  # whatever it left behind
-        self.channel.close()
-        if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with status {status}"
 
 
 class EngineSupervisor:
@@ -129,11 +43,11 @@ class EngineSupervisor:
         self._news = news
         self._command = command or frame_command("engine")
         self._files: tuple[int, ...] = ()  # configuration and choice of plugins
-        self._child: Child | None = None
+        self._standby: Standby | None = None
+        self._engine: EngineChild | None = None
         self._task: asyncio.Task[None] | None = None
         self._deaths = 0
         self._blame = Blame()
-        self._journal = -1
         self._hung = False
         self.pid: int | None = None
 
@@ -142,7 +56,9 @@ class EngineSupervisor:
         try:
             config = write_config(self._for_engine())
             self._files = (config,)
-            self._files = (config, memory_file(json.dumps(Registry.load().choices(self._config))))
+            plugins = memory_file(json.dumps(Registry.load().choices(self._config)))
+            self._files = (config, plugins)
+            self._standby = Standby(self._command, (config, plugins))
             info = await self._launch()
         except BaseException:
             await self.stop()
@@ -155,19 +71,21 @@ class EngineSupervisor:
         if self._task is not None:
             await self._task
 
-    async def stop(self, seconds: float = _STOP_SECONDS) -> None:
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ends the engine process, by force after `seconds`, and removes what it needed. May be called twice."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        if self._child is not None:
-            await self._child.stop(seconds)
-            self._child = None
-        for descriptor in (*self._files, self._journal):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._files, self._journal = (), -1
+        if self._standby is not None:
+            await self._standby.stop()
+            self._standby = None
+        if self._engine is not None:
+            await self._engine.stop(seconds)
+            self._engine = None
+        for descriptor in self._files:
+            os.close(descriptor)
+        self._files = ()
 
     def _for_engine(self) -> FrameConfig:
         """The configuration without what only the parent and the API processes need."""
@@ -176,43 +94,38 @@ class EngineSupervisor:
         )
         return self._config.model_copy(update={"server": server})
 
-    def _take_weights(self, source: Mapping[str, str | None]) -> None:
+    async def _take_weights(self, standby: Standby, source: Mapping[str, str | None]) -> None:
         """Has the next engine start with what this one serves now."""
         self._config = with_weights(self._config, **source)
         old, plugins = self._files
-        self._files = (write_config(self._for_engine()), plugins)
+        self._files = config, plugins = write_config(self._for_engine()), plugins
+        await standby.renew((config, plugins))
         os.close(old)
 
     async def _launch(self) -> EngineInfo:
-        """Starts a process and waits until it is ready; raises `EngineDeadError`."""
-        if not self._files:
+        """Has a process build its engine and waits until it is ready; raises `EngineDeadError`."""
+        if self._standby is None:
             raise EngineDeadError("the engine was stopped")
-        config, plugins = self._files
-        address = f"@frame-{secrets.token_hex(16)}"
-        arguments = ["--config-file", f"/dev/fd/{config}", "--plugins-file", f"/dev/fd/{plugins}", "--socket", address]
-        if self._journal >= 0:
-            os.close(self._journal)
-        self._journal = journal_memory()
-        verdict = memory_file(msgspec.json.encode(self._blame.verdict).decode())
-        arguments += ["--journal-fd", str(self._journal), "--verdict-file", f"/dev/fd/{verdict}"]
-        try:
-            descriptors = (*self._files, self._journal, verdict)
-            self._child = await spawn(self._command, arguments, EngineReport, descriptors)
-        finally:
-            os.close(verdict)
-        self.pid = self._child.process.pid
+        if self._engine is not None:
+            self._engine.forget()
+        engine = self._engine = await self._standby.take()
+        self.pid = engine.child.process.pid
         limit = self._config.server.ready_seconds
         try:
-            info = await asyncio.wait_for(self._follow(self._child), limit)
+            info = await asyncio.wait_for(self._begin(engine.child), limit)
         except TimeoutError:
-            await self._child.stop(0)
+            await engine.child.stop(0)
             raise EngineDeadError(
                 f"the engine was not ready after {limit:g} seconds (ready_seconds); the last stage is shown above"
             ) from None
-        await self._news(EngineUp(address, info))
+        await self._news(EngineUp(engine.address, info))
+        if self._config.server.standby_engine:
+            self._standby.keep()
         return info
 
-    async def _follow(self, child: Child) -> EngineInfo:
+    async def _begin(self, child: Child) -> EngineInfo:
+        with contextlib.suppress(OSError):  # it died; its end says more
+            await child.channel.send(Begin(self._blame.verdict))
         while True:
             match await child.channel.receive():
                 case Stage() as stage:
@@ -228,11 +141,11 @@ class EngineSupervisor:
     async def _watch(self) -> None:
         """Waits for deaths and answers each with a new start, until there are too many in a row."""
         ready_at = time.monotonic()
-        while self._child is not None:
-            cause = await self._mourn(self._child)
+        while self._engine is not None:
+            cause, killed = await self._mourn(self._engine)
             if time.monotonic() - ready_at > STEADY_SECONDS:
                 self._deaths = 0
-            self._deaths += self._judge(cause, self._child.process.returncode == -signal.SIGKILL and not self._hung)
+            self._deaths += self._judge(JournalReader(self._engine.journal), cause, killed)
             while True:
                 if self._deaths > self._config.server.max_engine_restarts:
                     await self._news(EngineDown(f"{cause} ({self._deaths} deaths in a row)", final=True))
@@ -246,10 +159,13 @@ class EngineSupervisor:
                     self._deaths += 1
             ready_at = time.monotonic()
 
-    async def _mourn(self, child: Child) -> str:
-        """Waits for the end of a ready engine, or ends it when it hangs; says what the end was."""
-        self._hung = False
-        watchdog = asyncio.create_task(self._end_when_hung(child))
+    async def _mourn(self, engine: EngineChild) -> tuple[str, bool]:
+        """Waits for the end of a ready engine, or ends it when it hangs.
+
+        Returns what the end was, and whether SIGKILL from outside caused it.
+        """
+        child, self._hung = engine.child, False
+        watchdog = asyncio.create_task(self._end_when_hung(engine))
         try:
             failed = await self._last_words(child)
         finally:
@@ -258,10 +174,13 @@ class EngineSupervisor:
         if self._hung:
             seconds = self._config.server.hang_seconds
             death = f"the engine process hung: no step ended within {seconds:g} seconds (--hang-seconds)"
-        return f"{death}: {failed}" if failed else death
+        killed = child.process.returncode == -signal.SIGKILL and not self._hung
+        if failed is None:
+            return death, killed
+        return f"{death}: {failed.error}", killed or failed.killed
 
-    async def _end_when_hung(self, child: Child) -> None:
-        journal, limit = JournalReader(self._journal), self._config.server.hang_seconds
+    async def _end_when_hung(self, engine: EngineChild) -> None:
+        journal, limit = JournalReader(engine.journal), self._config.server.hang_seconds
         last, since = journal.beats, time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, limit / 4))
@@ -270,15 +189,14 @@ class EngineSupervisor:
                 last, since = beats, time.monotonic()
             elif time.monotonic() - since > limit:
                 self._hung = True
-                child.kill()
+                engine.child.kill()
                 return
 
-    def _judge(self, cause: str, killed: bool) -> int:
+    def _judge(self, journal: JournalReader, cause: str, killed: bool) -> int:
         """Learns from a death which requests to try alone; returns how much it counts as one "in a row".
 
         A death that narrows down who is at fault does not count; one of an engine that had worked begins a new row.
         """
-        journal = JournalReader(self._journal)
         names = journal.in_flight()
         if journal.num_answered:
             self._deaths = 0
@@ -287,15 +205,13 @@ class EngineSupervisor:
             logger.error("%s: request %s is at fault and ends with an error", cause, guilty)
         return 0 if names and guilty is None else 1
 
-    async def _last_words(self, child: Child) -> str | None:
+    async def _last_words(self, child: Child) -> Failed | None:
         """Follows a ready engine to the end of its channel; returns what it says before."""
         failed = None
-        try:
+        with contextlib.suppress(OSError, ValueError):
             while (message := await child.channel.receive()) is not None:
                 if isinstance(message, Failed):
-                    failed = message.error
-                elif isinstance(message, Weights):
-                    self._take_weights(message.source)
-        except (OSError, ValueError):
-            pass
+                    failed = message
+                elif isinstance(message, Weights) and self._standby is not None:
+                    await self._take_weights(self._standby, message.source)
         return failed

@@ -20,7 +20,7 @@ import msgspec
 from ..channel import Channel
 from ..config.plain import to_plain
 from ..config.tree import FrameConfig
-from ..interfaces.executor import StepHandle
+from ..interfaces.executor import DeadWorkerError, StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
 from ..registry import Choice, Registry
@@ -89,7 +89,7 @@ FromWorker = Stage | Started | Sampled | Value | Failure
 
 
 class WorkerError(RuntimeError):
-    """A worker raised, or is gone."""
+    """A worker raised."""
 
 
 class RemoteStep:
@@ -158,7 +158,7 @@ class RemoteWorker:
 
     def check(self) -> None:
         if self._process.poll() is not None:
-            raise WorkerError(f"the worker process died with exit status {self._process.returncode}")
+            raise _death(self._process.returncode)
 
     def close(self) -> None:
         self._channel.close()
@@ -204,7 +204,11 @@ class RemoteWorker:
             status: int | str = self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             status = "none: it closed its socket"
-        raise WorkerError(f"the worker process died with exit status {status}")
+        raise _death(status)
+
+
+def _death(status: int | str) -> DeadWorkerError:
+    return DeadWorkerError(f"the worker process died with exit status {status}", killed=status == -signal.SIGKILL)
 
 
 def serve_worker(descriptor: int) -> int:

@@ -103,9 +103,11 @@ def test_a_full_queue_refuses_more():
     sim.add(make_request("a", [1]))
     with pytest.raises(QueueFullError, match="1 requests wait, max_queue allows 1"):
         sim.scheduler.add(make_request("b", [1]))
-    begun = msgspec.structs.replace(make_request("begun", [1], max_tokens=3), output_ids=[2])
-    sim.scheduler.add(begun)  # its stream must go on after an engine's death
-    sim.scheduler.abort(["begun"])
+    for name, output_ids in (("begun", [2]), ("waited", [])):
+        known = make_request(name, [1], max_tokens=3)
+        known = msgspec.structs.replace(known, replayed=True, output_ids=output_ids)
+        sim.scheduler.add(known)  # an earlier engine let it in, so it must go on
+        sim.scheduler.abort([name])
     sim.launch()
     sim.add(make_request("b", [1]))
     sim.run()

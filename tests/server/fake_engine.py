@@ -22,7 +22,7 @@ from frame.core.engine.request import QueueFullError
 from frame.core.interfaces.client import BrokenEngineError, EngineInfo
 from frame.core.interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from frame.core.interfaces.step import LogprobRows, NewRequest, StepPlan
-from frame.core.server.engine_process import EngineProcess, supervision
+from frame.core.server.engine_process import EngineProcess
 
 NONE = np.zeros(0, np.int32)
 
@@ -156,15 +156,19 @@ class FakeEngine:
         self._running.clear()
 
 
-def make_fake(config: FrameConfig, stage: Callable[[str], None]) -> FakeEngine:
+def prepare_fake(config: FrameConfig, stage: Callable[[str], None]) -> Callable[[], FakeEngine]:
     options = config.plugin.get("fake", {})
-    stage("pretending")
-    time.sleep(float(options.get("startup", 0.0)))
-    if "dies" in options:
-        os._exit(int(options["dies"]))
-    if "broken" in options:
-        raise ValueError(str(options["broken"]))
-    return FakeEngine(config, int(options.get("vocab_size", 4096)))
+
+    def build() -> FakeEngine:
+        stage("pretending")
+        time.sleep(float(options.get("startup", 0.0)))
+        if "dies" in options:
+            os._exit(int(options["dies"]))
+        if "broken" in options:
+            raise ValueError(str(options["broken"]))
+        return FakeEngine(config, int(options.get("vocab_size", 4096)))
+
+    return build
 
 
 if __name__ == "__main__":
@@ -173,9 +177,7 @@ if __name__ == "__main__":
     parser.add_argument("--socket")
     parser.add_argument("--control-fd", type=int)
     parser.add_argument("--journal-fd", type=int)
-    parser.add_argument("--verdict-file", type=Path)
     arguments, _ = parser.parse_known_args()
     tree = FrameConfig.model_validate_json(arguments.config_file.read_text())
-    journal, verdict = supervision(arguments.journal_fd, arguments.verdict_file)
-    process = EngineProcess(tree, arguments.socket, arguments.control_fd, make_fake, journal=journal, verdict=verdict)
+    process = EngineProcess(tree, arguments.socket, arguments.control_fd, prepare_fake, arguments.journal_fd)
     raise SystemExit(process.run())

@@ -16,8 +16,16 @@ from typing import Any
 
 import httpx
 
-FAKE = [sys.executable, str(Path(__file__).with_name("fake_serve.py"))]
-REAL = [sys.executable, "-m", "frame", "serve"]
+#: without a second engine process, whose imports would slow other tests down
+FAKE = [sys.executable, str(Path(__file__).with_name("fake_serve.py")), "--no-standby-engine"]
+REAL = [sys.executable, "-m", "frame", "serve", "--no-standby-engine"]
+
+
+def process_name(entry: Path) -> str:
+    """What the process of a folder of /proc does for its server: api, engine or standby."""
+    if "\0api\0" in (entry / "cmdline").read_bytes().decode():
+        return "api"
+    return "standby" if (entry / "comm").read_text().strip() == "frame-standby" else "engine"
 
 
 class Running:
@@ -69,8 +77,17 @@ class Running:
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[1]) == self.process.pid and fields[0] != "Z":
-                    command = (entry / "cmdline").read_bytes().decode()
-                    found.append(("api" if "\0api\0" in command else "engine", int(entry.name)))
+                    found.append((process_name(entry), int(entry.name)))
+        return found
+
+    def below(self, name: str) -> list[int]:
+        """The processes that the first child of this name has started."""
+        parent = str(self.children()[name])
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, IndexError):
+                if (entry / "stat").read_text().rpartition(")")[2].split()[1] == parent:
+                    found.append(int(entry.name))
         return found
 
     def engine(self, path: str = "/health") -> httpx.Response:

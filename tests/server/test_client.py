@@ -17,15 +17,18 @@ import pytest
 from frame.core.channel import listen, pack
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces import EngineDeadError, EngineOutput, EngineRequest, SamplingParams
+from frame.core.server import standby
 from frame.core.server.client import RemoteEngine, start_engine
 from frame.core.server.messages import EngineUp, Outputs, Stage
+from frame.core.server.standby import EngineChild
 from tests.server.fake_engine import FakeEngine
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
 
 
-def config(restarts: int = 3, **fake: Any) -> FrameConfig:
-    return FrameConfig.model_validate({"server": {"max_engine_restarts": restarts}, "plugin": {"fake": fake}})
+def config(restarts: int = 3, stands_by: bool = False, **fake: Any) -> FrameConfig:
+    server = {"max_engine_restarts": restarts, "standby_engine": stands_by}
+    return FrameConfig.model_validate({"server": server, "plugin": {"fake": fake}})
 
 
 def request(name: str, tokens: int = 4, **extra: Any) -> EngineRequest:
@@ -296,3 +299,82 @@ async def test_a_request_that_is_no_message_is_refused_and_forgotten(client: Rem
     collector = Collector(client)
     await client.add(request("odd"))
     assert (await collector.end("odd")).finish_reason == "length"
+
+
+def break_connection(client: RemoteEngine) -> None:
+    channel = client._channel
+    assert channel is not None
+    channel._writer.transport.abort()
+
+
+async def test_a_connection_that_ends_while_the_engine_lives_is_made_again(client: RemoteEngine) -> None:
+    collector = Collector(client)
+    await client.add(request("cut", 400))
+    await collector.until(lambda: "cut" in collector.ids)
+    pid = engine_pid(client)
+    break_connection(client)
+    assert (await collector.end("cut")).fault == "lost"
+    collector.ends.clear()
+    collector.ids.clear()
+    await client.add(request("cut", 4))  # waits for the connection; the engine has forgotten the one before
+    assert (await collector.end("cut")).finish_reason == "length"
+    assert collector.ids["cut"] == [1, 2, 3, 1]
+    assert (client.error, engine_pid(client)) == (None, pid)
+    assert (await client.stats()).running == 0
+
+
+async def test_requests_end_when_connections_break_again_and_again(client: RemoteEngine) -> None:
+    collector = Collector(client)
+    faults = []
+    for number in range(5):
+        await client.add(request(f"r{number}", 400))
+        await collector.until(lambda name=f"r{number}": name in collector.ids)
+        break_connection(client)
+        faults.append((await collector.end(f"r{number}")).fault)
+    assert faults == ["lost"] * 3 + ["engine"] * 2
+    await client.add(request("after"))
+    assert (await collector.end("after")).finish_reason == "length"
+
+
+async def ahead(client: RemoteEngine) -> EngineChild:
+    """The process that stands by."""
+    supervisor = client._on_close.__self__  # type: ignore[union-attr]
+    async with asyncio.timeout(20):
+        while supervisor._standby._ahead is None:
+            await asyncio.sleep(0.01)
+    child: EngineChild = supervisor._standby._ahead
+    return child
+
+
+async def test_the_process_that_stands_by_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
+    client = await start_engine(config(stands_by=True), command=COMMAND)
+    collector = Collector(client)
+    for number in range(2):
+        waiting = (await ahead(client)).child.process.pid
+        assert waiting != engine_pid(client)
+        os.kill(engine_pid(client), signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while engine_pid(client) != waiting or client.error is not None:
+                await asyncio.sleep(0.01)
+        await client.add(request(f"r{number}"))
+        assert (await collector.end(f"r{number}")).finish_reason == "length"
+    last = (await ahead(client)).child.process.pid
+    await client.close()
+    assert not alive(last)
+
+
+async def test_a_process_that_stands_by_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
+    client = await start_engine(config(stands_by=True), command=COMMAND)
+    collector = Collector(client)
+    waiting = await ahead(client)
+    os.kill(waiting.child.process.pid, signal.SIGKILL)
+    pid = engine_pid(client)
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        while engine_pid(client) in (pid, waiting.child.process.pid) or client.error is not None:
+            await asyncio.sleep(0.01)
+    await client.add(request("after"))
+    assert (await collector.end("after")).finish_reason == "length"
+    await client.close()

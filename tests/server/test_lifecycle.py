@@ -58,11 +58,11 @@ def test_a_killed_engine_is_reported_and_started_again() -> None:
 
 
 def test_an_engine_that_hangs_or_that_a_request_ends_is_replaced() -> None:
-    with server(FAKE, *SLOW, "--hang-seconds", "1") as running:
+    with server(FAKE, *SLOW, "--hang-seconds", "3") as running:
         body = {**BODY, "max_tokens": 20}
         hung = httpx.post(f"{running.url}/v1/completions", json={**body, "extra_args": {"fault": "hang"}}, timeout=60)
         assert hung.json()["usage"]["completion_tokens"] == 20
-        assert "hung: no step ended within 1 seconds (--hang-seconds)" in running.text
+        assert "hung: no step ended within 3 seconds (--hang-seconds)" in running.text
         fatal = httpx.post(f"{running.url}/v1/completions", json={**body, "extra_args": {"fault": "exit"}}, timeout=60)
         assert fatal.status_code == 500
         assert "status 7 each time the request was computed" in fatal.json()["error"]["message"]
@@ -74,6 +74,28 @@ def test_a_killed_api_process_is_started_again() -> None:
         os.kill(running.children()["api"], signal.SIGKILL)
         until(lambda: running.text.count("serving demo at") == 2)
         assert httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 3}).status_code == 200
+
+
+def test_a_killed_api_process_breaks_its_own_connections_only() -> None:
+    with server(FAKE, *SLOW, "--api-server-count", "2") as running:
+        answers: list[Any] = []
+        body = {**BODY, "max_tokens": 200}
+        threads = [post_in_thread(running.url, body, answers) for _ in range(8)]
+        until(lambda: running.metric("frame_num_requests_running") == 8, 60)
+        pid = running.children()["engine"]
+        os.kill(running.children_named("api")[0], signal.SIGKILL)
+        for thread in threads:
+            thread.join(60)
+        whole = [answer for answer in answers if isinstance(answer, httpx.Response)]
+        assert len(answers) == 8
+        assert {answer.json()["usage"]["completion_tokens"] for answer in whole} <= {200}
+        until(lambda: running.text.count("serving demo at") == 2, 60, lambda: running.text)
+        until(lambda: running.metric("frame_num_requests_running") == 0)  # those of the dead process ended with it
+        after: list[Any] = []
+        for thread in [post_in_thread(running.url, {**BODY, "max_tokens": 3}, after) for _ in range(6)]:
+            thread.join(60)
+        assert [answer.status_code for answer in after] == [200] * 6
+        assert running.children()["engine"] == pid
 
 
 def test_too_many_engine_deaths_end_the_server() -> None:
@@ -100,6 +122,19 @@ def test_a_signal_drains_and_then_ends() -> None:
         assert answers[0].json()["usage"]["completion_tokens"] == 100
         assert running.wait() == 0
         assert not any(alive(pid) for pid in children.values())
+
+
+def test_a_signal_while_the_engine_is_started_again_drains_what_is_replayed() -> None:
+    with server(FAKE, *SLOW, "--plugin.fake.startup", "1") as running:
+        answers: list[Any] = []
+        thread = post_in_thread(running.url, {**BODY, "max_tokens": 100}, answers)
+        until(lambda: running.metric("frame_num_requests_running") == 1)
+        os.kill(running.children()["engine"], signal.SIGKILL)
+        until(lambda: "starting it again" in running.text)
+        running.process.send_signal(signal.SIGTERM)
+        thread.join(60)
+        assert answers[0].json()["usage"]["completion_tokens"] == 100
+        assert running.wait() == 0
 
 
 def test_a_second_signal_ends_at_once() -> None:
@@ -297,7 +332,7 @@ def test_strict_fields_request_ids_and_templates(tmp_path: Path) -> None:
             ("{{ messages.__class__ }}", None),
         ):
             body = {**chat, "chat_template": sent, "max_tokens": 1}
-            answer = httpx.post(f"{running.url}/v1/chat/completions", json=body)
+            answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
             assert answer.status_code == (400 if size is None else 200), answer.text
             assert "root:" not in answer.text
             if size is not None:
