@@ -117,6 +117,7 @@ class EngineHost:
                     self._journal.beat(idle=False)
                     self._route(self._step())
         finally:
+            self._listener.shutdown(socket.SHUT_RDWR)  # before clients lose their connections and look for another
             for client in self._clients:
                 client.send(None)
             self._listener.close()
