@@ -33,6 +33,9 @@ class ServerConfig(Section):
     max_messages: int = Field(2048, ge=1, description="Most messages of a chat.")
     max_prompts: int = Field(256, ge=1, description="Most prompts of one completion request.")
     max_n: int = Field(64, ge=1, description="Most outputs of a prompt.")
+    max_outputs: int = Field(
+        1024, ge=1, description="Most outputs of one completion request: its prompts times n (or best_of)."
+    )
     max_stop: int = Field(16, ge=1, description="Most stop strings.")
     max_stop_length: int = Field(256, ge=1, description="Most characters of a stop string or bad word.")
     strict_fields: bool = Field(False, description="Refuse unknown request fields instead of ignoring them.")

@@ -42,6 +42,7 @@ class Limits:
     max_stop_length: int
     strict_fields: bool = False
     trust_request_chat_template: bool = False
+    max_outputs: int = 1024
 
 
 def few(limit: int) -> BeforeValidator:

@@ -107,6 +107,7 @@ class ServingHost:
             max_logprobs=self.config.model.max_logprobs,
             max_n=server.max_n,
             max_prompts=server.max_prompts,
+            max_outputs=server.max_outputs,
             max_messages=server.max_messages,
             max_stop=server.max_stop,
             max_stop_length=server.max_stop_length,

@@ -187,7 +187,7 @@ class BatchStore:
         if not 0 < record.num_lines <= self._max_lines:
             self._fail(record, f"a batch has 1 to {self._max_lines} lines, this one {record.num_lines}")
             return
-        done_good, done_bad = _complete_rows(good), _complete_rows(bad)
+        done_good, done_bad = await asyncio.to_thread(lambda: (_complete_rows(good), _complete_rows(bad)))
         record.num_succeeded, record.num_failed = len(done_good), len(done_bad)
         record.status, record.in_progress_at = "in_progress", record.in_progress_at or int(time.time())
         self._write(record)

@@ -137,6 +137,16 @@ class CompletionBody(GenerationBody):
             raise ValueError("max_tokens must be at least 1 unless echo is true, got 0")
         return self
 
+    @model_validator(mode="after")
+    def _bound_outputs(self, info: ValidationInfo) -> CompletionBody:
+        limits, num_prompts, num_each = limits_of(info), len(self.prompts()), self.best_of or self.n or 1
+        if limits is not None and num_prompts * num_each > limits.max_outputs:
+            raise ValueError(
+                f"{num_prompts} prompts with {num_each} outputs each are {num_prompts * num_each} outputs; a request "
+                f"may have {limits.max_outputs} (--max-outputs)"
+            )
+        return self
+
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one or many."""
         if isinstance(self.prompt, str):

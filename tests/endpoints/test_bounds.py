@@ -173,6 +173,15 @@ def test_counts_of_prompts_and_messages() -> None:
         check(ChatBody, messages=[{"role": "user", "content": "x"}] * 7)
 
 
+def test_outputs_of_all_prompts_together() -> None:
+    limits = replace(LIMITS, max_outputs=8)
+    check(CompletionBody, limits, prompt=["x"] * 2, n=4)
+    check(CompletionBody, limits, prompt=[[1]] * 3, n=2)
+    for fields in ({"n": 3}, {"best_of": 3}, {"n": 2, "best_of": 4}):
+        with pytest.raises(ValidationError, match=r"3 prompts with \d outputs each are .* have 8 \(--max-outputs\)"):
+            check(CompletionBody, limits, prompt=["x"] * 3, **fields)
+
+
 @pytest.mark.parametrize("body", [CompletionBody, ChatBody])
 def test_unknown_fields_are_refused_when_strict_only(body: type[BoundedModel]) -> None:
     check(body, tempreture=1)
