@@ -7,7 +7,7 @@ Knows no model and no request.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,15 @@ class Streams(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Blocks until the device has finished all launched work."""
+
+    def fill(self, pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
+        """For each pair copies what the function reads, a host tensor, into the tensor of its shape, casting.
+
+        Called for weights. A platform may read and copy several at a time; all are there when it returns. Raises what
+        a function raised.
+        """
+        for target, read in pieces:
+            target.copy_(read())
 
 
 class Memory(ABC):

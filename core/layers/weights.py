@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-import torch
 from torch import Tensor
 
 from ..interfaces.loader import LazyTensor, WeightLoader
 from ..interfaces.model import Model
 
 Index = tuple[slice, ...]
+#: Copies what each function reads into its tensor.
+Fill = Callable[[Iterable[tuple[Tensor, Callable[[], Tensor]]]], None]
 _MAX_NAMED = 6
 
 
@@ -47,13 +49,15 @@ class WeightSlot:
         """Whether a checkpoint tensor of `shape` is the one that it takes."""
         return tuple(shape) == self.shape or (self.shape == () and tuple(shape) == (1,))
 
+    def target(self, parameter: Tensor) -> Tensor:
+        """The region that the piece fills, its axes in the order of the checkpoint's."""
+        region: Tensor = parameter.data[self.region] if self.region else parameter.data
+        return region.transpose(-1, -2) if self.transposed else region
+
     def write(self, piece: Tensor) -> None:
         """Copies `piece` (already cut to `index`) into place, casting to the parameter's dtype."""
-        if self.parameter is None:
-            return
-        with torch.no_grad():
-            target = self.parameter.data[self.region] if self.region else self.parameter.data
-            target.copy_(piece.transpose(-1, -2) if self.transposed else piece)
+        if self.parameter is not None:
+            self.target(self.parameter).copy_(piece)
 
 
 @dataclass(frozen=True)
@@ -133,29 +137,36 @@ class WeightMap:
         return f"the checkpoint does not fit {type(self._model).__name__}: tensors {found}"
 
 
-def load_weights(model: Model, loader: WeightLoader) -> LoadReport:
+def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -> LoadReport:
     """Reads each tensor of `loader` once, only this rank's piece of it, into the parameters of `model`.
 
-    Everything is checked before the first byte is read. Raises `WeightError`, or what the loader raises.
+    Everything is checked before the first byte is read. `fill` is the platform's `Streams.fill`; without it pieces are
+    copied one by one. Raises `WeightError`, or what the loader raises.
     """
     start = time.perf_counter()
     plan = WeightMap(model).plan(loader.tensors(), loader.complete)
+    pieces: list[tuple[Tensor, Callable[[], Tensor]]] = []
     num_bytes = 0
     filled: set[int] = set()
     for tensor, slots in plan:
         for slot in slots:
-            if slot.parameter is None:
-                continue
-            piece = tensor.read(slot.index)
-            num_bytes += piece.numel() * piece.element_size()
-            slot.write(piece)
-            filled.add(id(slot.parameter))
+            if slot.parameter is not None:
+                target = slot.target(slot.parameter)
+                pieces.append((target, partial(tensor.read, slot.index)))
+                num_bytes += target.numel() * tensor.dtype.itemsize
+                filled.add(id(slot.parameter))
+    (fill or _copy_each)(pieces)
     if not loader.complete:
         for name, parameter in model.named_parameters():
             if id(parameter) not in filled:
                 loader.fill(name, parameter.data)
     model.finish_load()
     return LoadReport(len(plan), num_bytes, time.perf_counter() - start)
+
+
+def _copy_each(pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
+    for target, read in pieces:
+        target.copy_(read())
 
 
 def _misshaped(name: str, shape: Sequence[int], expected: Sequence[int]) -> str:

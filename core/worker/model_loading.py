@@ -64,7 +64,7 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
     with platform.memory().pool("weights"):
         model = model_class(build=build)
         loader = choose_loader(config, checkpoint, registry)
-        load_weights(model, loader)
+        load_weights(model, loader, platform.streams().fill)
     model.requires_grad_(False)
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
     return LoadedModel(model.eval(), build, weights_bytes, time.perf_counter() - start)

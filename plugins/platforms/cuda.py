@@ -6,7 +6,7 @@ Tuned on Hopper; works from compute capability 8.0. Knows no model and no reques
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from frame.kernels import activation, experts, filters, logits, logprobs, norm, 
 from frame.kernels import linear as few_rows
 from frame.kernels.linear_invariant import linear_invariant
 
+from . import weight_copies
 from .cuda_graphs import CudaGraphs
 from .options import CudaOptions
 from .rehearsal import rehearse
@@ -183,6 +184,9 @@ class CudaStreams(Streams):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
+
+    def fill(self, pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
+        weight_copies.fill(pieces, [weight_copies.Lane(self._device) for _ in range(weight_copies.THREADS)])
 
 
 class CudaMemory(Memory):
