@@ -14,6 +14,7 @@ from pathlib import Path
 import certifi
 import httpx
 import pytest
+from hypothesis import HealthCheck, settings
 
 #: Begun first, so that no worker is left alone with one of them at the end (`--no-loadscope-reorder` keeps the order).
 _LONG_FILES = (
@@ -83,18 +84,22 @@ class Leftovers:
             time.sleep(0.02)
 
 
+# examples have no time of their own: a busy machine would break it
+settings.register_profile("frame", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("frame")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Clients of tests talk to this machine in the clear: with one root certificate they are made 40 times as fast."""
     default = httpx._config.DEFAULT_TIMEOUT_CONFIG  # the object that is the default of every call
     default.connect = default.read = default.write = default.pool = _PATIENT_SECONDS
-    if "SSL_CERT_FILE" not in os.environ:
-        end = "-----END CERTIFICATE-----\n"
-        roots = Path(certifi.where()).read_text(encoding="ascii", errors="ignore")
-        first = roots[roots.index("-----BEGIN") : roots.index(end)] + end
-        folder = tempfile.TemporaryDirectory(prefix="frame-tests-")
-        config.add_cleanup(folder.cleanup)
-        Path(folder.name, "root.pem").write_text(first, encoding="ascii")
-        os.environ["SSL_CERT_FILE"] = str(Path(folder.name, "root.pem"))
+    end = "-----END CERTIFICATE-----\n"
+    roots = Path(certifi.where()).read_text(encoding="ascii", errors="ignore")
+    first = roots[roots.index("-----BEGIN") : roots.index(end)] + end
+    folder = tempfile.TemporaryDirectory(prefix="frame-tests-")
+    config.add_cleanup(folder.cleanup)
+    Path(folder.name, "root.pem").write_text(first, encoding="ascii")
+    os.environ["SSL_CERT_FILE"] = str(Path(folder.name, "root.pem"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

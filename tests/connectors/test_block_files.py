@@ -43,7 +43,7 @@ def test_what_is_written_is_read_by_another_process_of_the_same_user(files, tmp_
     assert not other.has("other/0", KEY)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(length=st.integers(0, HEADER.size + SIZE - 1))
 def test_truncated_anywhere_is_a_miss_and_is_removed(files, tmp_path, length):
     files.write(SPACE, KEY, make_block())
@@ -53,7 +53,7 @@ def test_truncated_anywhere_is_a_miss_and_is_removed(files, tmp_path, length):
     assert not files.has(SPACE, KEY)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(at=st.integers(0, HEADER.size + SIZE - 1), change=st.integers(1, 255))
 def test_any_changed_byte_is_a_miss(files, tmp_path, at, change):
     files.write(SPACE, KEY, make_block())

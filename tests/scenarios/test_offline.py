@@ -127,7 +127,7 @@ def test_5_asynchronous_deltas_join_to_the_offline_text(llm, folder):
             await anext(abandoned)
             await abandoned.aclose()
             await engine.check_health()
-            for _ in range(200):
+            for _ in range(3000):
                 if (await engine.stats()).running == 0:
                     break
                 await asyncio.sleep(0.01)

@@ -17,6 +17,8 @@ from frame.core.config.server import ServerConfig
 from tests.server.running import REAL, Running, server, until
 
 BODY = {"prompt": "The sea is", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+#: tokens of a request that must still run when a busy machine has seen that it does
+LONG = 250
 ROUTES = (
     "/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/start_profile",
     "/stop_profile", "/shutdown",
@@ -96,10 +98,10 @@ def test_sleep_frees_memory_and_requests_go_on_afterwards(running: Running, admi
 
 
 def test_a_pause_freezes_waits_or_aborts(running: Running, admin: httpx.Client) -> None:
-    wanted = text(running, max_tokens=200)
+    wanted = text(running, max_tokens=LONG)
     for mode, reason in (("keep", "length"), ("wait", "length"), ("abort", "abort")):
         answers: list[httpx.Response] = []
-        thread = in_thread(running, answers, max_tokens=200)
+        thread = in_thread(running, answers, max_tokens=LONG)
         until_running(running)
         assert admin.post("/pause", json={"mode": mode}).json() == {"is_paused": True}
         assert admin.get("/is_paused").json() == {"is_paused": True}
@@ -130,7 +132,7 @@ def test_profiles_and_caches(running: Running, admin: httpx.Client) -> None:
 
 def test_shutdown_drains(running: Running, admin: httpx.Client) -> None:
     answers: list[httpx.Response] = []
-    thread = in_thread(running, answers, max_tokens=100)
+    thread = in_thread(running, answers, max_tokens=LONG)
     until_running(running)
     assert admin.post("/shutdown").json() == {"stopping": True}
     thread.join(30)
