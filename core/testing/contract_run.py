@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import tempfile
@@ -77,7 +78,12 @@ def run_suite(kind: str, *, only: str = "", **attributes: Any) -> list[Outcome]:
         options = ["-c", str(settings), "--rootdir", folder, f"--basetemp={folder}/scratch", "--import-mode=importlib"]
         off = ["--disable-plugin-autoload", "-pno:terminal", "-pno:cacheprovider", "-pno:warnings"]
         chosen = ["-k", "test_" + only.replace(" ", "_")] if only else []
-        status = pytest.main([*options, *off, *chosen, str(case)], plugins=[collector])
+        added = os.environ.pop("PYTEST_ADDOPTS", None)  # the caller's own, which may name plugins that are off here
+        try:
+            status = pytest.main([*options, *off, *chosen, str(case)], plugins=[collector])
+        finally:
+            if added is not None:
+                os.environ["PYTEST_ADDOPTS"] = added
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and all(
         outcome.status != "failed" for outcome in collector.outcomes
     ):

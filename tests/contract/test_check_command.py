@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 from frame.core.cli.main import main
 from frame.core.testing import contract_run
 from frame.core.testing.contract_run import Outcome
 
 
-def test_a_good_plugin_gives_a_table_and_status_0(capsys):
+def test_a_good_plugin_gives_a_table_and_status_0(capsys, monkeypatch):
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--an-option-of-a-plugin-that-is-off")
     assert main(["plugins", "check", "priority"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "scheduling policy frame-llm:priority"
     assert "  pass  keys depend on the request alone" in lines
     assert lines[-1].endswith("0 failed, 0 skipped")
+    assert os.environ["PYTEST_ADDOPTS"].startswith("--an")
 
 
 def test_a_bad_one_gives_the_reason_and_status_1(capsys, monkeypatch):
