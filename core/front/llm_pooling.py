@@ -50,7 +50,11 @@ class PoolingCalls:
         refuse_unserved(lora_request=lora_request, **unused)
         given = as_prompts(prompts)
         pairs = list(zip(given, _pair(pooling_params, len(given), pooling_task), strict=True))
-        outputs = self._run(_tokenize(self.llm_engine, pairs), [0] * len(pairs), use_tqdm)
+        ready = _tokenize(self.llm_engine, pairs)
+        # equally long rows that lie side by side are attended where they are
+        order = sorted(range(len(ready)), key=lambda place: _length(ready[place][0]))
+        found = self._run([ready[place] for place in order], [0] * len(order), use_tqdm)
+        outputs = [output for _, output in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
         for place, output in enumerate(outputs):
             if output.outputs.error is not None:
                 raise RuntimeError(f"prompt {place} was not pooled: {output.outputs.error}")
@@ -166,6 +170,11 @@ def _tokenize(engine: LLMEngine, pairs: list[tuple[Any, PoolingParams]]) -> list
         prompt, params = parsed[place]
         ready[place] = ParsedPrompt(prompt.text, np.array(ids, np.int64), prompt.salt), params
     return ready
+
+
+def _length(prompt: Any) -> int:
+    """Tokens of a prompt, 0 where its text is not tokenised yet."""
+    return len(prompt.token_ids) if isinstance(prompt, ParsedPrompt) and prompt.token_ids is not None else 0
 
 
 def _sides(data_1: Any, data_2: Any) -> tuple[list[str], list[str]]:
