@@ -195,7 +195,7 @@ class RemoteEngine:
             channel = await AsyncChannel.connect(engine.address, FromEngine)
             await channel.send(Hello(self._name))
         except OSError as error:
-            self._lose(f"no engine listens ({error.strerror or error})", "lost")
+            self._lose(f"no engine process listens ({error.strerror or error})", "lost")
             return
         self._channel = channel
         self._error = None

@@ -22,7 +22,7 @@ _KEEP_ALIVE_SECONDS = 30
 HEAD_SECONDS = 60.0
 _LAST_SECONDS = 2
 #: Asked again and again by probes, collectors and the page; not worth a line each time.
-_POLLED = frozenset(("/health", "/ping", "/metrics", "/load", "/stats"))
+_POLLED = frozenset(("/health", "/live", "/ping", "/ready", "/startup", "/metrics", "/load", "/stats"))
 
 
 class Server(uvicorn.Server):

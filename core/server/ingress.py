@@ -26,7 +26,7 @@ from .strict_json import parse_json
 from .uploads import Uploads
 
 #: Answered without a key and without an engine.
-OPEN_PATHS = ("/health", "/live", "/ping", "/ready")
+OPEN_PATHS = ("/health", "/live", "/ping", "/ready", "/startup")
 #: Answered without an engine, but not without a key.
 _EARLY_PATHS = ("/load", "/metrics", "/stats", "/version")
 MAX_HEADERS = 256

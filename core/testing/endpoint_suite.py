@@ -48,7 +48,7 @@ class EndpointSuite(PluginSuite):
     #: path → a body that is answered with a status below 400
     bodies: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     #: paths that answer while no engine does
-    early: ClassVar[tuple[str, ...]] = ("/live", "/load", "/metrics", "/stats", "/version")
+    early: ClassVar[tuple[str, ...]] = ("/live", "/load", "/metrics", "/startup", "/stats", "/version")
 
     _app: ClassVar[Any]
 

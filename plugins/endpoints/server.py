@@ -1,4 +1,4 @@
-"""What operators ask: `/health`, `/ping`, `/version`, `/metrics`, `/load`, `/stats`."""
+"""What operators ask: `/health`, `/ping`, `/live`, `/ready`, `/startup`, `/version`, `/metrics`, `/load`, `/stats`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class ServerEndpoint(Endpoint):
             ("/ping", self._health),
             ("/live", self._live),
             ("/ready", self._health),
+            ("/startup", self._startup),
             ("/version", self._version),
             ("/metrics", self._metrics),
             ("/load", self._load),
@@ -42,6 +43,11 @@ class ServerEndpoint(Endpoint):
 
     async def _live(self) -> Response:
         """Status 200 while this process answers at all, whatever the engine does."""
+        return Response(status_code=200)
+
+    async def _startup(self) -> Response:
+        """Status 200 once an engine was ready, also while it is started again; before that 503 with the stage."""
+        _ = self.serving.limits
         return Response(status_code=200)
 
     async def _version(self) -> Response:

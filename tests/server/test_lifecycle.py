@@ -48,6 +48,7 @@ def test_a_killed_engine_is_reported_and_started_again() -> None:
         health = [running.engine()]
         until(lambda: health.append(running.engine()) or health[-1].status_code == 503)
         assert "engine process" in health[-1].json()["error"]["message"]
+        assert [running.engine(path).status_code for path in ("/live", "/startup")] == [200, 200]
         thread.join(20)
         assert answers[0].status_code == 200
         assert answers[0].json()["usage"]["completion_tokens"] == BODY["max_tokens"]
@@ -282,7 +283,10 @@ def test_keys_guard_every_route() -> None:
         for path, method in walked:
             for headers in ({}, {"Authorization": "Bearer three"}, {"x-api-key": "three"}, {"Host": "health"}):
                 status = httpx.request(method, running.url + path, headers=headers).status_code
-                assert status == (200 if path in ("/health", "/live", "/ping", "/ready") else 401), (path, headers)
+                assert status == (200 if path in ("/health", "/live", "/ping", "/ready", "/startup") else 401), (
+                    path,
+                    headers,
+                )
             for headers in ({"Authorization": "Bearer two"}, {"x-api-key": "one"}):
                 assert httpx.request(method, running.url + path, headers=headers).status_code != 401
         preflight = httpx.options(
