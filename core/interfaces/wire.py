@@ -5,7 +5,7 @@ An array travels as (dtype, shape, bytes); only plain numeric dtypes are accepte
 
 from __future__ import annotations
 
-from functools import lru_cache
+import threading
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -48,11 +48,20 @@ def encode(value: Any) -> bytes:
 
 def decode(data: bytes, kind: type[T]) -> T:
     """Parses bytes as `kind`; raises `msgspec.ValidationError` when they are something else."""
-    message: T = _decoder(cast("Any", kind)).decode(data)
+    decoder = _decoders.get(cast("Any", kind))
+    message: T = (decoder or _make_decoder(kind)).decode(data)
     return message
 
 
-@lru_cache(maxsize=256)
-def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Made once for each kind, since that takes longer than most messages."""
-    return msgspec.msgpack.Decoder(kind, dec_hook=_decode_array)
+#: Made once for each kind, since that takes longer than most messages.
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_making = threading.Lock()
+
+
+def _make_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """One thread at a time: while msgspec learns the fields of a struct, another thread would use them half learnt.
+
+    It was seen to end the process by SIGSEGV.
+    """
+    with _making:
+        return _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind, dec_hook=_decode_array))
