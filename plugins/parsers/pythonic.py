@@ -95,7 +95,7 @@ class PythonicReader(CallReader):
         self._lines = lines
         self._marked = self._in_list = False
         self._name = ""
-        self._key = ""
+        self._key: list[str] = []
         self._num_arguments = 0
         self._texts: list[str] = []
         self._span = LiteralSpan()
@@ -162,12 +162,12 @@ class PythonicReader(CallReader):
         elif character == "," and self._num_arguments:
             self.scan.at += 1
         else:
-            self._key, self.state = "", self._in_key
+            self._key, self.state = [], self._in_key
         return True
 
     def _in_key(self) -> bool:
         match = _NAME.match(self.scan.text, self.scan.at)
-        self._key += self.scan.take(self.scan.at if match is None else match.end())
+        self._key.append(self.scan.take(self.scan.at if match is None else match.end()))
         if self.scan.empty and not self.scan.ended:
             return False
         self.state = self._after_key
@@ -176,12 +176,13 @@ class PythonicReader(CallReader):
     def _after_key(self) -> bool:
         if not self.scan.skip_space():
             return False
-        if self.scan.text[self.scan.at] != "=" or not self._key:
-            self.arguments(self._key)  # no keyword: no JSON can come of it
+        key = "".join(self._key)
+        if self.scan.text[self.scan.at] != "=" or not key:
+            self.arguments(key)  # no keyword: no JSON can come of it
             self._span, self.state = LiteralSpan(")"), self._broken
             return True
         self.scan.at += 1
-        self.arguments(f"{', ' if self._num_arguments else '{'}{to_json(self._key)}: ")
+        self.arguments(f"{', ' if self._num_arguments else '{'}{to_json(key)}: ")
         self._num_arguments += 1
         self._texts, self._span, self.state = [], LiteralSpan(), self._in_value
         return True

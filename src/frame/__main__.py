@@ -2,7 +2,7 @@
 
 import sys
 
-from frame.core.cli.main import main
+from frame.core.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -158,3 +158,20 @@ def test_examples_in_help_can_be_typed():
             command.add_arguments(parser)
             if not words[-1].startswith("--help"):
                 parser.parse_args(words[start + 1 :])
+
+
+def test_an_interrupt_while_python_imports_ends_without_a_traceback() -> None:
+    code = (
+        "import sys\nclass Interrupt:\n    def find_spec(self, name, *rest):\n"
+        "        if name == 'frame.core.cli.main':\n            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\nfrom frame.core.cli.entry import main\nsys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_full_disk_behind_the_output_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "frame", "plugins"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "frame: No space left on device\n")

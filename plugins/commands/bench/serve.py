@@ -31,6 +31,12 @@ _BUSY = 0.85
 _KEYS = ("OPENAI_API_KEY", "FRAME_API_KEY")
 #: Sampling flags, sent only when given.
 _SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float}
+_SAMPLING_HELP = {
+    "temperature": "Sampling temperature; default: 0, always the likeliest token.",
+    "top_p": "Draw from the likeliest tokens that add up to this probability.",
+    "top_k": "Draw from this many of the likeliest tokens.",
+    "min_p": "Draw from tokens at least this likely, as a share of the likeliest one's.",
+}
 
 
 class ServeBench(Command):
@@ -114,7 +120,7 @@ def _add_load_flags(parser: argparse.ArgumentParser) -> None:
     add("--num-warmups", type=int, default=0, metavar="N", help="Requests before the clock starts (default: 0).")
     add("--ignore-eos", action="store_true", help="Ask for outputs of full length (frame, vLLM, SGLang).")
     for name, kind in _SAMPLING.items():
-        add(f"--{name.replace('_', '-')}", type=kind, metavar="X", help="Sampling; temperature is 0 by default.")
+        add(f"--{name.replace('_', '-')}", type=kind, metavar="X", help=_SAMPLING_HELP[name])
 
 
 def _add_result_flags(parser: argparse.ArgumentParser) -> None:
