@@ -149,7 +149,9 @@ class Worker:
     def update_weights(self, **source: Any) -> None:
         """Reads the weights that `source` names (see `with_weights`; {}: those served) into the model's own memory."""
         model, (config, loader) = self._awake_model(), self._open_weights(source)
-        load_weights(model, loader)
+        streams = self.platform.streams()
+        streams.synchronize()
+        load_weights(model, loader, streams.fill)
         self.config = config
 
     def _awake_model(self) -> Model:

@@ -82,6 +82,21 @@ def test_embeddings_as_floats_and_base64(running: Running, client: openai.OpenAI
     assert near(np.frombuffer(base64.b64decode(raw), "<f4"), reference[0])
 
 
+async def test_the_asynchronous_client_and_the_strict_ones(running: Running) -> None:
+    settings: dict[str, Any] = {
+        "base_url": f"{running.url}/v1", "api_key": "none", "max_retries": 0, "_strict_response_validation": True,
+    }  # fmt: skip
+    async with openai.AsyncOpenAI(**settings) as client:
+        answer = await client.embeddings.create(model="tiny", input=TEXTS, dimensions=16, encoding_format="float")
+        assert [model.id async for model in client.models.list()] == ["tiny"]
+    with openai.OpenAI(**settings) as strict:
+        again = strict.embeddings.create(model="tiny", input=TEXTS, dimensions=16, encoding_format="float")
+    assert again.data == answer.data
+    async with openai.AsyncOpenAI(**{**settings, "_strict_response_validation": False}) as lenient:  # decodes base64
+        packed = await lenient.embeddings.create(model="tiny", input=TEXTS, dimensions=16)
+    assert near([item.embedding for item in packed.data], [item.embedding for item in answer.data])
+
+
 def test_token_ids_and_dimensions(running: Running, client: openai.OpenAI, wanted: Any) -> None:
     ids = ids_of(running, TEXTS[1])
     (item,) = client.embeddings.create(model="tiny", input=ids, dimensions=16).data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -21,7 +22,8 @@ BODY = {"prompt": "The sea is", "max_tokens": 24, "temperature": 0, "ignore_eos"
 LONG = 250
 ROUTES = (
     "/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/start_profile",
-    "/stop_profile", "/shutdown",
+    "/stop_profile", "/shutdown", "/update_weights", "/adapters", "/adapters/x", "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 )  # fmt: skip
 
 
@@ -128,6 +130,22 @@ def test_profiles_and_caches(running: Running, admin: httpx.Client) -> None:
     assert Path(admin.post("/stop_profile").json()["file"]).stat().st_size > 1000
     assert admin.post("/stop_profile").status_code == 409
     assert admin.post("/reset_prefix_cache").json() == {"success": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/pause", "mode"), ("/sleep", "level"), ("/wake_up", "tags"), ("/reset_prefix_cache", "reset_connector"),
+     ("/update_weights", "model"), ("/update_weights", "mode")],
+)  # fmt: skip
+def test_odd_bodies_are_refused_and_change_nothing(admin: httpx.Client, path: str, field: str) -> None:
+    odd: list[Any] = [[None], {}, ["x" * 99], 10**40, -1, "x" * 5000, {"a": {}}]
+    bodies = [json.dumps({field: value}) for value in odd]
+    for body in (*bodies, "[]", '"x"', "null", "{", '{"a": NaN}', "\ud800".encode("utf-8", "surrogatepass")):
+        answer = admin.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, (body, answer.text)
+        assert answer.json()["error"]["message"]
+    assert admin.get("/is_paused").json() == {"is_paused": False}
+    assert admin.get("/is_sleeping").json() == {"is_sleeping": False}
 
 
 def test_shutdown_drains(running: Running, admin: httpx.Client) -> None:
