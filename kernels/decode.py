@@ -17,6 +17,23 @@ from torch import Tensor
 from .attention import LOG2E, attend_keys, dense_heads, limit_of, to_cache
 from .chain import await_previous, chained
 
+#: Tokens of a shared prefix are attended apart in multiples of this: a multiple of every tile of keys.
+PREFIX_ALIGN = tl.constexpr(64)
+
+
+@dataclass(frozen=True)
+class PrefixParts:
+    """What `cascade` computed of the rows' shared first tokens, for `decode_attention` to join with the rest.
+
+    `row_lens` int32 [B] tokens; at most `splits` parts of each row and head come first in float32 `out`
+    [B, H, parts, D] and `lse` [B, H, parts], `parts` a power of two with room for those of the rest.
+    """
+
+    row_lens: Tensor
+    splits: int
+    out: Tensor
+    lse: Tensor
+
 
 @dataclass(frozen=True)
 class DecodeLaunch:
@@ -85,13 +102,21 @@ def _join(
 
 
 @triton.jit
+def prefix_span(length, SPLITS: tl.constexpr):
+    """Tokens of each part of a shared prefix: about even, in whole tiles, none shorter than four."""
+    span = tl.maximum(tl.cdiv(length, SPLITS), 4 * PREFIX_ALIGN)
+    return tl.cdiv(span, PREFIX_ALIGN) * PREFIX_ALIGN
+
+
+@triton.jit
 def _decode_attention_kernel(
-    out, partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table, sinks, alibi_slopes,
-    scale, soft_cap, value_scale, inverse_key_scale, inverse_value_scale,
+    out, prefix_lens, partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table,
+    sinks, alibi_slopes, scale, soft_cap, value_scale, inverse_key_scale, inverse_value_scale,
     stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, LIMIT: tl.constexpr, CHAINED: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, PREFIX: tl.constexpr, PARTS: tl.constexpr, LIMIT: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
     await_previous(CHAINED)
@@ -112,6 +137,10 @@ def _decode_attention_kernel(
     first_key = 0
     if WINDOW > 0:
         first_key = tl.maximum(seq_len - WINDOW, 0)
+    before = 0  # parts that the shared prefix left
+    if PREFIX > 0:
+        first_key = tl.load(prefix_lens + row) // PREFIX_ALIGN * PREFIX_ALIGN
+        before = tl.cdiv(first_key, prefix_span(first_key, PREFIX))
     low = first_key // BLOCK_N * BLOCK_N
     high = seq_len
     used = 1
@@ -168,17 +197,18 @@ def _decode_attention_kernel(
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
     acc = acc / total[:, None] * value_scale
-    if used == 1:
+    if used + before == 1:
         tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
         return
-    tl.store(partial + (where * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :], acc, within & ~empty[:, None])
-    tl.store(lse + where * SPLITS + split, tl.where(empty, float("-inf"), peak + tl.log2(total)), real)
+    part = where * PARTS + before + split
+    tl.store(partial + part[:, None] * HEAD_DIM + dim[None, :], acc, within & ~empty[:, None])
+    tl.store(lse + part, tl.where(empty, float("-inf"), peak + tl.log2(total)), real)
     tl.debug_barrier()
     arrival = arrivals + row * tl.num_programs(1) + kv_head
     if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
         tl.store(arrival, 0)  # for the next launch
         first_head = row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + kv_head * GROUPS
-        _join(out, partial, lse, first_head, used, GROUPS, BLOCK_M, SPLITS, HEAD_DIM, DIM)
+        _join(out, partial, lse, first_head, before + used, GROUPS, BLOCK_M, PARTS, HEAD_DIM, DIM)
 
 
 def decode_attention(
@@ -200,11 +230,12 @@ def decode_attention(
     alibi_slopes: Tensor | None = None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    prefix: PrefixParts | None = None,
 ) -> Tensor:
     """`write_kv` and `paged_attention` for rows of which each owns one token, row i the token i; fills `out` [B, H, D].
 
     `arrivals` int32 [at least B · kv_heads] is all zero before and after; launches that share it must not overlap.
-    Rows with seq_lens 0 store nothing and are zero.
+    Rows with seq_lens 0 store nothing and are zero. With `prefix` (and no window) a row's first tokens are not read.
     """
     num_rows, num_heads, head_dim = query.shape
     kv_heads = kv_cache.shape[3]
@@ -213,13 +244,17 @@ def decode_attention(
     if query.stride(2) != 1 or query.stride(1) != head_dim:
         query = query.contiguous()
     key, value = dense_heads(key), dense_heads(value)
-    partial = lse = out
-    if launch.splits > 1:
+    partial = lse = prefix_lens = out
+    parts = launch.splits
+    if prefix is not None:
+        partial, lse, prefix_lens, parts = prefix.out, prefix.lse, prefix.row_lens, prefix.lse.shape[2]
+    elif launch.splits > 1:
         shape = (num_rows, num_heads, launch.splits)
         partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
         lse = torch.empty(shape, dtype=torch.float32, device=query.device)
     _decode_attention_kernel[(num_rows, kv_heads, launch.splits)](
-        out, partial, lse, arrivals, query, key, value, kv_cache[0], kv_cache[1], slot_mapping, seq_lens, block_table,
+        out, prefix_lens, partial, lse, arrivals, query, key, value, kv_cache[0], kv_cache[1], slot_mapping, seq_lens,
+        block_table,
         out if sinks is None else sinks, out if alibi_slopes is None else alibi_slopes,
         scale * key_scale, soft_cap, value_scale, 1.0 / key_scale, 1.0 / value_scale,
         query.stride(0), key.stride(0), value.stride(0), block_table.stride(0),
@@ -227,6 +262,7 @@ def decode_attention(
         GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
         HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLITS=launch.splits,
-        LIMIT=limit_of(kv_cache), num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
+        PREFIX=prefix.splits if prefix is not None else 0, PARTS=parts, LIMIT=limit_of(kv_cache),
+        num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
     return out

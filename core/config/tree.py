@@ -164,6 +164,12 @@ class AttentionConfig(Section):
     """Attention backends."""
 
     attention_backend: str = Field("auto", description="Attention backend plugin.")
+    shared_prefix_min_tokens: int = Field(
+        0,
+        ge=0,
+        description="Tokens that a decode step must save reading, by reading a prefix that requests share once for "
+        "many of them, to do so; for backends that can. 0: never.",
+    )
 
 
 class SpeculationConfig(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .request import Request, RequestState
+from .shared_prefixes import SharedPrefixes
 from .slots import Slots
 
 
@@ -18,7 +19,8 @@ class Batch:
     the slots of requests that follow a grammar, ask for equal bits, or yield no token.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, prefixes: SharedPrefixes | None = None) -> None:
+        self.prefixes = prefixes or SharedPrefixes(num_slots, 1, 0)
         self.slots = Slots(num_slots)
         self.num_computed = np.zeros(num_slots, np.int32)
         self.num_planned = np.zeros(num_slots, np.int32)
@@ -66,6 +68,7 @@ class Batch:
             self.deterministic.add(slot)
         if request.pools:
             self.pools.add(slot)
+        self.prefixes.enter(slot, [request.blocks[group] for group in self.prefixes.groups])
         self.owners[slot] = request
         self._order[slot] = request
         self._order_array = None
@@ -85,5 +88,6 @@ class Batch:
         self.constrained.discard(slot)
         self.deterministic.discard(slot)
         self.pools.discard(slot)
+        self.prefixes.leave(slot)
         request.batch, request.slot = None, -1
         return self.slots.retire(slot)

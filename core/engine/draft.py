@@ -119,5 +119,7 @@ class StepDraft:
         batch.slots.launch(slots)
         owners = batch.owners
         requests = [owners[slot] for slot in numbers]
+        if not plan.deterministic:
+            plan.prefixes = batch.prefixes.rows(slots, counts, computed)
         publications = [made for several in self.publications.values() for made in several]
         return LaunchedStep(plan, requests, publications, self.loads)

@@ -48,6 +48,11 @@ class KVCache:
         """Whether some layers keep a running state, so that no prefix can be taken over from elsewhere."""
         return bool(self._states)
 
+    @property
+    def whole_groups(self) -> list[int]:
+        """KV groups whose tokens are kept until the request ends."""
+        return self._whole
+
     def capacity(self, request: Request) -> int:
         """Tokens that the blocks it has cover."""
         return len(request.blocks[self._growing[0]]) * self.block_size if self._growing else request.max_len

@@ -30,6 +30,7 @@ from .lifecycle import Lifecycle
 from .quarantine import Quarantine
 from .request import QueueFullError, Request, RequestState
 from .request_limits import RequestLimits
+from .shared_prefixes import SharedPrefixes
 from .transfers import Transfers
 from .waiting import WaitingQueue
 
@@ -48,6 +49,7 @@ class Scheduler:
         max_in_flight: int,
         compiler: GrammarCompiler | None = None,
         no_grammars: str = "the engine was built without a vocabulary",
+        shares_prefixes: bool = False,
     ) -> None:
         self._config = config.scheduler
         self._deterministic = config.model.deterministic
@@ -59,7 +61,10 @@ class Scheduler:
             config.cache.prefix_caching_hash_algo, numerics=layout.numerics, block_size=layout.block_size
         )
         self._kv = KVCache(layout, self._hasher, enable_prefix_caching=config.cache.enable_prefix_caching)
-        self._batch = Batch(self._config.max_num_seqs)
+        min_shared = config.attention.shared_prefix_min_tokens if shares_prefixes and not self._deterministic else 0
+        whole = self._kv.whole_groups if self._kv.caches_prefixes else []
+        prefixes = SharedPrefixes(self._config.max_num_seqs, layout.block_size, min_shared, whole)
+        self._batch = Batch(self._config.max_num_seqs, prefixes)
         self._waiting = WaitingQueue(policy)
         self._transfers = Transfers(connector, self._kv)
         self._lifecycle = Lifecycle(kv=self._kv, batch=self._batch, waiting=self._waiting, transfers=self._transfers)

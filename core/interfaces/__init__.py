@@ -15,14 +15,19 @@ _HOMES = {
     "sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
     "pooling": ("Pooler", "PoolerRows", "PoolerSizes"),
     "pooling_params": ("PoolingFacts", "PoolingParams"),
-    "step": ("BlockAppend", "LogprobRows", "NewRequest", "StepPlan", "StepResult", "TokenMasks", "TransferReport"),
+    "step": (
+        "BlockAppend", "LogprobRows", "NewRequest", "PrefixRows", "StepPlan", "StepResult", "TokenMasks",
+        "TransferReport",
+    ),
     "engine": ("EngineOutput", "EngineRequest", "EngineStats", "FinishReason"),
     "client": ("EngineClient", "EngineCore", "EngineDeadError", "EngineInfo"),
     "platform": (
         "EagerGraphs", "Graphs", "HostCopy", "Memory", "MemorySnapshot", "Platform", "PlatformSpec", "StepShape",
         "Streams",
     ),
-    "attention": ("AttentionBackend", "AttentionBatch", "AttentionSpec", "LayerParams", "stride_view"),
+    "attention": (
+        "AttentionBackend", "AttentionBatch", "AttentionSpec", "LayerParams", "SharedPrefix", "stride_view",
+    ),
     "model": ("Build", "ForwardStep", "Groups", "LayerHooks", "Model"),
     "connector": (
         "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker", "RequestView",

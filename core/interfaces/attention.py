@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .step import PREFIX_ROWS as PREFIX_ROWS
+
 if TYPE_CHECKING:
     from ..ops import Ops
 
@@ -47,6 +49,20 @@ class AttentionSpec:
 
 
 @dataclass
+class SharedPrefix:
+    """Rows of one token each whose tables begin with the same blocks, in tiles of at most PREFIX_ROWS; all int32.
+
+    `tile_rows` [tiles, PREFIX_ROWS] are rows of the batch (-1: none), `tile_lens` [tiles] the tokens that they share
+    (0: an unused tile) and `row_lens` [B] the same by row. All shared tokens were in the cache before this step. Only
+    the device knows the values, so that a recorded step holds for any; the host knows the sizes.
+    """
+
+    tile_rows: Tensor
+    tile_lens: Tensor
+    row_lens: Tensor
+
+
+@dataclass
 class AttentionBatch:
     """The rows of one step for one KV group. T tokens, B rows (possibly padded), all int32 unless said otherwise.
 
@@ -54,7 +70,7 @@ class AttentionBatch:
     after this step (0 for padding rows). `block_table` [B, max_blocks]; entries before the window may be stale and
     must not be read. `slot_mapping` int64 [T]: block * block_size + offset where each token's key and value go,
     -1 for padding. `host_query_lens`, `host_seq_lens` [B]: the same on the host (`host_seq_lens` an upper bound when
-    drafts are in flight).
+    drafts are in flight). A backend may make use of `prefix`, which says which tokens of rows are the same.
     """
 
     num_tokens: int
@@ -65,6 +81,7 @@ class AttentionBatch:
     host_query_lens: np.ndarray
     host_seq_lens: np.ndarray
     deterministic: bool = False
+    prefix: SharedPrefix | None = None
 
     @property
     def max_query_len(self) -> int:
@@ -93,6 +110,9 @@ class LayerParams:
 
 class AttentionBackend(ABC):
     """Built as `Class(spec, config=…, options=…, ops=…)`, once per KV group; `spec` is that of the group's layers."""
+
+    #: whether `plan` makes use of the batch's `prefix`; only then is one worked out
+    shares_prefixes: bool = False
 
     def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Ops) -> None:
         self.spec = spec

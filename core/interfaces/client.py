@@ -28,6 +28,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     stages: list[tuple[str, float]] = []
     pooling: PoolingFacts | None = None
     not_deterministic: str = ""
+    shares_prefixes: bool = False
 
 
 class BrokenEngineError(RuntimeError):

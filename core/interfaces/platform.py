@@ -120,7 +120,8 @@ class Memory(ABC):
 class StepShape:
     """The sizes that a step runs at: real ones, and what they are padded to. `graph` names the graph, None is eager.
 
-    `deterministic`: the step runs on invariant ops, so it has a graph of its own.
+    `deterministic`: the step runs on invariant ops, `shared`: its rows attend to shared prefixes apart; either has a
+    graph of its own.
     """
 
     num_tokens: int
@@ -129,6 +130,7 @@ class StepShape:
     padded_rows: int
     graph: str | None = None
     deterministic: bool = False
+    shared: bool = False
 
 
 class Graphs(ABC):
@@ -167,7 +169,8 @@ class EagerGraphs(Graphs):
 
     def shape(self, plan: StepPlan) -> StepShape:
         tokens, rows = plan.num_tokens, len(plan.slots)
-        return StepShape(tokens, rows, tokens, rows, deterministic=plan.deterministic)
+        shared = bool(plan.prefixes)
+        return StepShape(tokens, rows, tokens, rows, deterministic=plan.deterministic, shared=shared)
 
     def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
         del shape

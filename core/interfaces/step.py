@@ -15,6 +15,10 @@ import numpy as np
 from .pooling_params import PoolingParams
 from .sampling import SamplingParams
 
+#: Rows that attend to a shared prefix as one tile: with 4 query heads for each KV head it has the 64 rows of a Hopper
+#: matrix instruction.
+PREFIX_ROWS = 16
+
 
 class NewRequest(msgspec.Struct, kw_only=True):
     """A request that enters a slot: newly admitted, or resumed after preemption (then prefill includes its output).
@@ -48,6 +52,13 @@ class BlockAppend(msgspec.Struct, kw_only=True):
     block_ids: np.ndarray
 
 
+class PrefixRows(msgspec.Struct, kw_only=True):
+    """Rows `rows` [n] of a step whose first `num_tokens` tokens lie in the same blocks, and are all computed."""
+
+    rows: np.ndarray
+    num_tokens: int
+
+
 class StepPlan(msgspec.Struct, kw_only=True):
     """What one step does, in the order in which the worker applies it.
 
@@ -56,6 +67,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     cache (exact without drafts, else an upper bound), `samples` bool [B]: whether the row yields a token (its last
     prefill token is part of the step), `num_drafts` [B] draft tokens among the scheduled ones. A plan without rows
     still applies the state changes and lets connectors progress. `extras` carries one message per collaborator.
+    `prefixes` are rows of one token that attend to the same first tokens, where reading those once is worth it.
     `capture` asks the worker to prepare one more graph after this step, so that all ranks do so together.
     """
 
@@ -70,6 +82,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     num_drafts: np.ndarray
     finished_ids: list[str] = []
     deterministic: bool = False
+    prefixes: list[PrefixRows] = []
     capture: bool = False
     extras: dict[str, bytes] = {}
 

@@ -27,6 +27,7 @@ from .pooling import NullPooling
 from .prompt_logprobs import PromptLogprobs
 from .request_state import BlockTables, RequestState
 from .sampler import Sampler
+from .shared_prefixes import PrefixTiles
 from .speculation import NoSpeculation
 from .step_handle import PendingStep
 from .step_inputs import InputBuilder, StepInputs
@@ -72,6 +73,7 @@ class Runner:
         speculation: NoSpeculation,
         connector: ConnectorWorker,
         pooling: NullPooling,
+        prefixes: PrefixTiles,
     ) -> None:
         self.device = device
         self.model = model
@@ -88,6 +90,7 @@ class Runner:
             ops=device.ops,
             streams=device.streams,
             num_cacheless=len(backends) - len(layout.groups),
+            prefixes=prefixes,
         )
         self.sampler = sampler
         self.speculation = speculation

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ..interfaces.attention import AttentionBatch
 from ..interfaces.platform import StepShape, Streams
-from ..interfaces.step import StepPlan
+from ..interfaces.step import PrefixRows, StepPlan
 from ..ops import Ops
 from ..ops.step import StepBuffers, StepSizes
 from .request_state import BlockTables, RequestState
+from .shared_prefixes import PrefixTiles
 
 
 @dataclass
@@ -66,6 +67,7 @@ class InputBuilder:
         ops: Ops,
         streams: Streams,
         num_cacheless: int = 0,
+        prefixes: PrefixTiles | None = None,
     ) -> None:
         self.buffers = buffers
         self._state = state
@@ -74,6 +76,7 @@ class InputBuilder:
         self._block_size = block_size
         self._ops = ops
         self._streams = streams
+        self._prefixes = prefixes
         nothing = buffers.query_start.new_empty(0)
         self._cacheless = [(nothing.view(0, 0), nothing)] * num_cacheless
         # decode steps follow one another in the same sizes, and cutting a tensor costs more than what is cut from it
@@ -105,7 +108,7 @@ class InputBuilder:
         return StepInputs(
             input_ids=views.input_ids,
             positions=views.positions,
-            batches=self.batches(shape, query_lens, seq_lens, max_blocks, plan.deterministic),
+            batches=self.batches(shape, query_lens, seq_lens, max_blocks, plan.deterministic, plan.prefixes),
             rows=rows,
             slots=slots,
             lengths=lengths,
@@ -130,9 +133,13 @@ class InputBuilder:
         seq_lens: np.ndarray,
         max_blocks: int,
         deterministic: bool = False,
+        prefixes: Sequence[PrefixRows] = (),
     ) -> list[AttentionBatch]:
         """What the buffers hold, as each KV group's backend sees it, then those of layers without a cache."""
         views = self._views(shape, max_blocks)
+        prefix = None
+        if shape.shared and self._prefixes is not None:
+            prefix = self._prefixes.fill(prefixes, shape.padded_rows)
         return [
             AttentionBatch(
                 num_tokens=shape.padded_tokens,
@@ -143,6 +150,7 @@ class InputBuilder:
                 host_query_lens=query_lens,
                 host_seq_lens=seq_lens,
                 deterministic=deterministic,
+                prefix=prefix,
             )
             for table, mapping in (*views.groups, *self._cacheless)
         ]

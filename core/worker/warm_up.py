@@ -7,6 +7,7 @@ every shape that is recorded. Knows no device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,11 +32,18 @@ _FEATURES: tuple[dict[str, Any], ...] = (
 
 
 def warm_up(
-    runner: Runner, max_slots: int, max_tokens: int, max_model_len: int, *, deterministic: bool = False
+    runner: Runner,
+    max_slots: int,
+    max_tokens: int,
+    max_model_len: int,
+    *,
+    deterministic: bool = False,
+    shares_prefixes: bool = False,
 ) -> None:
     """Runs prompts of all features together and alone, decodes of them, and what will be recorded.
 
-    With `deterministic`, single requests may ask for deterministic steps: those are run as well.
+    With `deterministic`, single requests may ask for deterministic steps: those are run as well; with `shares_prefixes`
+    decodes that attend to a shared prefix apart.
     """
     also = deterministic and not runner.device.deterministic
     kinds = runner.pooling.kinds()
@@ -48,6 +56,8 @@ def warm_up(
     for shape in runner.device.graphs.shapes():
         if also or shape.deterministic == runner.device.deterministic:
             runner.run_dummy(shape)
+            if shares_prefixes and not shape.deterministic:
+                runner.run_dummy(replace(shape, shared=True))
 
 
 def _plans(

@@ -43,6 +43,7 @@ from .profiler import Profiler
 from .request_state import BlockTables, RequestState
 from .runner import Device, Runner
 from .sampler import Sampler
+from .shared_prefixes import PrefixTiles
 from .speculation import make_speculation
 from .warm_up import warm_up
 
@@ -247,7 +248,8 @@ class Worker:
             made.append(self._make_runner(checkpoint, tiny, loaded.model, backends, graphs, connector, []))
         may = not self.facts["not_deterministic"]
         sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, checkpoint.max_model_len
-        warm_up(made[0], *sizes, deterministic=may)
+        shares = self.config.attention.shared_prefix_min_tokens > 0 and self.facts["shares_prefixes"]
+        warm_up(made[0], *sizes, deterministic=may, shares_prefixes=shares)
 
     def _warm_up(self) -> None:
         """Records what the platform wants recorded before the first request."""
@@ -277,6 +279,7 @@ class Worker:
             if reason:
                 self.facts["not_deterministic"] = f"attention backend {provider.name!r}: {reason}"
             backends.append(backend)
+            self.facts["shares_prefixes"] = any(one.shares_prefixes for one in backends)
             chosen.append(provider.name)
         self.facts["attention"] = chosen
         logger.info("attention: %s", ", ".join(sorted(set(chosen))))
@@ -324,6 +327,7 @@ class Worker:
             speculation=speculation,
             connector=connector,
             pooling=self._make_pooling(checkpoint, model),
+            prefixes=PrefixTiles(max_slots, streams, device),
         )
 
     def _make_pooling(self, checkpoint: Checkpoint, model: Model) -> NullPooling:

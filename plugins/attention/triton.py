@@ -18,6 +18,7 @@ from torch import Tensor
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
 from frame.kernels import attention as kernels
+from frame.kernels import cascade
 from frame.kernels import decode as decode_kernel
 from frame.kernels.decode import DecodeLaunch
 
@@ -29,6 +30,9 @@ FLOATS8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: A split shorter than this costs more to join than it saves.
 MIN_SPLIT_LENGTH = 256
 MAX_SPLITS = 64
+MAX_PREFIX_SPLITS = 16
+#: More query heads for each KV head make the tile of a shared prefix too large for a program's registers.
+MAX_PREFIX_GROUPS = 8
 #: Prompts shorter than this leave most of the Hopper kernel's tiles of queries empty.
 MIN_HOPPER_QUERIES = 64
 
@@ -37,7 +41,8 @@ MIN_HOPPER_QUERIES = 64
 class TritonPlan:
     """The batch, and how its rows are served: the first `num_decodes` own one token each and go by `decode`.
 
-    The rest goes by `mixed`, or by the Hopper kernel where `mixed` is None. `covers_all`: rows own every token.
+    The rest goes by `mixed`, or by the Hopper kernel where `mixed` is None. `covers_all`: rows own every token. Where
+    `prefix` is given, decodes attend to the tokens that they share together.
     """
 
     batch: AttentionBatch
@@ -45,6 +50,7 @@ class TritonPlan:
     decode: DecodeLaunch | None
     mixed: kernels.Launch | None
     covers_all: bool
+    prefix: cascade.PrefixLaunch | None = None
 
 
 class TritonAttention(AttentionBackend):
@@ -54,6 +60,7 @@ class TritonAttention(AttentionBackend):
         super().__init__(spec, config=config, options=options, ops=ops)
         # Two programs per multiprocessor hide the latency of a decode step's loads.
         self._programs = 2 * _num_multiprocessors(spec.device_type)
+        self.shares_prefixes = not spec.window and spec.num_heads <= MAX_PREFIX_GROUPS * spec.num_kv_heads
         self._prefill = _hopper_kernel(spec, options or TritonOptions())
         # Recorded steps keep the one that they were recorded with.
         self._arrivals: list[Tensor] = []
@@ -84,13 +91,16 @@ class TritonAttention(AttentionBackend):
         num_decodes = int(longer[0]) if len(longer) else len(lens)
         if not lens[num_decodes:].any() and len(lens) == batch.num_tokens:
             num_decodes = len(lens)  # what is left is padding, a token each
-        decode = mixed = None
+        decode = mixed = prefix = None
         if num_decodes:
             splits = self._splits(num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
             decode = decode_kernel.launch_for(spec.head_dim, groups, spec.dtype, splits)
+            if batch.prefix is not None and self.shares_prefixes:
+                shared = self._prefix_splits(len(batch.prefix.tile_lens))
+                prefix = cascade.launch_for(spec.head_dim, groups, spec.dtype, shared)
         if self._prefill is None or batch.max_query_len < MIN_HOPPER_QUERIES:
             mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype)
-        return TritonPlan(batch, num_decodes, decode, mixed, covers_all or num_decodes == batch.num_tokens)
+        return TritonPlan(batch, num_decodes, decode, mixed, covers_all or num_decodes == batch.num_tokens, prefix)
 
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TritonPlan
@@ -114,6 +124,7 @@ class TritonAttention(AttentionBackend):
                 out=out[:n],
                 launch=plan.decode,
                 arrivals=self._arrivals_for(n * self.spec.num_kv_heads, query.device),
+                prefix=self._attend_prefix(layer, query[:n], kv_cache, plan),
                 **_features(layer),
             )
         if n < len(batch.host_query_lens):
@@ -123,6 +134,36 @@ class TritonAttention(AttentionBackend):
             else:
                 kernels.paged_attention(query, kv_cache, *rows, launch=plan.mixed, out=out, **_features(layer))
         return out
+
+    @staticmethod
+    def _attend_prefix(
+        layer: LayerParams, query: Tensor, kv_cache: Tensor, plan: TritonPlan
+    ) -> decode_kernel.PrefixParts | None:
+        batch, n = plan.batch, plan.num_decodes
+        if plan.prefix is None or plan.decode is None or batch.prefix is None:
+            return None
+        shared = batch.prefix
+        return cascade.prefix_attention(
+            query,
+            kv_cache,
+            shared.tile_rows,
+            shared.tile_lens,
+            shared.row_lens[:n],
+            batch.seq_lens[:n],
+            batch.block_table,
+            launch=plan.prefix,
+            own_splits=plan.decode.splits,
+            scale=layer.spec.scale,
+            soft_cap=layer.spec.soft_cap,
+            alibi_slopes=layer.alibi_slopes,
+            key_scale=layer.key_scale,
+            value_scale=layer.value_scale,
+        )
+
+    def _prefix_splits(self, num_tiles: int) -> int:
+        """Parts of a shared prefix, a power of two: enough programs to fill the device."""
+        wanted = max(1, self._programs // max(1, num_tiles * self.spec.num_kv_heads))
+        return min(1 << (wanted.bit_length() - 1), MAX_PREFIX_SPLITS)
 
     def _arrivals_for(self, count: int, device: torch.device) -> Tensor:
         """Zeros int32 [count or more] that a decode launch counts its splits in."""

@@ -23,7 +23,8 @@ class CudaGraphs(Graphs):
     """Graphs by batch size and numerics, all in one memory pool.
 
     At the start those of the engine's own mode (`deterministic` or not) are recorded, largest first, so that smaller
-    ones reuse its memory. Steps of the other mode run eagerly where they are first met, and from then on as recorded.
+    ones reuse its memory. Steps of the other mode, and those whose rows share prefixes, run eagerly where they are
+    first met, and from then on as recorded.
     """
 
     def __init__(self, sizes: list[int], limit: int, device: torch.device, deterministic: bool = False) -> None:
@@ -43,12 +44,13 @@ class CudaGraphs(Graphs):
 
     def shape(self, plan: StepPlan) -> StepShape:
         rows, tokens, deterministic = len(plan.slots), plan.num_tokens, plan.deterministic or self._deterministic
-        eager = StepShape(tokens, rows, tokens, rows, deterministic=deterministic)
+        shared = bool(plan.prefixes)
+        eager = StepShape(tokens, rows, tokens, rows, deterministic=deterministic, shared=shared)
         if tokens != rows or not self._sizes or rows > self._sizes[-1]:
             return eager
-        shape = _shape(rows, self._sizes[bisect_left(self._sizes, rows)], deterministic)
+        shape = _shape(rows, self._sizes[bisect_left(self._sizes, rows)], deterministic, shared)
         if shape.graph not in self._graphs:
-            self._todo.append(_shape(shape.padded_rows, shape.padded_rows, deterministic))
+            self._todo.append(_shape(shape.padded_rows, shape.padded_rows, deterministic, shared))
             return eager
         return shape
 
@@ -94,7 +96,7 @@ class CudaGraphs(Graphs):
         return hidden
 
 
-def _shape(rows: int, padded: int, deterministic: bool) -> StepShape:
+def _shape(rows: int, padded: int, deterministic: bool, shared: bool = False) -> StepShape:
     """A decode step of `rows` rows in the graph of `padded`."""
-    name = f"deterministic-{padded}" if deterministic else f"decode-{padded}"
-    return StepShape(rows, rows, padded, padded, graph=name, deterministic=deterministic)
+    kind = "deterministic" if deterministic else "shared" if shared else "decode"
+    return StepShape(rows, rows, padded, padded, graph=f"{kind}-{padded}", deterministic=deterministic, shared=shared)

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
     "names",
     [
         ("attention",),
+        ("attention_fp8", "cascade"),
+        pytest.param(("cascade_engine",), marks=pytest.mark.slow),
         ("step_kernels", "layer_kernels", "linear_invariant", "sampling_kernels"),
         ("sampling_filter_kernels", "sampling_logits_kernels", "sampling_sampler_kernels", "expert_kernels"),
     ],
