@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve setup test test-slow test-gpu snapshots check audit fix docs docs-serve bench clean
+.PHONY: serve setup test test-slow test-gpu sanitize snapshots check audit fix docs docs-serve bench clean
 
 serve: $(VENV)/.run  ## install and serve the demo model on 127.0.0.1:8000
 	$(BIN)/frame serve
@@ -30,6 +30,9 @@ test-slow: $(VENV)/.dev
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
+
+sanitize: $(VENV)/.dev  ## compute-sanitizer over the kernels' tests, on a GPU
+	PYTHON=$(BIN)/python benchmarks/sanitize.sh
 
 snapshots: $(VENV)/.dev  ## take today's plugin contract as the one that tests hold
 	$(BIN)/python -m tests.snapshots.describe

@@ -1,0 +1,129 @@
+"""One lease of a GPU, used well: tests and measurements in the order of their worth, each with a limit of time.
+
+    python benchmarks/gpu_session.py --out $OUT --seconds 580            # what fits, the most valuable first
+    python benchmarks/gpu_session.py --out $OUT --parts prefill,leaks    # some of them
+    python benchmarks/gpu_session.py --out DIR --smoke                   # the same script, tiny, on any machine
+
+A part is a process of its own: its output goes to OUT/PART.log, its figures to OUT/PART.json, and how it ended to
+OUT/session.json, which is written anew after each part. A part that no longer fits is left out and named, so that the
+next call can begin with it (`--skip` takes the names of those that are done).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command, the seconds it may take, and what stands for it where there is no GPU (empty: nothing)."""
+
+    name: str
+    command: str
+    seconds: int
+    smoke: str = ""
+
+
+def gpu_tests(files: str) -> str:
+    """A run of GPU tests that stops at no failure, so that one lease tells of all."""
+    return f"pytest -q -m gpu -p no:cacheprovider --durations=5 {files}"
+
+
+_KERNELS = "benchmarks/kernels"
+PARTS = (
+    Part("prefill-tests", gpu_tests("tests/gpu/test_prefill_attention.py"), 240),
+    Part("attention", f"python {_KERNELS}/attention.py --json {{json}}", 120),
+    Part("attention-tests", gpu_tests("tests/gpu/test_attention*.py"), 240),
+    Part("engine-tests", gpu_tests("tests/gpu/test_engine.py tests/gpu/test_pooling.py"), 300),
+    Part("leaks", gpu_tests("tests/gpu/test_leaks.py"), 150,
+         "pytest -q -p no:cacheprovider tests/engine/test_leaks.py"),
+    Part("deterministic", "python benchmarks/deterministic.py --json {json}", 240,
+         "python benchmarks/deterministic.py --model demo --requests 6 --prompt 8 --length 4 --rounds 1 --json {json}"),
+    Part("idle", "python benchmarks/idle_trace.py --svg {out}/gpu-idle.svg --trace {out}/idle.json --json {json}", 90,
+         "python benchmarks/idle_trace.py --shape demo --batch 4 --prompt 8 --length 6 --steps 3 --svg {out}/idle.svg "
+         "--json {json}"),
+    Part("load", "python benchmarks/load_speed.py --json {json}", 120,
+         "python benchmarks/load_speed.py --gigabytes 0.2 --platform cpu --folder {out} --json {json}"),
+    Part("kernel-tests", gpu_tests("tests/gpu/test_s*.py tests/gpu/test_l*_kernels.py "
+                                   "tests/gpu/test_linear_invariant.py tests/gpu/test_expert_kernels.py"), 300),
+    Part("structured", "python benchmarks/structured.py --shape qwen3-0.6b --batches 64", 180,
+         "python benchmarks/structured.py --batches 2 --length 4"),
+    Part("sanitize", "benchmarks/sanitize.sh", 320),
+    Part("experts", f"python {_KERNELS}/experts.py", 120),
+    Part("sampling", f"python {_KERNELS}/sampling.py --rows 1,64,256", 120),
+    Part("linear", f"python {_KERNELS}/linear_invariant.py", 120),
+    Part("doctor", "frame doctor --json", 60, "frame doctor --json"),
+    Part("throughput", "python benchmarks/offline_gpu.py --models qwen3-0.6b,llama-8b", 420),
+)  # fmt: skip
+
+
+def run(part: Part, command: str, seconds: float, out: Path) -> dict[str, object]:
+    """Runs one part; how it ended."""
+    command = command.format(json=out / f"{part.name}.json", out=out)
+    words = shlex.split(command) if "*" not in command else ["bash", "-c", command]
+    paths = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environment = {**os.environ, "PATH": paths, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    if words[0] in ("python", "pytest", "frame"):
+        words[:1] = [sys.executable] if words[0] == "python" else [sys.executable, "-m", words[0]]
+    begin = time.perf_counter()
+    with (out / f"{part.name}.log").open("w") as log:
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status: int | str = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = "out of time"
+            os.killpg(process.pid, signal.SIGKILL)  # with what it has started itself
+            process.wait()
+    spent = round(time.perf_counter() - begin, 1)
+    last = (out / f"{part.name}.log").read_text(errors="replace").strip().splitlines()[-1:]
+    return {"part": part.name, "status": status, "seconds": spent, "last line": "".join(last)[:200]}
+
+
+def chosen(options: argparse.Namespace) -> list[tuple[Part, str]]:
+    """The parts asked for and their commands, in order."""
+    names = options.parts.split(",") if options.parts else [part.name for part in PARTS]
+    unknown = sorted(set(names + options.skip.split(",")) - {part.name for part in PARTS} - {""})
+    if unknown:
+        raise SystemExit(f"no part {unknown[0]!r}; there are: {', '.join(part.name for part in PARTS)}")
+    wanted = [part for part in PARTS if part.name in names and part.name not in options.skip.split(",")]
+    pairs = [(part, part.smoke if options.smoke else part.command) for part in wanted]
+    return [(part, command) for part, command in pairs if command]
+
+
+def main() -> None:
+    """Runs the parts and prints a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=580.0, help="Of all parts together.")
+    parser.add_argument("--parts", default="", help="Comma-separated: " + ", ".join(part.name for part in PARTS))
+    parser.add_argument("--skip", default="", help="Parts that are done.")
+    parser.add_argument("--smoke", action="store_true", help="Tiny stand-ins, which need no GPU.")
+    options = parser.parse_args()
+    options.out = options.out.absolute()
+    options.out.mkdir(parents=True, exist_ok=True)
+    end, results = time.monotonic() + options.seconds, []
+    for part, command in chosen(options):
+        left = end - time.monotonic()
+        if left < min(60, part.seconds):
+            results.append({"part": part.name, "status": "left out", "seconds": 0.0, "last line": ""})
+        else:
+            results.append(run(part, command, min(part.seconds, left), options.out))
+        print("{part}: {status}, {seconds} s: {last line}".format(**results[-1]), flush=True)
+        (options.out / "session.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""When the device works and when it waits, over some decode steps: torch's profiler, drawn as an SVG.
+
+    python benchmarks/idle_trace.py --svg docs/gpu-idle.svg      # Qwen3 0.6B shape, 256 requests, on a GPU
+    python benchmarks/idle_trace.py --shape demo --batch 8 --svg x.svg   # any machine; on a CPU: torch's ops
+
+Each row is an equal part of the time, bars are kernels and copies (merged where they overlap or touch), the rest is
+idle. The goal is at most 3 % at batch 256 on the 0.6B shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from frame import EngineArgs, LLMEngine, SamplingParams
+
+Span = tuple[float, float]
+WIDTH, ROW, GAP = 1000.0, 14.0, 6.0
+#: Ranges that the profiler draws around kernels, and are none.
+_NOT_WORK = ("ProfilerStep", "gpu_user_annotation")
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The union of spans (begin, end), in order."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
+
+
+def idle_share(busy: list[Span]) -> float:
+    """Of the time from the first span's begin to the last one's end."""
+    whole = busy[-1][1] - busy[0][0]
+    return 1 - sum(end - begin for begin, end in busy) / whole
+
+
+def draw(busy: list[Span], rows: int, title: str) -> str:
+    """An SVG of the spans (microseconds) in `rows` equal rows."""
+    first, part = busy[0][0], (busy[-1][1] - busy[0][0]) / rows
+    height = 40 + rows * (ROW + GAP) + 18
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 20:.0f} {height:.0f}" '
+        'font-family="sans-serif">',
+        f"<title>{title}</title>",
+        f'<text x="10" y="22" font-size="14" fill="currentColor">{title}</text>',
+    ]
+    for row in range(rows):
+        begin, top = first + row * part, 36 + row * (ROW + GAP)
+        lines.append(f'<rect x="10" y="{top:.0f}" width="{WIDTH:.0f}" height="{ROW:.0f}" fill="#f4c7c3"/>')
+        path = "".join(
+            f"M{10 + (max(a, begin) - begin) / part * WIDTH:.2f} {top:.0f}h"
+            f"{(min(b, begin + part) - max(a, begin)) / part * WIDTH:.2f}v{ROW:.0f}h-"
+            f"{(min(b, begin + part) - max(a, begin)) / part * WIDTH:.2f}z"
+            for a, b in busy
+            if a < begin + part and b > begin
+        )
+        lines.append(f'<path d="{path}" fill="#3367d6"/>')
+    below = 36 + rows * (ROW + GAP) + 10
+    note = f"one row: {part / 1000:.2f} ms; blue: the device works; red: it waits"
+    lines += [f'<text x="10" y="{below:.0f}" font-size="11" fill="currentColor">{note}</text>', "</svg>"]
+    return "\n".join(lines) + "\n"
+
+
+def start(shape: str, folder: str, **settings: Any) -> tuple[LLMEngine, int]:
+    """An engine, and the size of its vocabulary."""
+    if shape == "demo":
+        engine = LLMEngine.from_engine_args(EngineArgs(**settings))
+        return engine, 1000
+    from offline_gpu import MODELS
+
+    config = MODELS[shape][0]
+    (Path(folder) / "config.json").write_text(json.dumps(config))
+    arguments = EngineArgs(model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", **settings)
+    return LLMEngine.from_engine_args(arguments), config["vocab_size"] - 1000
+
+
+def record(engine: LLMEngine, vocabulary: int, options: argparse.Namespace) -> list[Span]:
+    """Fills the batch, lets it decode for a while, then traces steps; the device's spans in microseconds."""
+    draws = random.Random(1)
+    length = options.length + 64 + 2 * options.steps
+    params = SamplingParams(temperature=0.6, max_tokens=length, ignore_eos=True, detokenize=False)
+    for number in range(options.batch):
+        prompt = [draws.randrange(vocabulary) for _ in range(options.prompt)]
+        engine.add_request(f"{number}", {"prompt_token_ids": prompt}, params)
+    made = 0
+    while made < options.batch * options.length:
+        made = sum(len(output.outputs[0].token_ids) for output in engine.step()) or made
+    cuda = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU]
+    with profile(activities=activities) as trace:
+        for _ in range(options.steps):
+            engine.step()
+        if cuda:
+            torch.cuda.synchronize()
+    if options.trace:
+        trace.export_chrome_trace(str(options.trace))
+    wanted = DeviceType.CUDA if cuda else DeviceType.CPU
+    events = [event for event in trace.events() if event.device_type == wanted and not event.name.startswith(_NOT_WORK)]
+    return merged((event.time_range.start, event.time_range.end) for event in events)
+
+
+def main() -> None:
+    """Prints the idle share and writes the figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="qwen3-0.6b", help="demo, or a model of benchmarks/offline_gpu.py")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--length", type=int, default=128, help="Tokens of each request before the trace begins.")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--svg", type=Path)
+    parser.add_argument("--trace", type=Path, help="Also write the Chrome trace.")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    settings: dict[str, Any] = {"max_num_seqs": max(options.batch, 1), "max_model_len": 1024}
+    with tempfile.TemporaryDirectory() as folder:
+        engine, vocabulary = start(options.shape, folder, **settings)
+        busy = record(engine, vocabulary, options)
+        engine.close()
+    whole, idle = busy[-1][1] - busy[0][0], idle_share(busy)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU (torch's ops)"
+    title = f"{options.shape}, {options.batch} requests, {options.steps} decode steps on {device}: idle {idle:.1%}"
+    print(f"{title}; {whole / options.steps / 1000:.3f} ms a step")
+    if options.svg:
+        options.svg.write_text(draw(busy, options.steps, title))
+    if options.json:
+        found = {"idle": idle, "ms a step": whole / options.steps / 1000, "batch": options.batch, "device": device}
+        options.json.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
