@@ -84,7 +84,7 @@ class Prometheus:
     def scrapes(self) -> float:
         try:
             return sum(self.ask('count_over_time(up{job="frame"}[5m])'))
-        except httpx.HTTPError:
+        except (httpx.HTTPError, ValueError):  # not there yet, or there and not yet ready
             return 0
 
 
@@ -108,7 +108,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     with server(REAL, "--api-key", KEY, "--num-threads", "1", "--disable-access-log") as running:
         prometheus = Prometheus(running, tmp_path_factory.mktemp("prometheus"))
         try:
-            until(lambda: prometheus.scrapes() >= 2, 60)
+            until(lambda: prometheus.scrapes() >= 2, 120)
             load(running, 6)
             yield prometheus
         finally:
