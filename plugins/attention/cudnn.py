@@ -125,9 +125,10 @@ class CudnnAttention(AttentionBackend):
         if not plan.prompts:
             return self._inner.forward(layer, query, key, value, kv_cache, plan.inner)
         out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        # First: a row of the other backend may read blocks of an equal prompt that this step computes.
+        store(key[n:], value[n:], kv_cache, plan.batch.slot_mapping[n:])
         if plan.num_rows:
             out[:n] = self._inner.forward(layer, query[:n], key[:n], value[:n], kv_cache, plan.inner)
-        store(key[n:], value[n:], kv_cache, plan.batch.slot_mapping[n:])
         chosen = sdpa_kernel([SDPBackend.CUDNN_ATTENTION]) if query.is_cuda else nullcontext()
         with chosen:
             for rows in plan.prompts:

@@ -140,3 +140,13 @@ def test_a_prompt_of_which_drafts_may_have_shortened_the_cache_is_not_new() -> N
     case = make_case(CudnnOnCpu, SPEC, [(0, 8)])
     bound = replace(case.batch, host_seq_lens=case.batch.host_seq_lens + 2)
     assert not CudnnOnCpu(SPEC, config=None, ops=Ops()).plan(bound).prompts
+
+
+@pytest.mark.parametrize("kind", [CudnnOnCpu, FlashThreeOnCpu])
+def test_a_row_may_read_what_a_later_one_stores_in_the_same_step(kind) -> None:
+    """Of two equal prompts the second has one token left to compute, and comes first in the batch."""
+    spec = SPEC if kind is CudnnOnCpu else HALF
+    size = spec.block_size
+    case = make_case(kind, spec, [(2 * size, 1), (0, 2 * size)])
+    case.batch.block_table[0, :2] = case.batch.block_table[1, :2]
+    check(kind, case, 3e-2, 3e-2)
