@@ -14,7 +14,7 @@ from tests.security.schema_run import Outcome, resident_bytes, run
 from tests.server.running import REAL, Running, server
 
 #: Answers are short, so that many fit into the time.
-_SETTINGS = ("--max-model-len", "256", "--max-n", "4", "--max-prompts", "4", "--disable-access-log")
+_SETTINGS = ("--max-model-len", "48", "--max-n", "2", "--max-prompts", "2", "--disable-access-log")
 _TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 _GROWTH_BYTES = 384 << 20
 
