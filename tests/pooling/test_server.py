@@ -91,7 +91,7 @@ async def test_the_asynchronous_client_and_the_strict_ones(running: Running) -> 
         assert [model.id async for model in client.models.list()] == ["tiny"]
     with openai.OpenAI(**settings) as strict:
         again = strict.embeddings.create(model="tiny", input=TEXTS, dimensions=16, encoding_format="float")
-    assert again.data == answer.data
+    assert near([item.embedding for item in again.data], [item.embedding for item in answer.data])
     async with openai.AsyncOpenAI(**{**settings, "_strict_response_validation": False}) as lenient:  # decodes base64
         packed = await lenient.embeddings.create(model="tiny", input=TEXTS, dimensions=16)
     assert near([item.embedding for item in packed.data], [item.embedding for item in answer.data])
