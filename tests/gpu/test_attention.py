@@ -89,6 +89,13 @@ def test_blocks_may_lie_apart_in_memory() -> None:
     check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
 
 
+def test_a_decode_reads_what_a_prompt_of_the_same_step_stores() -> None:
+    """Of two equal prompts admitted together, the second has one token left and stands first in the batch."""
+    case = make_case(TritonAttention, layer_spec(), [(8, 1), (0, 12)])
+    case.batch.block_table[0, :2] = case.batch.block_table[1, :2]
+    check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
+
+
 def test_a_query_that_is_a_view_of_a_projection() -> None:
     case = make_case(TritonAttention, layer_spec(), MIXED)
     joined = torch.cat((case.query, case.key, case.value), dim=1)
