@@ -19,6 +19,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -69,9 +70,7 @@ class Soak:
         """The whole soak; returns the report."""
         limits = httpx.Limits(max_connections=64)
         async with httpx.AsyncClient(base_url=self.server.url, timeout=300, limits=limits) as client:
-            for question in self.questions:
-                answer = await ask(client, question)
-                self.wanted.append(answer if answer is not None else Answer())
+            self.wanted = await self._undisturbed(client)
             before = self._descriptors()
             started = time.monotonic()
             self.end = started + self.options.seconds
@@ -87,6 +86,16 @@ class Soak:
         async with httpx.AsyncClient(base_url=self.server.url, timeout=60) as client:
             report = {"seconds": round(seconds, 1), **await self._rest(client, before)}
         return self._stop(report)
+
+    async def _undisturbed(self, client: httpx.AsyncClient) -> list[Answer]:
+        """What everything that will be asked is answered."""
+        places = asyncio.Semaphore(CLIENTS)
+
+        async def one(question: Question) -> Answer:
+            async with places:
+                return await ask(client, question) or Answer()
+
+        return list(await asyncio.gather(*map(one, self.questions)))
 
     async def _work(self, client: httpx.AsyncClient) -> None:
         """Sends requests until the time is over; some are left in the middle, some not waited for."""
@@ -266,6 +275,7 @@ def soak(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server must not go on without us
     report = soak()
     print(json.dumps(report, indent=2))
     sys.exit(0 if report["ok"] else 1)

@@ -6,18 +6,19 @@ import pytest
 
 from benchmarks.soak import soak
 
-SERVE = ["--", "--num-threads", "1", "--max-engine-restarts", "20"]
+SERVE = ["--", "--num-threads", "1"]
 
 
-def test_ten_seconds_of_everything_lose_nothing() -> None:
-    report = soak(["--seconds", "10", "--kill-every", "0", *SERVE])
+@pytest.mark.timeout(400)
+def test_some_seconds_of_everything_lose_nothing() -> None:
+    report = soak(["--seconds", "5", "--kill-every", "0", "--apis", "1", *SERVE, "--no-standby-engine"])
     assert report["ok"], json.dumps(report, indent=1)
     assert report["equal"] >= 1
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_half_a_minute_with_kills_loses_nothing() -> None:
-    report = soak(["--seconds", "40", "--kill-every", "8", *SERVE])
+@pytest.mark.timeout(900)
+def test_a_minute_with_kills_loses_nothing() -> None:
+    report = soak(["--seconds", "60", "--kill-every", "8", *SERVE])
     assert report["ok"], json.dumps(report, indent=1)
-    assert report["kills"] >= 1
+    assert any(name.startswith("kills of") for name in report)
