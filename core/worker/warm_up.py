@@ -58,6 +58,7 @@ def warm_up(
             runner.run_dummy(shape)
             if shares_prefixes and not shape.deterministic:
                 runner.run_dummy(replace(shape, shared=True))
+    runner.device.ops.invariant = runner.device.deterministic  # memory is profiled next, by what steps usually run
 
 
 def _plans(

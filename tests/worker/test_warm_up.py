@@ -36,9 +36,14 @@ def test_requests_see_nothing_of_it(settings, folder, monkeypatch):
 @pytest.mark.parametrize(("settings", "wanted"), [({}, {False, True}), ({"deterministic": True}, {False})], ids=str)
 def test_deterministic_steps_are_warmed_where_single_requests_may_ask_for_them(settings, wanted, folder, monkeypatch):
     """In an engine that is deterministic anyway, every step is."""
-    steps = warm_steps(monkeypatch)
+    steps, left = warm_steps(monkeypatch), []
+    prepare = CpuPlatform.prepare_kernels
+    monkeypatch.setattr(
+        CpuPlatform, "prepare_kernels", lambda self, run: (prepare(self, run), left.append(self.ops().invariant))[0]
+    )
     LLM(folder, skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22, **settings).close()
     assert {plan.deterministic for plan in steps} == wanted
+    assert left == [bool(settings)], "what runs next would run with the other numerics"
 
 
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta-reranker", "qwen3", "qwen3-classes"])
