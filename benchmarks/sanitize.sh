@@ -18,7 +18,7 @@ memory=(
   "tests/gpu/test_attention.py::test_padding_is_skipped_and_finite"
   "tests/gpu/test_attention.py::test_blocks_may_lie_apart_in_memory"
   "tests/gpu/test_prefill_attention.py::test_padding_is_skipped_and_finite"
-  "tests/gpu/test_prefill_attention.py::test_features_equal_the_reference[plain-all-128-mixed]"
+  "tests/gpu/test_prefill_attention.py::test_features_equal_the_reference[mixed-all-128-plain]"
   "tests/gpu/test_step_kernels.py"
   "tests/gpu/test_layer_kernels.py"
   "tests/gpu/test_sampling_kernels.py"
