@@ -60,7 +60,7 @@ def _find_row(query_start, block, num_rows, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def _tanh(x):
-    small = tl.exp2(-2.0 * LOG2E * tl.abs(x))
+    small = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
     size = (1.0 - small) / (1.0 + small)
     return tl.where(x < 0, -size, size)
 

@@ -15,6 +15,7 @@ import shutil
 import stat
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -125,9 +126,11 @@ class BlockFiles:
 
     def _remove_stale(self) -> None:
         """Drops what processes that died in the middle of a write left behind."""
-        for entry in os.scandir(self._incoming):
-            if time.time() - entry.stat().st_mtime > STALE_SECONDS:
-                os.unlink(entry.path)
+        for entry in os.listdir(self._incoming):
+            path = self._incoming / entry
+            with suppress(FileNotFoundError):  # a writer that lives has finished it meanwhile
+                if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                    path.unlink()
 
 
 def _check_private(root: Path) -> None:
