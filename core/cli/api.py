@@ -25,13 +25,21 @@ class ApiCommand(Command):
         parser.add_argument("--admin-fd", type=int, help="Inherited socket to accept admin requests from.")
         parser.add_argument("--index", type=int, default=0, help="Which of them this is.")
 
+        parser.add_argument("--successor", action="store_true", help="It takes the place of one that died.")
+
     def run(self, arguments: argparse.Namespace) -> int:
         """Serves until told to stop."""
         config = FrameConfig.model_validate_json(arguments.config_file.read_text())
         configure_logging(config.server.log_level)
         from ..server.api_process import run_api_process
 
-        listen, control, metrics = arguments.listen_fd, arguments.control_fd, arguments.metrics_fd
         return run_api_process(
-            config, listen, control, metrics, arguments.limits_fd, arguments.admin_fd, index=arguments.index
+            config,
+            arguments.listen_fd,
+            arguments.control_fd,
+            arguments.metrics_fd,
+            arguments.limits_fd,
+            arguments.admin_fd,
+            index=arguments.index,
+            successor=arguments.successor,
         )

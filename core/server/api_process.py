@@ -1,7 +1,8 @@
 """An API process: the HTTP application over the text side, on a socket that its parent has bound.
 
 The parent says where the engine is and when it is gone; this process serves `/health` from the start and everything
-else from the first ready engine on. Imports no torch of its own.
+else from the first ready engine on. The successor of one that died answers nothing until it can serve. Imports no torch
+of its own.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _DRAIN_POLL_SECONDS = 0.02
 _FAREWELL_SECONDS = 1.0
 #: The same when the parent has hung up already, and ends this process soon.
 _HASTE_SECONDS = 0.1
+#: How long connections to the successor of a process that died wait before they are told why.
+_SUCCESSION_SECONDS = 30.0
 #: Objects that come before the collector looks: by default a step of a thousand streams would have it look at all
 #: requests several times, and next to nothing here is a cycle.
 _GC_THRESHOLDS = 50_000, 20, 50
@@ -60,6 +63,8 @@ class ApiProcess:
         metrics_file: int | None = None,
         limits: KeyLimits | None = None,
         admin: socket.socket | None = None,
+        *,
+        successor: bool = False,
     ) -> None:
         self._config = config
         self._listener = listener
@@ -70,6 +75,8 @@ class ApiProcess:
         self._admin_listener = admin
         self._admin: Server | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._successor = successor
+        self._settled = asyncio.Event()  # it serves, cannot, or ends
 
     async def run(self) -> int:
         """Serves until told to stop; returns the exit status."""
@@ -89,6 +96,8 @@ class ApiProcess:
         self._host.shut_down = lambda: control.send(Shutdown())
         admin = asyncio.create_task(self._serve_admin())
         try:
+            if self._successor:
+                await self._settle(follow)
             await server.serve(sockets=[self._listener])
         finally:
             if self._admin is not None:
@@ -101,6 +110,12 @@ class ApiProcess:
             await self._client.close()
             control.close()
         return 0
+
+    async def _settle(self, follow: asyncio.Task[None]) -> None:
+        """Leaves connections in the listener's queue until they can be served: clients of a dead process try again."""
+        settled = asyncio.create_task(self._settled.wait())
+        await asyncio.wait((settled, follow), timeout=_SUCCESSION_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        settled.cancel()
 
     async def _serve_admin(self) -> None:
         if self._admin is not None and self._admin_listener is not None:
@@ -146,6 +161,8 @@ class ApiProcess:
             logger.debug("the text side does not start", exc_info=True)
             await control.send(Failed(describe(error)))
             return
+        finally:
+            self._settled.set()
         gc.collect()
         gc.freeze()  # what lives now lives for ever: no need to look at it again
         gc.set_threshold(*_GC_THRESHOLDS)
@@ -188,6 +205,7 @@ class ApiProcess:
             server.force_exit = server.should_exit = True
             return
         self._host.draining = True
+        self._settled.set()
         self._draining = asyncio.create_task(self._drain(server, ingress))
 
     async def _drain(self, server: Server, ingress: Ingress) -> None:
@@ -221,8 +239,9 @@ def run_api_process(
     admin_fd: int | None = None,
     *,
     index: int = 0,
+    successor: bool = False,
 ) -> int:
-    """Runs API process number `index` on inherited sockets; returns the exit status.
+    """Runs API process number `index` on inherited sockets, maybe in the place of one that died; the exit status.
 
     Processes of one server count together in `metrics_file`, and bound together what their clients do in `limits_file`.
     """
@@ -241,6 +260,6 @@ def run_api_process(
         process=index,
     )
     admin = None if admin_fd is None else socket.socket(fileno=admin_fd)
-    process = ApiProcess(config, listener, control, metrics_file, limits, admin)
+    process = ApiProcess(config, listener, control, metrics_file, limits, admin, successor=successor)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(process.run())

@@ -122,6 +122,8 @@ class ApiSupervisor:
                 self._fail(f"the API process {death}")
                 return
             self._on_serving(None, f"the API process {death}")
+            if "--successor" not in arguments:
+                arguments.append("--successor")
 
     async def _follow(self, index: int, child: Child) -> bool:
         """Reads what a process reports until its end; returns whether it ever served."""
