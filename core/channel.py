@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from .interfaces.wire import decode, encode
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct(">I")
 _PEER = struct.Struct("3i")
+#: As many frames may wait for a reader on an event loop before the peer has to.
+_MAX_WAITING_FRAMES = 64
 
 
 class FrameTooLargeError(ValueError):
@@ -116,16 +119,20 @@ class Channel:
         return data
 
 
-class AsyncChannel:
-    """The same over asyncio streams."""
+class AsyncChannel(asyncio.Protocol):
+    """The same on an event loop. What had arrived before the end, or before the socket broke, is read first."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: Any, limit: int = MAX_FRAME_BYTES
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, kind: Any, limit: int = MAX_FRAME_BYTES) -> None:
         self._kind = kind
         self._limit = limit
+        self._frames: deque[bytes] = deque()
+        self._rest = bytearray()  # the beginning of the next frame
+        self._ended = False
+        self._error: Exception | None = None  # why it ended, unless the peer hung up
+        self._arrived = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._paused = False
 
     @classmethod
     async def connect(cls, address: str, kind: Any) -> AsyncChannel:
@@ -142,26 +149,85 @@ class AsyncChannel:
         return await cls.wrap(connection, kind)
 
     @classmethod
-    async def wrap(cls, connection: socket.socket, kind: Any) -> AsyncChannel:
+    async def wrap(cls, connection: socket.socket, kind: Any, limit: int = MAX_FRAME_BYTES) -> AsyncChannel:
         """Takes over a connected Unix socket."""
-        reader, writer = await asyncio.open_unix_connection(sock=connection)
-        return cls(reader, writer, kind)
+        _, channel = await asyncio.get_running_loop().create_unix_connection(lambda: cls(kind, limit), sock=connection)
+        return channel
 
     async def send(self, message: Any) -> None:
         """Waits while the peer is slow; raises `OSError` when it is gone."""
-        self._writer.write(pack(message, self._limit))
-        await self._writer.drain()
+        data = pack(message, self._limit)
+        if not self._ended:
+            self._transport.write(data)
+            await self._writable.wait()
+        if self._ended:
+            raise ConnectionResetError(errno.ECONNRESET, "the peer is gone")
 
     async def receive(self) -> Any:
         """As `Channel.receive`."""
-        try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > self._limit:
-                raise FrameTooLargeError(f"a peer announced {length} bytes; the channel's limit is {self._limit}")
-            return decode(await self._reader.readexactly(length), self._kind)
-        except asyncio.IncompleteReadError:
-            return None
+        while not self._frames:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+        frame = self._frames.popleft()
+        if self._paused and not self._frames:
+            self._paused = False
+            self._transport.resume_reading()
+        return decode(frame, self._kind)
 
     def close(self) -> None:
         """Ends the conversation."""
-        self._writer.close()
+        self._end(None)
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by the event loop, as all below."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Cuts frames off; reads no further while many wait."""
+        self._rest += data
+        start = 0
+        while len(self._rest) >= (begin := start + _LENGTH.size):
+            (length,) = _LENGTH.unpack_from(self._rest, start)
+            if length > self._limit:
+                text = f"a peer announced {length} bytes; the channel's limit is {self._limit}"
+                self._end(FrameTooLargeError(text))
+                self._transport.close()
+                break
+            if len(self._rest) < begin + length:
+                break
+            start = begin + length
+            with memoryview(self._rest) as view:
+                self._frames.append(bytes(view[begin:start]))
+        del self._rest[:start]
+        if len(self._frames) > _MAX_WAITING_FRAMES and not self._ended:
+            self._paused = True
+            self._transport.pause_reading()
+        self._arrived.set()
+
+    def pause_writing(self) -> None:
+        """The peer is slow."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._writable.set()
+
+    def eof_received(self) -> None:
+        """The peer hung up."""
+        self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        self._end(exc)
+
+    def _end(self, error: Exception | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self._error = error
+        self._arrived.set()
+        self._writable.set()

@@ -33,6 +33,8 @@ _RECONNECT_SECONDS = 0.1
 #: More breaks than this within so many seconds end the requests that were under way: one of them may be to blame.
 _MAX_BREAKS = 3
 _BREAKS_SECONDS = 30.0
+#: What a dead engine said last lies in the socket; it is read before the engine is let go.
+_LAST_WORDS_SECONDS = 1.0
 
 OnStage = Callable[[Stage], None]
 
@@ -54,6 +56,8 @@ class RemoteEngine:
         self._unfinished: dict[str, None] = {}  # sent to this engine, in this order
         self._waiting: set[str] = set()  # for the next engine
         self._up = asyncio.Event()  # an engine listens, or none ever will
+        self._silent = asyncio.Event()  # no connection can be read
+        self._silent.set()
         self._final = False
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._ids = itertools.count()
@@ -87,6 +91,8 @@ class RemoteEngine:
             await self._attach(message)
         elif isinstance(message, EngineDown):
             ending = "" if message.final else "; it is being started again"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._silent.wait(), _LAST_WORDS_SECONDS)
             await self._detach(f"{message.error}{ending}", message.final)
 
     async def add(self, request: EngineRequest) -> None:
@@ -199,6 +205,7 @@ class RemoteEngine:
             return
         self._channel = channel
         self._error = None
+        self._silent.clear()
         self._up.set()
 
     async def _follow(self, engine: EngineUp) -> None:
@@ -233,6 +240,7 @@ class RemoteEngine:
         """There is no connection now."""
         self._error = error
         self._up.clear()
+        self._silent.set()
         if self._channel is not None:
             self._channel.close()
             self._channel = None

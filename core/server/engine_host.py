@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -26,6 +27,8 @@ from .messages import Abort, Add, Call, Hello, Outputs, Reply, ToEngine, Verdict
 logger = logging.getLogger("frame.server")
 
 _MAX_FAILED_STEPS = 3
+#: How long clients have to take what was said before the end.
+_LAST_WORDS_SECONDS = 1.0
 
 
 class _Client:
@@ -37,12 +40,17 @@ class _Client:
         self._channel = Channel(connection, ToEngine)
         self._inbox = inbox
         self._outbox: SimpleQueue[Any] = SimpleQueue()
-        for target in (self._read, self._write):
-            threading.Thread(target=target, name=f"client{target.__name__}", daemon=True).start()
+        self._writer = threading.Thread(target=self._write, name="client_write", daemon=True)
+        self._writer.start()
+        threading.Thread(target=self._read, name="client_read", daemon=True).start()
 
     def send(self, message: Any) -> None:
         """Queues a message; None closes the connection once everything before it is out."""
         self._outbox.put(message)
+
+    def join(self, seconds: float) -> None:
+        """Waits until everything before the end is out, for so long at most: the client may not read."""
+        self._writer.join(max(0.0, seconds))
 
     def _read(self) -> None:
         try:
@@ -121,6 +129,9 @@ class EngineHost:
             for client in self._clients:
                 client.send(None)
             self._listener.close()
+            latest = time.monotonic() + _LAST_WORDS_SECONDS
+            for client in self._clients:
+                client.join(latest - time.monotonic())  # the process may end now, and its threads with it
 
     def stop(self) -> None:
         """Ends `run` after the present step; safe from any thread and from signal handlers."""

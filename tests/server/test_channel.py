@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import socket
@@ -92,3 +93,54 @@ async def test_asyncio_side() -> None:
     assert await channel.receive() is None
     channel.close()
     thread.join()
+
+
+async def test_what_was_said_before_a_socket_broke_is_read_first() -> None:
+    left, right = socket.socketpair()
+    channel = await AsyncChannel.wrap(right, FromEngine)
+    await channel.send(Abort(["unread"]))  # closing with something unread resets the connection
+    reply = Outputs([EngineOutput(request_id="a", token_ids=[1])])
+    left.sendall(pack(reply) + pack(reply)[:3])
+    left.close()
+    await asyncio.sleep(0.05)
+    assert await channel.receive() == reply
+    with contextlib.suppress(ConnectionResetError):  # either is the end
+        assert await channel.receive() is None
+    with pytest.raises(OSError, match="the peer is gone"):
+        await channel.send(Abort(["late"]))
+    channel.close()
+
+
+async def test_frames_arrive_whole_however_they_are_cut_and_many_make_the_peer_wait() -> None:
+    left, right = socket.socketpair()
+    channel = await AsyncChannel.wrap(right, FromEngine)
+    messages = [Outputs([EngineOutput(request_id=str(n), token_ids=list(range(n % 50)))]) for n in range(5000)]
+    data = b"".join(pack(message) for message in messages)
+
+    def send() -> None:
+        for start in range(0, len(data), 7919):
+            left.sendall(data[start : start + 7919])
+        left.close()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    await asyncio.sleep(0.05)
+    assert thread.is_alive()  # nobody has read yet
+    assert [await channel.receive() for _ in messages] == messages
+    assert await channel.receive() is None
+    assert await channel.receive() is None
+    thread.join()
+    channel.close()
+
+
+async def test_the_asyncio_side_keeps_what_came_before_a_frame_too_large() -> None:
+    left, right = socket.socketpair()
+    channel = await AsyncChannel.wrap(right, FromEngine, limit=64)
+    good = Outputs([EngineOutput(request_id="a", token_ids=[1])])
+    left.sendall(pack(good) + struct.pack(">I", 65))
+    assert await channel.receive() == good
+    for _ in range(2):
+        with pytest.raises(FrameTooLargeError, match="65 bytes"):
+            await channel.receive()
+    channel.close()
+    left.close()

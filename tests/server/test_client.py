@@ -3,8 +3,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,12 +16,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from frame.core.channel import listen, pack
+from frame.core.channel import Channel, listen, pack
 from frame.core.config.tree import FrameConfig
+from frame.core.engine.journal import NullJournal
 from frame.core.interfaces import EngineDeadError, EngineOutput, EngineRequest, SamplingParams
+from frame.core.interfaces.client import BrokenEngineError
 from frame.core.server import standby
 from frame.core.server.client import RemoteEngine, start_engine
-from frame.core.server.messages import EngineUp, Outputs, Stage
+from frame.core.server.engine_host import EngineHost
+from frame.core.server.messages import Call, EngineUp, FromEngine, Hello, Outputs, Stage, Verdict
 from frame.core.server.standby import EngineChild
 from tests.server.fake_engine import FakeEngine
 
@@ -202,6 +207,32 @@ async def test_a_new_engine_has_the_weights_of_the_last_one(client: RemoteEngine
     assert await client.call("model") == str(tmp_path)
 
 
+def test_the_last_words_of_an_engine_are_out_before_its_process_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send_late(channel: Channel, message: Any) -> None:
+        time.sleep(0.2)
+        channel._socket.sendall(pack(message))
+
+    monkeypatch.setattr(Channel, "send", send_late)
+    address = f"@frame-test-last-words-{os.getpid()}"
+    host = EngineHost(FakeEngine(FrameConfig()), listen(address), NullJournal(), Verdict())
+
+    def run() -> None:
+        with pytest.raises(BrokenEngineError):
+            host.run()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with socket.socket(socket.AF_UNIX) as ours, socket.socket(socket.AF_UNIX) as silent:
+        for each in (silent, ours):
+            each.connect(f"\0{address[1:]}")
+            each.sendall(pack(Hello(str(each.fileno()))))
+        ours.sendall(pack(Call(7, "update_weights", {"model": "broken"})))
+        thread.join(20)
+        ours.setblocking(False)
+        reply = Channel(ours, FromEngine).receive()
+    assert (reply.id, "neither the new nor the old weights" in reply.error) == (7, True)
+
+
 async def test_too_many_deaths_in_a_row_are_final() -> None:
     client = await start_engine(config(restarts=1), command=COMMAND)
     try:
@@ -304,7 +335,7 @@ async def test_a_request_that_is_no_message_is_refused_and_forgotten(client: Rem
 def break_connection(client: RemoteEngine) -> None:
     channel = client._channel
     assert channel is not None
-    channel._writer.transport.abort()
+    channel._transport.abort()
 
 
 async def test_a_connection_that_ends_while_the_engine_lives_is_made_again(client: RemoteEngine) -> None:
