@@ -75,8 +75,13 @@ class Streams(ABC):
         Called for weights. A platform may read and copy several at a time; all are there when it returns. Raises what
         a function raised.
         """
-        for target, read in pieces:
-            target.copy_(read())
+        fill_each(pieces)
+
+
+def fill_each(pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
+    """What `Streams.fill` does, one after the other."""
+    for target, read in pieces:
+        target.copy_(read())
 
 
 class Memory(ABC):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..interfaces.loader import LazyTensor, WeightLoader
 from ..interfaces.model import Model
+from ..interfaces.platform import fill_each
 
 Index = tuple[slice, ...]
 #: Copies what each function reads into its tensor.
@@ -140,8 +141,8 @@ class WeightMap:
 def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -> LoadReport:
     """Reads each tensor of `loader` once, only this rank's piece of it, into the parameters of `model`.
 
-    Everything is checked before the first byte is read. `fill` is the platform's `Streams.fill`; without it pieces are
-    copied one by one. Raises `WeightError`, or what the loader raises.
+    Everything is checked before the first byte is read. `fill` is the platform's `Streams.fill`, or copies one by
+    one. Raises `WeightError`, or what the loader raises.
     """
     start = time.perf_counter()
     plan = WeightMap(model).plan(loader.tensors(), loader.complete)
@@ -155,18 +156,13 @@ def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -
                 pieces.append((target, partial(tensor.read, slot.index)))
                 num_bytes += target.numel() * tensor.dtype.itemsize
                 filled.add(id(slot.parameter))
-    (fill or _copy_each)(pieces)
+    (fill or fill_each)(pieces)
     if not loader.complete:
         for name, parameter in model.named_parameters():
             if id(parameter) not in filled:
                 loader.fill(name, parameter.data)
     model.finish_load()
     return LoadReport(len(plan), num_bytes, time.perf_counter() - start)
-
-
-def _copy_each(pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
-    for target, read in pieces:
-        target.copy_(read())
 
 
 def _misshaped(name: str, shape: Sequence[int], expected: Sequence[int]) -> str:

@@ -279,8 +279,8 @@ class Worker:
             if reason:
                 self.facts["not_deterministic"] = f"attention backend {provider.name!r}: {reason}"
             backends.append(backend)
-            self.facts["shares_prefixes"] = any(one.shares_prefixes for one in backends)
             chosen.append(provider.name)
+        self.facts["shares_prefixes"] = any(one.shares_prefixes for one in backends)
         self.facts["attention"] = chosen
         logger.info("attention: %s", ", ".join(sorted(set(chosen))))
         return backends
