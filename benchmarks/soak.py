@@ -233,7 +233,7 @@ class Soak:
             "requests": sum(tally.counts[kind] for kind in tally.counts if "kill" not in kind) + len(tally.lost),
             **dict(sorted(tally.counts.items())),
             "lost": len(tally.lost),
-            "losses": tally.lost[:10],
+            "losses": dict(Counter(tally.lost).most_common(10)),
             "outage_seconds": _spread(outages),
             "load_of_the_machine": _spread(loads),
             "memory_growth_mib": {name: round(grown / 2**20, 1) for name, grown in growth.items()},
