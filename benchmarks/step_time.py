@@ -4,9 +4,9 @@
 
 Greedy requests of 16 prompt tokens, 64 wide, 4 heads, 512 ids, float32, one thread, batch 1 / 64 / 256. The engine is
 called as the front calls it, without a front: no text. Medians (`--percentile`) over steady decode steps. On a CPU the
-forward pass is work of the device that happens to be the host; `host` is the wall time of the step without it, taken
-with no other clock running. The parts follow from steps of their own: the thread's processor time, with the cost of
-their clocks.
+forward pass, logits included, is work of the device that happens to be the host; `host` is the wall time of the step
+without it, taken with no other clock running. The parts follow from steps of their own: the thread's processor time,
+with the cost of their clocks.
 """
 
 from __future__ import annotations
@@ -65,6 +65,12 @@ class Stopwatch:
         self._running.clear()
 
 
+def watch_model(model: Any, watch: Stopwatch) -> None:
+    """What a device would compute, but for the draw."""
+    for method in ("forward", "logits"):
+        watch.watch(model, method, "forward")
+
+
 def watch_parts(engine: Engine, watch: Stopwatch) -> None:
     """The parts of a step, which do not overlap; what is left of the step is the loop itself and building plans."""
     runner = engine.executor._worker.runner  # type: ignore[attr-defined]
@@ -75,8 +81,8 @@ def watch_parts(engine: Engine, watch: Stopwatch) -> None:
     watch.watch(runner.device.ops, "build_inputs", "inputs")
     for backend in runner.backends:
         watch.watch(backend, "plan", "attention plan")
-    watch.watch(runner.model, "forward", "forward")
-    watch.watch(runner, "_sample_rows", "sample")
+    watch_model(runner.model, watch)
+    watch.watch(runner.sampler, "sample", "sample")
 
 
 def start(folder: Path, batch: int, num_tokens: int) -> Engine:
@@ -105,7 +111,7 @@ def measure(folder: Path, batch: int, steps: int, percentile: float) -> dict[str
     for _ in range(WARM_STEPS):
         engine.step()
     forward, wall = Stopwatch(time.perf_counter), []
-    forward.watch(engine.executor._worker.runner.model, "forward", "forward")  # type: ignore[attr-defined]
+    watch_model(engine.executor._worker.runner.model, forward)  # type: ignore[attr-defined]
     for _ in range(steps):
         began = time.perf_counter()
         engine.step()

@@ -6,6 +6,7 @@ Runs on the host with numpy, then moves index tensors to the device. Knows no we
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,13 +21,22 @@ TILE = 256
 MAX_PADDED_BYTES = 384 << 10
 
 
-@dataclass
 class CachedTokens:
-    """Which slots of the cache are read: a run of `length` from `start` on, or else the list `slots` int64."""
+    """Which slots of the cache are read: a run of `length` from `start` on, or else (`start` None) those in `slots`."""
 
-    length: int
-    start: int | None
-    slots: Tensor
+    def __init__(self, length: int, start: int | None, device: torch.device, listed: np.ndarray | None = None) -> None:
+        self.length = length
+        self.start = start
+        self._device = device
+        self._listed = listed
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """int64 [length]; made when somebody asks, since a run can mostly be read where it lies."""
+        if self._listed is None:
+            first = self.start or 0
+            return torch.arange(first, first + self.length, device=self._device)
+        return torch.from_numpy(self._listed).to(self._device)
 
     @classmethod
     def of(cls, slots: np.ndarray, device: torch.device) -> CachedTokens:
@@ -34,7 +44,7 @@ class CachedTokens:
         flat = slots.reshape(-1)
         length, start = len(flat), int(flat[0])
         run = int(flat[-1]) - start == length - 1 and bool((flat[1:] > flat[:-1]).all())
-        return cls(length, start if run else None, torch.from_numpy(flat).to(device))
+        return cls(length, start if run else None, device, None if run else flat)
 
     @classmethod
     def of_row(cls, table: np.ndarray, first: int, last: int, block_size: int, device: torch.device) -> CachedTokens:
@@ -44,9 +54,9 @@ class CachedTokens:
         offset, length, block = first - skipped * block_size, last - first, int(blocks[0])
         if np.array_equal(blocks, np.arange(block, block + len(blocks))):
             start = block * block_size + offset
-            return cls(length, start, torch.arange(start, start + length, device=device))
+            return cls(length, start, device)
         slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[offset : offset + length]
-        return cls(length, None, torch.from_numpy(slots).to(device))
+        return cls(length, None, device, slots)
 
 
 @dataclass
