@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +50,9 @@ class WeightLoader(ABC):
     def fill(self, name: str, parameter: Tensor) -> None:
         """Called for parameters that `tensors` did not cover when `complete` is False."""
         raise NotImplementedError(f"{type(self).__name__} does not fill parameters")
+
+
+def fill_each(pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
+    """Copies what each function reads into its tensor, one after the other: `Streams.fill` without a device."""
+    for target, read in pieces:
+        target.copy_(read())

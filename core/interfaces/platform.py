@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .loader import fill_each
+
 if TYPE_CHECKING:
     from ..ops import Ops
     from ..parallel.group import ProcessGroup
@@ -76,12 +78,6 @@ class Streams(ABC):
         a function raised.
         """
         fill_each(pieces)
-
-
-def fill_each(pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
-    """What `Streams.fill` does, one after the other."""
-    for target, read in pieces:
-        target.copy_(read())
 
 
 class Memory(ABC):

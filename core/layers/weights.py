@@ -13,9 +13,8 @@ from functools import partial
 
 from torch import Tensor
 
-from ..interfaces.loader import LazyTensor, WeightLoader
+from ..interfaces.loader import LazyTensor, WeightLoader, fill_each
 from ..interfaces.model import Model
-from ..interfaces.platform import fill_each
 
 Index = tuple[slice, ...]
 #: Copies what each function reads into its tensor.
