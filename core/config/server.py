@@ -16,6 +16,11 @@ class ServerConfig(Section):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     uds: str | None = Field(None, description="Unix socket to listen on instead.")
     api_key: list[str] = Field(default_factory=list, description="Keys that clients must present; none: open.")
+    cache_salt_per_key: bool = Field(
+        False,
+        description="Give each API key a prefix cache of its own, so that none learns from timing what another sends; "
+        "needs api_key.",
+    )
     admin_uds: str | None = Field(None, description="Unix socket for admin routes; default: there are none.")
     admin_port: int | None = Field(
         None, ge=0, le=65535, description="Port of 127.0.0.1 for admin routes; needs an admin key."
@@ -103,6 +108,12 @@ class ServerConfig(Section):
             raise ValueError("admin_port is open to every user of this machine; set admin_key, or use admin_uds")
         if self.admin_port is not None and self.admin_uds is not None:
             raise ValueError("admin_port and admin_uds exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _check_salt(self) -> Self:
+        if self.cache_salt_per_key and not self.api_key:
+            raise ValueError("cache_salt_per_key needs api_key: without keys all clients are one")
         return self
 
     @field_validator("api_key", "admin_key")

@@ -16,7 +16,8 @@ from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from .deadlines import until_deadline
 from .ingress import REQUEST
-from .refusals import refusal
+from .key_salt import salted
+from .refusals import refusal, refusals
 from .reports import Notes
 from .request_timer import RequestTimer
 
@@ -34,11 +35,13 @@ class WatchedRuns:
 
     def __init__(self, serving: ServingHost) -> None:
         self._serving = serving
+        self._salts = serving.config.server.cache_salt_per_key
 
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
         """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails."""
+        prompt = self._salted(prompt)
         timer = RequestTimer(self._serving.metrics, params)
         notes = self._serving.reporter.begin(request_id, params)
         stream = self._serving.llm.generate(prompt, params, request_id, **options)
@@ -61,6 +64,7 @@ class WatchedRuns:
 
     async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
         """The `PoolingRequestOutput` of one prompt; raises `RequestError` when the request fails."""
+        prompt = self._salted(prompt)
         timer = RequestTimer(self._serving.metrics, _POOLED)
         stream = self._serving.llm.encode(prompt, params, request_id, **options)
         try:
@@ -74,6 +78,13 @@ class WatchedRuns:
         finally:
             timer.close()
             await stream.aclose()
+
+    def _salted(self, prompt: Any) -> Any:
+        """The prompt, kept apart from those of other keys where that is set."""
+        if not self._salts:
+            return prompt
+        with refusals():
+            return salted(prompt)
 
     @contextlib.contextmanager
     def _failures(self, timer: RequestTimer, notes: Notes | None = None) -> Iterator[None]:

@@ -68,7 +68,7 @@ def test_every_setting_has_help_and_a_unique_name():
 @pytest.mark.parametrize("name", list(leaves()))
 def test_each_setting_round_trips(name):
     value = other_value(name)
-    needed = {"admin_key": ["k"]} if name == "admin_port" else {}
+    needed = {"admin_port": {"admin_key": ["k"]}, "cache_salt_per_key": {"api_key": ["k"]}}.get(name, {})
     config = FrameConfig.from_flat(**{**needed, name: value})
     flat = to_flat(config)
     assert flat[name] == value

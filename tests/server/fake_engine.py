@@ -3,7 +3,7 @@
 Faults are asked for in `extra_args`, and that an output ends (`once`: with finish reason "stop") where the prompt does.
 
 `config.plugin["fake"]`: `delay` seconds a step, `startup` seconds, `broken` (start-up error), `dies` (exit status
-before ready).
+before ready), `caches` (a prompt that came before with the same salt counts as found in the cache).
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ class FakeEngine:
         )
         self._model = config.model.model
         self._delay = float(config.plugin.get("fake", {}).get("delay", 0.0))
+        self._prompts: set[tuple[str | None, bytes]] | None = (
+            set() if config.plugin.get("fake", {}).get("caches") else None
+        )
         self._running: dict[str, tuple[EngineRequest, int]] = {}
         self._pending: list[EngineOutput] = []
         self._counters = EngineStats(num_blocks=100)
@@ -103,7 +106,7 @@ class FakeEngine:
         token = int(answer[count]) if answer else int(prompt[count % len(prompt)])
         output = EngineOutput(request_id=request_id, token_ids=[token])
         if count == 0:
-            output.num_cached, output.scheduled = 0, time.time()
+            output.num_cached, output.scheduled = self._look_up(request), time.time()
         if request.params.logprobs is not None:
             columns = np.arange(request.params.logprobs + 1, dtype=np.int32)
             ids = np.where(columns == 0, token, columns).astype(np.int32)[None]
@@ -128,6 +131,14 @@ class FakeEngine:
         else:
             self._running[request_id] = (request, count + 1)
         return output
+
+    def _look_up(self, request: EngineRequest) -> int:
+        if self._prompts is None:
+            return 0
+        prompt = request.salt, request.prompt_ids.tobytes()
+        found = prompt in self._prompts
+        self._prompts.add(prompt)
+        return len(request.prompt_ids) if found else 0
 
     def has_unfinished(self) -> bool:
         return bool(self._running or self._pending)
