@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -96,9 +96,13 @@ class FileStore:
             raise RequestError(404, f"no file {name[:80]!r}", code="file_not_found")
         return record
 
-    def path(self, record: FileRecord) -> Path:
-        """Where the bytes of a file are."""
-        return self._data(record.id)
+    def open(self, name: str, owner: str) -> BinaryIO:
+        """The bytes of a file, which stay there for the reader when it is deleted; raises as `get`."""
+        record = self.get(name, owner)
+        try:
+            return self._data(record.id).open("rb")
+        except FileNotFoundError:
+            raise RequestError(404, f"no file {name!r}: it was deleted", code="file_not_found") from None
 
     def delete(self, record: FileRecord) -> None:
         """Forgets a file."""

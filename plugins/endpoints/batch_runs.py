@@ -168,9 +168,11 @@ class BatchStore:
                 turn = record.owner
                 try:
                     await self._answer(record)
-                except Exception as error:
+                except RequestError as error:
+                    self._fail(record, str(error))
+                except Exception:
                     logger.exception("batch %s failed", record.id)
-                    self._fail(record, str(error) if isinstance(error, RequestError) else "internal error")
+                    self._fail(record, "internal error")
 
     def _next(self, turn: str) -> BatchRecord | None:
         """The oldest open batch of an owner other than `turn`, whose batch ran last; of that one when nobody waits."""
@@ -182,17 +184,17 @@ class BatchStore:
         if record.output_file_id or record.error_file_id:  # it ended when the server did
             self._end(record, good, bad)
             return
-        source = self._files.path(self._files.get(record.input_file_id, record.owner))
-        record.num_lines = await asyncio.to_thread(_count_lines, source)
-        if not 0 < record.num_lines <= self._max_lines:
-            self._fail(record, f"a batch has 1 to {self._max_lines} lines, this one {record.num_lines}")
-            return
-        done_good, done_bad = await asyncio.to_thread(lambda: (_complete_rows(good), _complete_rows(bad)))
-        record.num_succeeded, record.num_failed = len(done_good), len(done_bad)
-        record.status, record.in_progress_at = "in_progress", record.in_progress_at or int(time.time())
-        self._write(record)
-        with source.open("rb") as lines, good.open("ab") as output, bad.open("ab") as errors:
-            await self._run_lines(record, lines, done_good | done_bad, output, errors)
+        with self._files.open(record.input_file_id, record.owner) as lines:
+            record.num_lines = await asyncio.to_thread(_count_lines, lines)
+            if not 0 < record.num_lines <= self._max_lines:
+                self._fail(record, f"a batch has 1 to {self._max_lines} lines, this one {record.num_lines}")
+                return
+            done_good, done_bad = await asyncio.to_thread(lambda: (_complete_rows(good), _complete_rows(bad)))
+            record.num_succeeded, record.num_failed = len(done_good), len(done_bad)
+            record.status, record.in_progress_at = "in_progress", record.in_progress_at or int(time.time())
+            self._write(record)
+            with good.open("ab") as output, bad.open("ab") as errors:
+                await self._run_lines(record, lines, done_good | done_bad, output, errors)
         # from here on nothing is run again, whatever happens to this process
         record.status, record.finalizing_at = "finalizing", int(time.time())
         record.output_file_id = self._files.new_id() if good.stat().st_size else None
@@ -253,9 +255,10 @@ class BatchStore:
         return self._folder / f"{name}.cancel"
 
 
-def _count_lines(path: Path) -> int:
-    with path.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())
+def _count_lines(lines: BinaryIO) -> int:
+    count = sum(1 for line in lines if line.strip())
+    lines.seek(0)
+    return count
 
 
 def _complete_rows(path: Path) -> set[str]:

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -160,8 +160,8 @@ class BatchesEndpoint(Endpoint):
 
     async def _content(self, request: Request, name: str) -> Response:
         files, _ = self._stores()
-        path = files.path(files.get(name, self.serving.owner(request)))
-        return StreamingResponse(_chunks(path), media_type="application/octet-stream")
+        file = files.open(name, self.serving.owner(request))
+        return StreamingResponse(_chunks(file), media_type="application/octet-stream")
 
     async def _create(self, request: Request) -> Response:
         _, batches = self._stores()
@@ -196,8 +196,8 @@ def _seconds(form: Any) -> int | None:
     return int(str(value))
 
 
-async def _chunks(path: Path) -> AsyncGenerator[bytes, None]:
-    with path.open("rb") as file:
+async def _chunks(file: BinaryIO) -> AsyncGenerator[bytes, None]:
+    with file:
         while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
             yield chunk
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,5 +92,50 @@ async def test_a_batch_that_ended_when_the_server_did_is_not_run_again(
     done = store.get(record.id, "me")
     assert (done.status, done.num_succeeded, done.num_failed) == ("completed", 2, 1)
     assert serving.answered == ["a", "bad", "c"]
-    assert files.path(files.get(done.output_file_id or "", "me")).read_text().count("\n") == 2
-    assert files.path(files.get(done.error_file_id or "", "me")).read_text().count("\n") == 1
+    with files.open(done.output_file_id or "", "me") as rows:
+        assert rows.read().count(b"\n") == 2
+    with files.open(done.error_file_id or "", "me") as rows:
+        assert rows.read().count(b"\n") == 1
+
+
+class Deleting(Answering):
+    """Somebody deletes the input after the first line."""
+
+    def __init__(self, delete: Callable[[], None]) -> None:
+        super().__init__()
+        self._delete = delete
+
+    async def run_lines(self, lines: Any, **options: Any) -> AsyncIterator[Any]:
+        async for row in super().run_lines(lines, **options):
+            self._delete()
+            yield row
+
+
+async def test_an_input_file_may_be_deleted_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batch_runs, "_POLL_SECONDS", 0.01)
+    files = FileStore(tmp_path, 10, 1000)
+    inputs = []
+    for _ in range(3):
+        path = files.new_path()
+        path.write_text("".join(f'{{"custom_id": "{number}"}}\n' for number in range(3)))
+        inputs.append(files.add(path, "me", "in", "batch"))
+    store = BatchStore(Deleting(lambda: files.delete(inputs[0])), files, tmp_path, max_open=3, max_lines=5)
+    during, before, between = [store.add("me", "/v1/x", each.id, "24h", None) for each in inputs]
+    files.delete(inputs[1])
+    (tmp_path / "files" / f"{inputs[2].id}.jsonl").unlink()  # as between looking it up and opening it
+    running = asyncio.create_task(store._run())
+    async with asyncio.timeout(30):
+        while store._next("") is not None:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    ended = store.get(during.id, "me")
+    assert (ended.status, ended.num_succeeded) == ("completed", 3)
+    for lost, message in ((before, "no file"), (between, "it was deleted")):
+        ended = store.get(lost.id, "me")
+        assert ended.status == "failed"
+        assert ended.errors is not None
+        assert message in ended.errors["data"][0]["message"]
+    assert not caplog.records
