@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ..interfaces.endpoint import Command
-from .terminal import TerminalClient, TerminalError, add_client_arguments
+from .terminal import INTERRUPTED, TerminalClient, TerminalError, add_client_arguments, show
 
 
 class ChatCommand(Command):
@@ -26,13 +26,13 @@ class ChatCommand(Command):
         parser.add_argument("-q", "--quick", metavar="MESSAGE", help="Ask one question, print the answer, end.")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Returns 1 when there is no server or it refuses."""
+        """Returns 1 when there is no server or it refuses, 130 when ctrl-C ends the one answer."""
         try:
             client = TerminalClient(arguments)
             messages = [{"role": "system", "content": arguments.system_prompt}] if arguments.system_prompt else []
             if arguments.quick is not None:
-                _answer(client, [*messages, {"role": "user", "content": arguments.quick}])
-                return 0
+                question = {"role": "user", "content": arguments.quick}
+                return 0 if show(client.chat([*messages, question]))[1] else INTERRUPTED
             print(f"Chatting with {client.model}; end of input (ctrl-D) quits.", file=sys.stderr)
             return _converse(client, messages)
         except TerminalError as error:
@@ -49,17 +49,4 @@ def _converse(client: TerminalClient, messages: list[dict[str, str]]) -> int:
             return 0
         if question.strip():
             messages.append({"role": "user", "content": question})
-            messages.append({"role": "assistant", "content": _answer(client, messages)})
-
-
-def _answer(client: TerminalClient, messages: list[dict[str, str]]) -> str:
-    """Prints an answer as it comes; returns what there is of it when it is interrupted."""
-    pieces: list[str] = []
-    try:
-        for piece in client.chat(messages):
-            pieces.append(piece)
-            print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        pass
-    print()
-    return "".join(pieces)
+            messages.append({"role": "assistant", "content": show(client.chat(messages))[0]})

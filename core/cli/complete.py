@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ..interfaces.endpoint import Command
-from .terminal import TerminalClient, TerminalError, add_client_arguments
+from .terminal import INTERRUPTED, TerminalClient, TerminalError, add_client_arguments, show
 
 
 class CompleteCommand(Command):
@@ -21,12 +21,11 @@ class CompleteCommand(Command):
         parser.add_argument("-q", "--quick", metavar="TEXT", help="Continue one text, print it, end.")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Returns 1 when there is no server or it refuses."""
+        """Returns 1 when there is no server or it refuses, 130 when ctrl-C ends the one text."""
         try:
             client = TerminalClient(arguments)
             if arguments.quick is not None:
-                _continue(client, arguments.quick)
-                return 0
+                return 0 if show(client.complete(arguments.quick))[1] else INTERRUPTED
             print(f"Continuing text with {client.model}; end of input (ctrl-D) quits.", file=sys.stderr)
             while True:
                 try:
@@ -35,16 +34,7 @@ class CompleteCommand(Command):
                     print(file=sys.stderr)
                     return 0
                 if prompt:
-                    _continue(client, prompt)
+                    show(client.complete(prompt))
         except TerminalError as error:
             print(f"frame: {error}", file=sys.stderr)
             return 1
-
-
-def _continue(client: TerminalClient, prompt: str) -> None:
-    try:
-        for piece in client.complete(prompt):
-            print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        pass
-    print()

@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 _CONNECT_SECONDS = 10.0
+#: Exit status of a command that ctrl-C has ended.
+INTERRUPTED = 130
 
 
 class TerminalError(Exception):
@@ -117,6 +119,20 @@ class TerminalClient:
             with response:
                 raise TerminalError(_message(response.status, response.read()))
         return response
+
+
+def show(pieces: Iterable[str]) -> tuple[str, bool]:
+    """Prints an answer as it comes; returns what there is of it, and whether it ended by itself or by ctrl-C."""
+    shown: list[str] = []
+    ended = True
+    try:
+        for piece in pieces:
+            shown.append(piece)
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        ended = False
+    print()
+    return "".join(shown), ended
 
 
 def _message(status: int, body: bytes) -> str:
