@@ -32,6 +32,9 @@ class ServerConfig(Section):
     allowed_origins: list[str] = Field(default_factory=list, description="Origins that browsers may call from.")
     root_path: str = Field("", description="Path prefix behind a proxy.")
     public_metrics: bool = Field(False, description="Answer /metrics without a key.")
+    enable_tokenizer_info_endpoint: bool = Field(
+        False, description="Answer GET /tokenizer_info with the tokenizer's settings and the chat template."
+    )
     page: bool = Field(True, description="Serve the web page at /.")
     max_body_bytes: int = Field(8 << 20, ge=1024, description="Largest request body in bytes.")
     max_upload_bytes: int = Field(100 << 20, ge=1024, description="Largest file that a client may send, in bytes.")

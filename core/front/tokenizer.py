@@ -14,6 +14,7 @@ from typing import Any
 from .pieces import Pieces, read_pieces
 from .prompts import InvalidRequest
 from .special_frame import SpecialFrame, read_frame
+from .tokenizer_info import tokenizer_info
 
 #: tokenizer_config.json's classes that are nothing but tokenizer.json; loading them directly imports no torch.
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -65,6 +66,10 @@ class Tokenizer:
     @cached_property
     def pieces(self) -> Pieces | None:
         return read_pieces(self.backend)
+
+    def describe(self, chat_template: str | None) -> dict[str, Any]:
+        """Its settings as plain JSON, with the template that chats get."""
+        return tokenizer_info(self.hf, chat_template)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -59,6 +59,12 @@ class Serving(Protocol):
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids, special tokens included."""
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """The tokenizer's settings as `tokenizer_config.json` has them, without paths of this machine.
+
+        With the chat template that chats are rendered by. Raises `RequestError` without a tokenizer.
+        """
+
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token, which may be a part of a character."""
 
@@ -105,7 +111,8 @@ class Serving(Protocol):
     ) -> Any:
         """How well first[i] and second[i] fit: for each pair an object with `value` and `num_tokens`.
 
-        By the model's own scores, or for an embedding model by the cosine of two embeddings.
+        By the model's own scores, or for an embedding model by the cosine of two embeddings. `options` are those of
+        `pool`, and `cache_salt`.
         """
 
     @property
@@ -126,6 +133,9 @@ class Serving(Protocol):
 
         Raises `RequestError` with what the engine says.
         """
+
+    def forward(self, request: Request, path: str) -> Response:
+        """What the POST route `path` answers to this request, whose key and body have been checked already."""
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""

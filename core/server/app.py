@@ -25,6 +25,7 @@ from .calls import RouteCalls
 from .errors import ErrorShapes, error_body, retry_headers
 from .ingress import Ingress, Traffic
 from .limits import KeyLimits
+from .load_report import LoadReports
 from .openapi import with_shared_definitions
 from .serving import ServingHost
 from .streams import ClientGoneError
@@ -126,7 +127,7 @@ def build_app(
     shapes = _shapes(endpoints, routers)
     serving.calls = RouteCalls(routes, routers, shapes, server.max_request_seconds)
     ingress = Ingress(
-        routes,
+        LoadReports(routes, serving.stats),
         keys=server.api_key,
         max_body_bytes=server.max_body_bytes,
         problem=lambda: serving.problem,

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..interfaces.errors import RequestError
+from ..interfaces.errors import ErrorShape, RequestError
 from .deadlines import set_deadline
 from .errors import ERROR_SHAPE, ErrorShapes, error_body
 from .ingress import JSON_BODY, OWNER, REQUEST
@@ -64,6 +65,10 @@ class RouteCalls:
             REQUEST.reset(present)
         return reply.answer()
 
+    def forward(self, path: str) -> ForwardedResponse:
+        """What the route `path` answers to a request that the ingress has let in by another path."""
+        return ForwardedResponse(self._app, path, self._shapes.of(path))
+
     def _scope(self, path: str, body: dict[str, Any], owner: str) -> Scope:
         return {
             "type": "http",
@@ -82,6 +87,19 @@ class RouteCalls:
             OWNER: owner,
             ERROR_SHAPE: self._shapes.of(path),
         }
+
+
+class ForwardedResponse(Response):
+    """What another route answers to the same request; its key, body and deadline stay as they are."""
+
+    def __init__(self, app: ASGIApp, path: str, errors: ErrorShape) -> None:
+        super().__init__()
+        self._target = app
+        self._changes = {"path": path, "raw_path": path.encode(), "path_params": {}, ERROR_SHAPE: errors}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Asks the application, which answers by itself."""
+        await self._target({**scope, **self._changes}, receive, send)
 
 
 async def _never() -> Message:

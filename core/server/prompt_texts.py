@@ -51,6 +51,12 @@ class PromptTexts:
         with refusals():
             return await asyncio.to_thread(self._serving.llm.tokenizer.decode, token_ids, False)
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """The tokenizer's settings as `tokenizer_config.json` has them; raises `RequestError` without a tokenizer."""
+        with refusals():
+            front = self._serving.llm.front
+            return front.tokenizer().describe(front.chat_template)
+
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token, which may be a part of a character; its number where there is no tokenizer."""
         tokenizer = self._serving.llm.front.source.get_or_none()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -49,11 +49,16 @@ async def score_texts(
     name: str,
     options: Mapping[str, Any],
 ) -> list[Score]:
-    """One score for each pair (first[i], second[i]); an embedding is computed once for equal texts."""
+    """One score for each pair (first[i], second[i]); an embedding is computed once for equal texts.
+
+    `options` are those of `Serving.pool`, and `cache_salt`.
+    """
+    options = dict(options)
+    salt = options.pop("cache_salt", None)
     name = f"{name}-{uuid.uuid4().hex[:8]}"  # clients may choose names, and use one twice at a time
     if serving.pooling is not None and "embed" in serving.pooling.tasks:
         return await _by_embeddings(
-            serving, first, second, msgspec.structs.replace(params, task="embed"), name, options
+            serving, first, second, msgspec.structs.replace(params, task="embed"), name, salt, options
         )
     serving.require("score")
     asked = msgspec.structs.replace(params, task="score")
@@ -63,6 +68,7 @@ async def score_texts(
             prompt = await llm.pair(first[number], second[number], asked)
         except ValueError as error:
             raise RequestError(400, str(error), param=getattr(error, "param", None)) from None
+        prompt = replace(prompt, salt=salt)
         output = await serving.pool(prompt, asked, f"{name}-{number}", **options)
         return Score(float(output.outputs.data[0]), len(output.prompt_token_ids))
 
@@ -75,11 +81,14 @@ async def _by_embeddings(
     second: Sequence[str],
     params: PoolingParams,
     name: str,
+    salt: str | None,
     options: Mapping[str, Any],
 ) -> list[Score]:
+    salted = {} if salt is None else {"cache_salt": salt}
     texts = list(dict.fromkeys((*first, *second)))
     found = await together(
-        serving.pool(text, params, f"{name}-{number}", **options) for number, text in enumerate(texts)
+        serving.pool({"prompt": text, **salted}, params, f"{name}-{number}", **options)
+        for number, text in enumerate(texts)
     )
     outputs = dict(zip(texts, found, strict=True))
     return [

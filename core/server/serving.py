@@ -207,6 +207,10 @@ class ServingHost:
         """The text of token ids, special tokens included."""
         return await self._texts.detokenize(token_ids)
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """The tokenizer's settings as `tokenizer_config.json` has them; raises `RequestError` without a tokenizer."""
+        return self._texts.tokenizer_info()
+
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token, which may be a part of a character; its number where there is no tokenizer."""
         return self._texts.token_bytes(token_id)
@@ -266,6 +270,13 @@ class ServingHost:
             raise RequestError(503, str(error)) from None
         except RuntimeError as error:
             raise RequestError(409, str(error)) from None
+
+    def forward(self, request: Request, path: str) -> Response:
+        """What the POST route `path` answers to this request, whose key and body have been checked already."""
+        del request  # the response gets its scope
+        if self.calls is None:
+            raise RequestError(503, "the routes are not there yet")
+        return self.calls.forward(path)
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""

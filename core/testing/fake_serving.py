@@ -91,6 +91,10 @@ class FakeServing:
             raise RequestError(400, "token ids must be in [0, 256)", param="tokens")
         return bytes(token_ids).decode(errors="replace")
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """One setting."""
+        return {"tokenizer_class": "Bytes"}
+
     def token_bytes(self, token_id: int) -> bytes:
         """One byte."""
         return bytes([token_id])
@@ -170,6 +174,13 @@ class FakeServing:
     async def control(self, method: str, arguments: dict[str, Any]) -> Any:
         """What was asked for, as the answer."""
         return 0 if method == "pause" else bool(arguments)
+
+    def forward(self, request: Request, path: str) -> Response:
+        """What the POST route `path` answers."""
+        del request
+        if self.calls is None:
+            raise RequestError(503, "the routes are not there yet")
+        return self.calls.forward(path)  # type: ignore[no-any-return]
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""

@@ -35,6 +35,12 @@ def frame_endpoints() -> list[Provider]:
             summary="OpenAI: files and batches",
             options=f"{here}.batches:BatchesOptions",
         ),
+        Provider(
+            "invocations",
+            f"{here}.invocations:InvocationsEndpoint",
+            api=">=0.1,<0.2",
+            summary="SageMaker: any of these",
+        ),
         Provider("admin", f"{here}.admin:AdminEndpoint", api=">=0.1,<0.2", summary="pause, sleep, reset, shut down"),
         Provider("weights", f"{here}.weights:WeightsEndpoint", api=">=0.1,<0.2", summary="other weights; adapters"),
         Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.1,<0.2", summary="tokenize and detokenize"),

@@ -42,7 +42,8 @@ class ScoreEndpoint(Endpoint):
         model = serving.model(body.model)
         name = response_name("score", request, body.request_id)
         params = body.params(use_activation=body.use_activation)
-        scores = serving.scores(*body.pairs(), params, name, priority=body.priority)
+        options = {"priority": body.priority, "cache_salt": body.cache_salt}
+        scores = serving.scores(*body.pairs(), params, name, **options)
         found = await serving.race(request, scores)
         items = [ScoreItem(index, "score", score.value) for index, score in enumerate(found)]
         usage = usage_of([score.num_tokens for score in found])
@@ -54,7 +55,8 @@ class ScoreEndpoint(Endpoint):
         model = serving.model(body.model)
         name = response_name("rerank", request, body.request_id)
         texts = body.texts()
-        scores = serving.scores([body.query] * len(texts), texts, body.params(), name, priority=body.priority)
+        options = {"priority": body.priority, "cache_salt": body.cache_salt}
+        scores = serving.scores([body.query] * len(texts), texts, body.params(), name, **options)
         found = await serving.race(request, scores)
         cohere = request.url.path.endswith(_COHERE)
         results = [RerankItem(index, score.value) for index, score in enumerate(found)]

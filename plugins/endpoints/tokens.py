@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize` and `POST /detokenize`; `GET /tokenizer_info` where it is asked for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TokensEndpoint(Endpoint):
     """The tokenizer over HTTP."""
 
     def router(self) -> APIRouter:
-        """Both routes."""
+        """All of them."""
         router = APIRouter()
         for path, handler, kind in (
             ("/tokenize", self._tokenize, TokenizeBody),
@@ -54,7 +54,13 @@ class TokensEndpoint(Endpoint):
         ):
             schema = {"requestBody": {"content": {"application/json": {"schema": kind.model_json_schema()}}}}
             router.add_api_route(path, handler, methods=["POST"], openapi_extra=schema)
+        if self.config.server.enable_tokenizer_info_endpoint:
+            router.add_api_route("/tokenizer_info", self._info, methods=["GET"])
         return router
+
+    async def _info(self) -> Response:
+        """The tokenizer's settings as `tokenizer_config.json` has them, with the chat template that is used."""
+        return _json(self.serving.tokenizer_info())
 
     async def _tokenize(self, request: Request) -> Response:
         body: TokenizeBody = self.serving.parse(request, TokenizeBody)

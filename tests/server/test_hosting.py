@@ -1,17 +1,30 @@
-"""What operators of shared servers ask for: API keys that share no cached prefix, whatever route they ask."""
+"""What operators of shared and hosted servers ask for.
+
+API keys that share no cached prefix, the one route of SageMaker, settings of the tokenizer, reports of the load.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 from pydantic import ValidationError
 
+from frame.core.config.checkpoint import DEMO_FOLDER
 from frame.core.config.server import ServerConfig
+from frame.core.config.tree import FrameConfig
+from frame.core.registry import Registry
+from frame.core.server.app import build_app, make_endpoints
 from frame.core.server.key_salt import key_salt
+from frame.core.testing.fake_serving import FakeServing
+from frame.plugins.endpoints.tokens import TokensEndpoint
 from tests.server.running import FAKE, Running, server
 
 KEYS = ("first", "second")
@@ -22,7 +35,7 @@ LONG = "it was a dark and stormy night"
 def running() -> Iterator[Running]:
     with server(
         FAKE, "--api-key", KEYS[0], "--api-key", KEYS[1], "--cache-salt-per-key", "--enable-prompt-tokens-details",
-        "--plugin.fake.caches", "true", "--plugin.fake.vocab_size", "2048",
+        "--plugin.fake.caches", "true", "--plugin.fake.vocab_size", "2048", "--enable-tokenizer-info-endpoint",
     ) as running:  # fmt: skip
         yield running
 
@@ -87,3 +100,91 @@ def test_salts_differ_by_key_and_by_what_is_asked_for() -> None:
 def test_it_needs_keys() -> None:
     with pytest.raises(ValidationError, match="cache_salt_per_key needs api_key"):
         ServerConfig(cache_salt_per_key=True)
+
+
+def ask(running: Running, path: str, body: Any, **headers: str) -> httpx.Response:
+    return httpx.post(running.url + path, json=body, headers={"x-api-key": KEYS[0], **headers}, timeout=60)
+
+
+def without_names(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.status_code == 200, answer.text
+    return {name: value for name, value in answer.json().items() if name not in ("id", "created", "usage")}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}),
+        ("/v1/completions", {"prompt": "Hello", "max_tokens": 4, "echo": True}),
+    ],
+    ids=["chat", "completion"],
+)
+def test_invocations_answer_as_the_route_that_is_meant(running: Running, path: str, body: dict[str, Any]) -> None:
+    assert without_names(ask(running, "/invocations", body)) == without_names(ask(running, path, body))
+    lines = ask(running, "/invocations", {**body, "stream": True}).text.splitlines()
+    assert lines[-2] == "data: [DONE]"
+    assert json.loads(lines[0].removeprefix("data: "))["object"] in ("chat.completion.chunk", "text_completion")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"model": "demo"}, "is for no route"),
+        ({"prompt": None}, "is for no route"),
+        ({"prompt": "x", "temperature": -1}, "temperature must be"),
+        ({"messages": [], "max_tokens": 1}, "messages must"),
+        ({"input": "x"}, "generates"),
+        ([1], "JSON object"),
+    ],
+    ids=str,
+)
+def test_invocations_that_are_wrong_say_what_is(running: Running, body: Any, said: str) -> None:
+    answer = ask(running, "/invocations", body)
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]["message"]
+
+
+def test_lines_of_batches_may_be_invocations() -> None:
+    config, serving = FrameConfig(), cast(Any, FakeServing())
+    build_app(config, serving, make_endpoints(config, Registry.load(), serving))
+    answer = asyncio.run(serving.calls.post("/invocations", {"prompt": "x"}, ""))
+    assert (answer.status, answer.body["object"]) == (200, "text_completion")
+
+
+def test_invocations_need_a_key(running: Running) -> None:
+    assert ask(running, "/invocations", {"prompt": "x"}, **{"x-api-key": "wrong"}).status_code == 401
+
+
+def test_the_settings_of_the_tokenizer(running: Running) -> None:
+    answer = httpx.get(f"{running.url}/tokenizer_info", headers={"x-api-key": KEYS[0]})
+    assert answer.status_code == 200
+    info = answer.json()
+    assert info["tokenizer_class"] in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    assert info["eos_token"]["content"] == "<|end|>"
+    assert info["added_tokens_decoder"]["0"]["content"] == "<|begin|>"
+    assert "messages" in info["chat_template"]
+    assert str(DEMO_FOLDER.resolve().parent) not in answer.text
+    assert not {"name_or_path", "vocab_file"} & set(info)
+    assert httpx.get(f"{running.url}/tokenizer_info").status_code == 401
+
+
+def test_they_are_told_only_when_that_is_set() -> None:
+    router = TokensEndpoint(config=FrameConfig(), serving=FakeServing()).router()
+    assert "/tokenizer_info" not in {getattr(route, "path", "") for route in router.routes}
+
+
+def test_load_reports_are_headers_in_the_form_that_is_asked_for(running: Running) -> None:
+    body = {"prompt": "x", "max_tokens": 2}
+    named = "endpoint-load-metrics-format"
+    report = ask(running, "/v1/completions", body, **{named: "json"}).headers["endpoint-load-metrics"]
+    assert report.startswith("JSON ")
+    metrics = json.loads(report.removeprefix("JSON "))["named_metrics"]
+    assert set(metrics) == {"kv_cache_usage_perc", "num_requests_running", "num_requests_waiting"}
+    report = ask(running, "/v1/completions", {**body, "stream": True}, **{named: "TEXT"}).headers[
+        "endpoint-load-metrics"
+    ]
+    assert re.fullmatch(r"TEXT (named_metrics\.\w+=[\d.]+(, )?){3}", report)
+    for headers in ({}, {named: "XML"}):
+        assert "endpoint-load-metrics" not in ask(running, "/v1/completions", body, **headers).headers
+    refused = ask(running, "/v1/completions", body, **{named: "TEXT", "x-api-key": "wrong"})
+    assert "endpoint-load-metrics" not in refused.headers

@@ -1,0 +1,54 @@
+"""How loaded the engine is, as a header of answers: load reports of ORCA, which proxies balance by.
+
+A request asks for them by a header that names their form. Knows no route.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..interfaces.engine import EngineStats
+
+_ASKED = b"endpoint-load-metrics-format"
+_ANSWERED = b"endpoint-load-metrics"
+_DIGITS = 6
+
+
+def load_report(stats: EngineStats, form: str) -> str | None:
+    """The value of the header in one of the forms TEXT and JSON; None for any other."""
+    metrics = {
+        "kv_cache_usage_perc": round(stats.kv_usage, _DIGITS),
+        "num_requests_running": stats.running,
+        "num_requests_waiting": stats.waiting,
+    }
+    if form == "TEXT":
+        return "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in metrics.items())
+    if form == "JSON":
+        return "JSON " + json.dumps({"named_metrics": metrics})
+    return None
+
+
+class LoadReports:
+    """ASGI middleware below the ingress: only those whose key was checked get a report."""
+
+    def __init__(self, app: ASGIApp, stats: Callable[[], Awaitable[EngineStats]]) -> None:
+        self._app = app
+        self._stats = stats
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request; the report is of the moment when its answer begins."""
+        asked = next((value for name, value in scope.get("headers", ()) if name == _ASKED), None)
+        form = None if asked is None else asked.decode("latin-1").strip().upper()
+        if form is None or load_report(EngineStats(), form) is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def reporting(message: Message) -> None:
+            if message["type"] == "http.response.start" and (report := load_report(await self._stats(), form)):
+                message = {**message, "headers": [*message.get("headers", ()), (_ANSWERED, report.encode())]}
+            await send(message)
+
+        await self._app(scope, receive, reporting)
