@@ -23,8 +23,8 @@ from .interfaces.wire import decode, encode
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct(">I")
 _PEER = struct.Struct("3i")
-#: As many frames may wait for a reader on an event loop before the peer has to.
-_MAX_WAITING_FRAMES = 64
+#: Whole frames of so many bytes may wait for a reader on an event loop; then the peer has to.
+_MAX_WAITING_BYTES = 1 << 17
 
 
 class FrameTooLargeError(ValueError):
@@ -126,6 +126,7 @@ class AsyncChannel(asyncio.Protocol):
         self._kind = kind
         self._limit = limit
         self._frames: deque[bytes] = deque()
+        self._num_waiting_bytes = 0
         self._rest = bytearray()  # the beginning of the next frame
         self._ended = False
         self._error: Exception | None = None  # why it ended, unless the peer hung up
@@ -173,6 +174,7 @@ class AsyncChannel(asyncio.Protocol):
             self._arrived.clear()
             await self._arrived.wait()
         frame = self._frames.popleft()
+        self._num_waiting_bytes -= len(frame)
         if self._paused and not self._frames:
             self._paused = False
             self._transport.resume_reading()
@@ -203,8 +205,9 @@ class AsyncChannel(asyncio.Protocol):
             start = begin + length
             with memoryview(self._rest) as view:
                 self._frames.append(bytes(view[begin:start]))
+            self._num_waiting_bytes += length
         del self._rest[:start]
-        if len(self._frames) > _MAX_WAITING_FRAMES and not self._ended:
+        if self._num_waiting_bytes > _MAX_WAITING_BYTES and not self._ended:
             self._paused = True
             self._transport.pause_reading()
         self._arrived.set()
