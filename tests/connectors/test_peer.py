@@ -114,9 +114,10 @@ def test_silence_does_not_hold_a_place_for_long(server, address, monkeypatch):
     monkeypatch.setattr(peer_server, "_HELLO_SECONDS", 0.2)
     with connect(address) as stranger:
         receive(stranger, Challenge, 5)
-        for _ in range(3):
-            stranger.sendall(b"\1")
-            time.sleep(0.05)
+        with suppress(OSError):  # on a busy machine it has hung up already
+            for _ in range(3):
+                stranger.sendall(b"\1")
+                time.sleep(0.05)
         with pytest.raises(PeerError):
             receive(stranger, Welcome, 5)
 

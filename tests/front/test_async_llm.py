@@ -20,18 +20,21 @@ DELTA = RequestOutputKind.DELTA
 
 
 class FakeClient:
-    """A fake engine behind asyncio; `pause` seconds between steps."""
+    """A fake engine behind asyncio; `pause` seconds between steps, and none while it is not `stepping`."""
 
     def __init__(self, script, width=2, pause=0.0):
         self.engine = FakeEngine(script, width)
         self.info = self.engine.info
         self.error = None
         self.pause = pause
+        self.stepping = asyncio.Event()
+        self.stepping.set()
         self._queue = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
 
     async def _run(self):
         while True:
+            await self.stepping.wait()
             outputs = self.engine.step()
             if outputs:
                 self._queue.put_nowait(outputs)
@@ -86,6 +89,13 @@ async def make(source, monkeypatch):
 
 async def collect(stream):
     return [output async for output in stream]
+
+
+async def running(client):
+    """Returns once the engine has requests."""
+    async with asyncio.timeout(60):
+        while not client.engine.requests:
+            await asyncio.sleep(0)
 
 
 async def test_deltas_join_to_the_text(make, tokenizer):
@@ -168,7 +178,7 @@ async def test_closing_a_stream_aborts_it(make):
     await stream.aclose()
     assert client.engine.aborted == ["r"]
     task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40, n=2), "s")))
-    await asyncio.sleep(0.02)
+    await running(client)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -179,7 +189,7 @@ async def test_closing_a_stream_aborts_it(make):
 async def test_abort_ends_the_stream(make):
     llm, client = make(lambda request: [5] * 40, width=1, pause=0.005)
     task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40, output_kind=DELTA), "r")))
-    await asyncio.sleep(0.02)
+    await running(client)
     await llm.abort("r")
     await llm.abort(["unknown"])
     outputs = await task
@@ -189,9 +199,10 @@ async def test_abort_ends_the_stream(make):
 
 
 async def test_bad_input_touches_no_other_request(make):
-    llm, _ = make(lambda request: [5] * 30, width=1, pause=0.002)
+    llm, client = make(lambda request: [5] * 30, width=1)
     good = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=30), "good")))
-    await asyncio.sleep(0.01)
+    await running(client)
+    client.stepping.clear()
     for prompt, params, message in [
         ("", SamplingParams(), "empty"),
         ([9999], SamplingParams(), "ids go from 0"),
@@ -202,13 +213,14 @@ async def test_bad_input_touches_no_other_request(make):
             await collect(llm.generate(prompt, params, "bad"))
     with pytest.raises(InvalidRequest, match="'good' is in use"):
         await collect(llm.generate([1], SamplingParams(), "good"))
+    client.stepping.set()
     assert len((await good)[-1].outputs[0].token_ids) == 30
 
 
 async def test_a_dead_engine_is_told_and_left(make):
     llm, client = make(lambda request: [5] * 40, width=1, pause=0.005)
     task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40, output_kind=DELTA), "r")))
-    await asyncio.sleep(0.02)
+    await running(client)
     await llm.check_health()
     assert llm.is_running
     await client.die("the engine process was killed")
@@ -224,9 +236,9 @@ async def test_a_dead_engine_is_told_and_left(make):
 
 
 async def test_shutdown_ends_streams(make):
-    llm, _ = make(lambda request: [5] * 40, width=1, pause=0.005)
+    llm, client = make(lambda request: [5] * 40, width=1, pause=0.005)
     task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40), "r")))
-    await asyncio.sleep(0.02)
+    await running(client)
     llm.shutdown()
     llm.shutdown()
     assert (await task)[-1].outputs[0].finish_reason == "abort"
@@ -238,7 +250,7 @@ async def test_shutdown_ends_streams(make):
 async def test_a_closed_client_ends_streams_with_an_error(make):
     llm, client = make(lambda request: [5] * 40, width=1, pause=0.005)
     task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40), "r")))
-    await asyncio.sleep(0.02)
+    await running(client)
     await client.close()
     with pytest.raises(EngineDeadError, match="client was closed"):
         await task

@@ -1,7 +1,8 @@
-"""Mends Triton 3.6's interpreter for the tests: numpy 2.4 beside it, and 8-bit floats.
+"""Mends Triton 3.6's interpreter for the tests: numpy 2.4 beside it, 8-bit floats, and its slowness.
 
 Numpy no longer turns an array of one element into an index. The interpreter rounds 8-bit floats wrongly where the
-rounding reaches the exponent, and cuts float8_e5m2 off.
+rounding reaches the exponent, and cuts float8_e5m2 off. It replaces the language's functions by its own at every call
+of every function, which takes half of its time; here they are replaced once, for the life of the process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from triton.runtime import interpreter
 
     _patch = interpreter._patch_lang_tensor
+    _patch_lang = interpreter._patch_lang
+    _dtype = interpreter._get_np_dtype
     _convert = interpreter._convert_float
     _EIGHTS = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
@@ -32,5 +35,26 @@ if os.environ.get("TRITON_INTERPRET") == "1":
             return wide.to(torch.float32 if target == tl.float32 else torch.float16).numpy()
         return _convert(data, source, target, rounding)
 
+    _patched = set()
+    _dtypes = {}
+
+    def _patch_lang_once(function):
+        """What the caller restores is empty: all kernels of this process are interpreted."""
+        if function not in _patched:
+            _patch_lang(function)
+            _patched.add(function)
+        return interpreter._LangPatchScope()
+
+    def _known_dtype(kind):
+        """As the interpreter's, which makes its whole table at every call."""
+        element = kind.element_ty if isinstance(kind, tl.block_type) else kind
+        if isinstance(element, tl.pointer_type):
+            return _dtype(element)
+        if element not in _dtypes:
+            _dtypes[element] = _dtype(element)
+        return _dtypes[element]
+
+    interpreter._get_np_dtype = _known_dtype
+    interpreter._patch_lang = _patch_lang_once
     interpreter._patch_lang_tensor = _patch_with_index
     interpreter._convert_float = _convert_by_torch

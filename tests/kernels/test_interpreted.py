@@ -16,14 +16,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "names",
     [
-        ("attention",),
-        ("attention_fp8", "cascade"),
+        ("attention", "attention_fp8", "cascade"),
         pytest.param(("cascade_engine",), marks=pytest.mark.slow),
-        ("step_kernels", "layer_kernels", "linear_invariant", "sampling_kernels"),
-        ("sampling_filter_kernels", "sampling_logits_kernels", "sampling_sampler_kernels", "expert_kernels"),
+        ("step_kernels", "layer_kernels", "linear_invariant", "expert_kernels", "sampling_kernels",
+         "sampling_filter_kernels", "sampling_logits_kernels", "sampling_sampler_kernels"),
     ],
     ids=lambda names: names[0],
-)
+)  # fmt: skip
 def test_kernels_under_the_interpreter(names: tuple[str, ...]) -> None:
     files = [f"tests/gpu/test_{name}.py" for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", *files]

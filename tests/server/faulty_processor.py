@@ -1,4 +1,7 @@
-"""A logits processor that does harm on demand: `extra_args={"fault": "raise" | "exit" | "hang", "at": token}`."""
+"""A logits processor that does harm on demand: `extra_args={"fault": "raise" | "exit" | "hang", "at": token}`.
+
+With the fault "slow" each step of the request takes 0.02 seconds, on a quick machine as well.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import torch
 from torch import Tensor
 
 from frame.interfaces import LogitsProcessor, SamplingParams
+
+_SLOW_SECONDS = 0.02
 
 
 class FaultyProcessor(LogitsProcessor):
@@ -34,6 +39,9 @@ class FaultyProcessor(LogitsProcessor):
             if slot not in self._faults:
                 continue
             fault, left = self._faults[slot]
+            if fault == "slow":
+                time.sleep(_SLOW_SECONDS)
+                continue
             self._faults[slot] = fault, left - 1
             if left <= 0 and fault == "raise":
                 raise RuntimeError("this request breaks its step")

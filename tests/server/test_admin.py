@@ -18,8 +18,9 @@ from frame.core.config.server import ServerConfig
 from tests.server.running import REAL, Running, server, until
 
 BODY = {"prompt": "The sea is", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-#: tokens of a request that must still run when a busy machine has seen that it does
-LONG = 250
+#: a request that still runs when a busy machine has seen that it does
+FAULTY = "tests.server.faulty_processor:FaultyProcessor"
+LONG = {"max_tokens": 80, "extra_args": {"fault": "slow"}}
 ROUTES = (
     "/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/start_profile",
     "/stop_profile", "/shutdown", "/update_weights", "/adapters", "/adapters/x", "/v1/load_lora_adapter",
@@ -35,7 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[Running]:
     settings = ("--admin-port", "0", "--admin-key", "root", "--api-key", "user", "--profile-dir", str(folder))
-    with server(REAL, *settings, "--num-threads", "1", "--disable-access-log") as running:
+    with server(
+        REAL, *settings, "--num-threads", "1", "--disable-access-log", "--logits-processors", FAULTY
+    ) as running:
         until(lambda: "admin routes at" in running.text)
         yield running
 
@@ -94,29 +97,29 @@ def test_sleep_frees_memory_and_requests_go_on_afterwards(running: Running, admi
     assert admin.get("/is_sleeping").json() == {"is_sleeping": True}
     assert admin.post("/wake_up", json={"tags": ["weights"]}).json() == {"is_sleeping": True}
     assert admin.post("/wake_up", json={"tags": ["kv_cache"]}).json() == {"is_sleeping": False}
-    thread.join(30)
+    thread.join(60)
     assert answers[0].json()["choices"][0]["text"] == wanted
     assert text(running) == wanted
 
 
 def test_a_pause_freezes_waits_or_aborts(running: Running, admin: httpx.Client) -> None:
-    wanted = text(running, max_tokens=LONG)
+    wanted = text(running, max_tokens=LONG["max_tokens"])
     for mode, reason in (("keep", "length"), ("wait", "length"), ("abort", "abort")):
         answers: list[httpx.Response] = []
-        thread = in_thread(running, answers, max_tokens=LONG)
+        thread = in_thread(running, answers, **LONG)
         until_running(running)
         assert admin.post("/pause", json={"mode": mode}).json() == {"is_paused": True}
         assert admin.get("/is_paused").json() == {"is_paused": True}
         if mode != "keep":
-            thread.join(30)
+            thread.join(60)
             assert answers
         late: list[httpx.Response] = []
         waiting = in_thread(running, late, max_tokens=2)
         time.sleep(0.2)
         assert not late
         assert admin.post("/resume").json() == {"is_paused": False}
-        waiting.join(30)
-        thread.join(30)
+        waiting.join(60)
+        thread.join(60)
         assert late[0].status_code == 200
         choice = answers[0].json()["choices"][0]
         assert choice["finish_reason"] == reason
@@ -150,10 +153,10 @@ def test_odd_bodies_are_refused_and_change_nothing(admin: httpx.Client, path: st
 
 def test_shutdown_drains(running: Running, admin: httpx.Client) -> None:
     answers: list[httpx.Response] = []
-    thread = in_thread(running, answers, max_tokens=LONG)
+    thread = in_thread(running, answers, **LONG)
     until_running(running)
     assert admin.post("/shutdown").json() == {"stopping": True}
-    thread.join(30)
+    thread.join(60)
     assert answers[0].status_code == 200
     assert running.wait() == 0
 

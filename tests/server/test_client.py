@@ -21,12 +21,13 @@ from frame.core.config.tree import FrameConfig
 from frame.core.engine.journal import NullJournal
 from frame.core.interfaces import EngineDeadError, EngineOutput, EngineRequest, SamplingParams
 from frame.core.interfaces.client import BrokenEngineError
-from frame.core.server import standby
+from frame.core.server import engine_host, standby
 from frame.core.server.client import RemoteEngine, start_engine
 from frame.core.server.engine_host import EngineHost
 from frame.core.server.messages import Call, EngineUp, FromEngine, Hello, Outputs, Stage, Verdict
 from frame.core.server.standby import EngineChild
 from tests.server.fake_engine import FakeEngine
+from tests.server.running import alive, until
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
 
@@ -61,7 +62,7 @@ class Collector:
             self.changed.set()
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -84,14 +85,6 @@ def engine_pid(client: RemoteEngine) -> int:
     return pid
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-
-
 async def test_requests_outputs_and_calls(client: RemoteEngine) -> None:
     collector = Collector(client)
     assert client.error is None
@@ -110,7 +103,7 @@ async def test_requests_outputs_and_calls(client: RemoteEngine) -> None:
 
 async def test_steps_that_wait_for_the_consumer_come_as_one_batch(client: RemoteEngine) -> None:
     await client.add(request("lagging", 6))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while client._unfinished:
             await asyncio.sleep(0.01)
     batch = await anext(client.outputs())
@@ -156,7 +149,7 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(client: RemoteE
     assert (await collector.end("early")).finish_reason == "length"
     await gone
     assert "gone" not in collector.ids
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while client.error is not None:
             await asyncio.sleep(0.02)
     assert engine_pid(client) != pid
@@ -177,7 +170,7 @@ async def test_an_answer_that_cannot_be_read_costs_the_requests_and_not_the_engi
     assert end.finish_reason == "error"
     assert "cannot be read" in (end.error or "")
     second, _ = await asyncio.to_thread(listener.accept)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while client.error is not None:
             await asyncio.sleep(0.01)
     await client.add(request("good"))
@@ -189,7 +182,7 @@ async def test_an_answer_that_cannot_be_read_costs_the_requests_and_not_the_engi
 
 
 async def until_up(client: RemoteEngine) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while client.error is not None:
             await asyncio.sleep(0.02)
 
@@ -200,7 +193,7 @@ async def test_a_new_engine_has_the_weights_of_the_last_one(client: RemoteEngine
     await client.call("update_weights", {"revision": "main"})
     with pytest.raises(RuntimeError, match="neither the new nor the old weights"):
         await client.call("update_weights", {"model": "broken"})  # which ends the engine
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while client.error is None:
             await asyncio.sleep(0.02)
         await until_up(client)
@@ -213,6 +206,7 @@ def test_the_last_words_of_an_engine_are_out_before_its_process_may_end(monkeypa
         channel._socket.sendall(pack(message))
 
     monkeypatch.setattr(Channel, "send", send_late)
+    monkeypatch.setattr(engine_host, "_LAST_WORDS_SECONDS", 20.0)
     address = f"@frame-test-last-words-{os.getpid()}"
     host = EngineHost(FakeEngine(FrameConfig()), listen(address), NullJournal(), Verdict())
 
@@ -227,7 +221,7 @@ def test_the_last_words_of_an_engine_are_out_before_its_process_may_end(monkeypa
             each.connect(f"\0{address[1:]}")
             each.sendall(pack(Hello(str(each.fileno()))))
         ours.sendall(pack(Call(7, "update_weights", {"model": "broken"})))
-        thread.join(20)
+        thread.join(60)
         ours.setblocking(False)
         reply = Channel(ours, FromEngine).receive()
     assert (reply.id, "neither the new nor the old weights" in reply.error) == (7, True)
@@ -241,7 +235,7 @@ async def test_too_many_deaths_in_a_row_are_final() -> None:
             await asyncio.sleep(0.01)
         await until_up(client)
         os.kill(engine_pid(client), signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "deaths in a row" not in (client.error or ""):
                 await asyncio.sleep(0.02)
         assert client.error == "the engine process was killed by SIGKILL (2 deaths in a row)"
@@ -295,10 +289,7 @@ def test_the_engine_ends_with_its_parent() -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(pid)
+    until(lambda: not alive(pid))
 
 
 def test_the_client_imports_no_torch() -> None:
@@ -370,7 +361,7 @@ async def test_requests_end_when_connections_break_again_and_again(client: Remot
 async def ahead(client: RemoteEngine) -> EngineChild:
     """The process that stands by."""
     supervisor = client._on_close.__self__  # type: ignore[union-attr]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while supervisor._standby._ahead is None:
             await asyncio.sleep(0.01)
     child: EngineChild = supervisor._standby._ahead
@@ -385,7 +376,7 @@ async def test_the_process_that_stands_by_goes_on(monkeypatch: pytest.MonkeyPatc
         waiting = (await ahead(client)).child.process.pid
         assert waiting != engine_pid(client)
         os.kill(engine_pid(client), signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while engine_pid(client) != waiting or client.error is not None:
                 await asyncio.sleep(0.01)
         await client.add(request(f"r{number}"))
@@ -403,7 +394,7 @@ async def test_a_process_that_stands_by_may_die(monkeypatch: pytest.MonkeyPatch)
     os.kill(waiting.child.process.pid, signal.SIGKILL)
     pid = engine_pid(client)
     os.kill(pid, signal.SIGKILL)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while engine_pid(client) in (pid, waiting.child.process.pid) or client.error is not None:
             await asyncio.sleep(0.01)
     await client.add(request("after"))

@@ -49,7 +49,7 @@ def test_a_killed_engine_is_reported_and_started_again() -> None:
         until(lambda: health.append(running.engine()) or health[-1].status_code == 503)
         assert "engine process" in health[-1].json()["error"]["message"]
         assert [running.engine(path).status_code for path in ("/live", "/startup")] == [200, 200]
-        thread.join(20)
+        thread.join(60)
         assert answers[0].status_code == 200
         assert answers[0].json()["usage"]["completion_tokens"] == BODY["max_tokens"]
         assert running.engine().status_code == 200
@@ -84,7 +84,7 @@ def test_a_killed_api_process_is_started_again() -> None:
 def test_a_killed_api_process_breaks_its_own_connections_only() -> None:
     with server(FAKE, *SLOW, "--api-server-count", "2") as running:
         answers: list[Any] = []
-        body = {**BODY, "max_tokens": 200}
+        body = {**BODY, "max_tokens": 400}
         threads = [post_in_thread(running.url, body, answers) for _ in range(8)]
         until(lambda: running.metric("frame_num_requests_running") == 8, 60)
         pid = running.children()["engine"]
@@ -93,7 +93,7 @@ def test_a_killed_api_process_breaks_its_own_connections_only() -> None:
             thread.join(60)
         whole = [answer for answer in answers if isinstance(answer, httpx.Response)]
         assert len(answers) == 8
-        assert {answer.json()["usage"]["completion_tokens"] for answer in whole} <= {200}
+        assert {answer.json()["usage"]["completion_tokens"] for answer in whole} <= {400}
         until(lambda: running.text.count("serving demo at") == 2, 60, lambda: running.text)
         until(lambda: running.metric("frame_num_requests_running") == 0)  # those of the dead process ended with it
         after: list[Any] = []
@@ -151,7 +151,7 @@ def test_a_second_signal_ends_at_once() -> None:
         running.process.send_signal(signal.SIGINT)
         until(lambda: "stopping" in running.text)
         running.process.send_signal(signal.SIGINT)
-        assert running.wait(30) == 130
+        assert running.wait(60) == 130
         assert not any(alive(pid) for pid in children.values())
         assert "Traceback" not in running.text
 
@@ -162,7 +162,7 @@ def test_no_process_and_no_file_outlives_a_killed_parent(tmp_path: Path, monkeyp
         children = running.children()
         running.process.kill()
         running.wait()
-        until(lambda: not any(alive(pid) for pid in children.values()), 10)
+        until(lambda: not any(alive(pid) for pid in children.values()))
     assert not list(tmp_path.iterdir())
 
 
@@ -187,9 +187,9 @@ def test_a_drain_ends_after_its_time() -> None:
         ]
         until(lambda: running.metric("frame_num_requests_running") == 2)
         running.process.send_signal(signal.SIGTERM)
-        assert running.wait(30) == 0
+        assert running.wait(60) == 0
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert sorted(answer.status_code for answer in answers) == [200, 503]
         for answer in answers:
             assert "did not end within 0.3 seconds (--drain-seconds)" in answer.text

@@ -19,7 +19,7 @@ from frame.core.server.metrics import ServerMetrics
 from frame.core.server.request_timer import RequestTimer
 from frame.core.server.tallies import Distribution, Tallies
 from frame.core.server.token_pace import TokenPace
-from tests.server.running import FAKE, server
+from tests.server.running import FAKE, server, until
 
 INFO = EngineInfo(
     max_model_len=64, vocab_size=8, num_blocks=9, block_size=4, platform="fake", attention=["fake"], dtype="float32"
@@ -198,4 +198,4 @@ def test_every_api_process_of_a_server_tells_the_counts_of_all() -> None:
     with server(FAKE, "--api-server-count", "2", "--plugin.fake.vocab_size", "2048") as running:
         for _ in range(8):
             httpx.post(f"{running.url}/v1/completions", json={"prompt": "a", "max_tokens": 3}).raise_for_status()
-        assert {running.metric("frame_generation_tokens_total") for _ in range(8)} == {24}
+        until(lambda: {running.metric("frame_generation_tokens_total") for _ in range(8)} == {24})

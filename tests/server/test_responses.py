@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,21 +33,14 @@ def call(name: str, **arguments: Any) -> str:
 SAID = f"<think>\nLet me see.\n</think>\n\nI will look.\n{call('weather', city='Paris')}"
 
 
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 @pytest.fixture(scope="module")
 def tool_server() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     script = str(Path(__file__).with_name("mcp_tools.py"))
-    with subprocess.Popen([sys.executable, script, str(port)], stderr=subprocess.DEVNULL) as process:
+    command = [sys.executable, script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
-            until(lambda: listens(port) or process.poll() is not None, 60)
-            yield f"http://127.0.0.1:{port}/mcp"
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
         finally:
             process.kill()
 
@@ -201,7 +193,10 @@ def test_a_background_stream_goes_on_without_its_reader(client: openai.OpenAI) -
 
 
 def test_cancelling(client: openai.OpenAI, running: Running, says: Any) -> None:
-    response = client.responses.create(model="demo", input="Hi", background=True, max_output_tokens=400)
+    slow = {"extra_args": {"fault": "slow"}}  # some 20 s
+    response = client.responses.create(
+        model="demo", input="Hi", background=True, max_output_tokens=400, extra_body=slow
+    )
     cancelled = client.responses.cancel(response.id)
     assert strict(cancelled).status == "cancelled"
     assert client.responses.cancel(response.id).status == "cancelled"

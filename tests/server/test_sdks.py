@@ -131,7 +131,8 @@ async def test_responses(client: Any) -> None:
 
 async def test_responses_in_the_background(client: Any) -> None:
     ask: dict[str, Any] = {"model": "demo", "input": "Hello", "background": True, "max_output_tokens": 300}
-    begun = await said(client.responses.create(**ask))
+    slow = {"extra_args": {"fault": "slow"}}  # some 15 s
+    begun = await said(client.responses.create(**ask, extra_body=slow))
     assert begun.status in ("queued", "in_progress")
     assert (await said(client.responses.cancel(begun.id))).status == "cancelled"
     begun = await said(client.responses.create(**{**ask, "max_output_tokens": 20}))

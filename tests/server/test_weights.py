@@ -15,7 +15,7 @@ import pytest
 
 from frame.core.testing.checkpoints import make_checkpoint
 from tests.server.running import REAL, Running, server, until
-from tests.server.test_admin import in_thread, until_running
+from tests.server.test_admin import FAULTY, LONG, in_thread, until_running
 
 ASKED = {
     "prompt": "the sea is wide and the sky is high above it",
@@ -50,7 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def running(root: Path) -> Iterator[Running]:
     settings = ("--admin-port", "0", "--admin-key", "root", "--api-key", "user", "--weights-root", str(root))
     with server(REAL, str(root / "one"), *settings, "--served-model-name", "m", "--enable-prompt-tokens-details",
-                "--block-size", "16", "--disable-access-log") as running:  # fmt: skip
+                "--block-size", "16", "--disable-access-log", "--logits-processors", FAULTY) as running:  # fmt: skip
         until(lambda: "admin routes at" in running.text)
         yield running
 
@@ -141,12 +141,12 @@ def test_running_requests_finish_first_or_go_on_with_the_new_weights(
     answers: list[httpx.Response] = []
     thread = in_thread(running, answers, **{**ASKED, "max_tokens": 60})
     assert update(admin, model="two").status_code == 200
-    thread.join(30)
+    thread.join(60)
     assert answers[0].json()["choices"][0]["text"] in (long, text(running, max_tokens=60))
-    thread = in_thread(running, answers, **{**ASKED, "max_tokens": 100})
+    thread = in_thread(running, answers, **{**ASKED, **LONG})
     until_running(running)
     assert update(admin, model="one", mode="keep").status_code == 200
-    thread.join(30)
+    thread.join(60)
     assert answers[1].json()["choices"][0]["finish_reason"] == "length"
     assert text(running) == texts["one"]
     admin.post("/pause")
