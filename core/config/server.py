@@ -32,6 +32,11 @@ class ServerConfig(Section):
     allowed_origins: list[str] = Field(default_factory=list, description="Origins that browsers may call from.")
     root_path: str = Field("", description="Path prefix behind a proxy.")
     public_metrics: bool = Field(False, description="Answer /metrics without a key.")
+    tokens_only: bool = Field(
+        False,
+        description="Load no tokenizer, and serve token ids in and out (POST /inference/v1/generate) and operators' "
+        "routes alone.",
+    )
     enable_tokenizer_info_endpoint: bool = Field(
         False, description="Answer GET /tokenizer_info with the tokenizer's settings and the chat template."
     )

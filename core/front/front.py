@@ -32,7 +32,7 @@ from .tokenizer import Tokenizer, TokenizerSource
 def tokenizer_source(config: FrameConfig, checkpoint: Checkpoint) -> TokenizerSource:
     """Where the tokenizer is: the folder that was named, the checkpoint's, or nowhere."""
     model = config.model
-    if model.skip_tokenizer_init:
+    if model.skip_tokenizer_init or config.server.tokens_only:
         return TokenizerSource(None)
     folder: Path = find_folder(model.tokenizer) if model.tokenizer else checkpoint.folder
     return TokenizerSource(folder)

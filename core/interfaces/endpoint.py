@@ -165,6 +165,8 @@ class Endpoint(ABC):
     errors: ClassVar[ErrorShape] = ErrorShape()
     #: True: these routes are on the admin listener, which has its own address and keys, and not on the public one
     admin: ClassVar[bool] = False
+    #: which servers have these routes: "text" is a usual one, "tokens" one under --tokens-only, without a tokenizer
+    modes: ClassVar[frozenset[str]] = frozenset(("text",))
     #: exact paths that GET answers without a key: files that are the same for everybody and tell nothing of this server
     public_paths: tuple[str, ...] = ()
     #: exact paths whose POST takes a form with files (multipart/form-data), of at most --max-upload-bytes

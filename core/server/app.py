@@ -99,10 +99,12 @@ def _shapes(endpoints: Sequence[Endpoint], routers: Sequence[APIRouter]) -> Erro
 
 
 def make_endpoints(config: FrameConfig, registry: Registry, serving: ServingHost) -> list[Endpoint]:
-    """The endpoints of all installed plugins."""
-    return [
+    """The endpoints of all installed plugins that this kind of server has."""
+    made = [
         registry.make("endpoint", provider.name, config, serving=serving) for provider in registry.providers("endpoint")
     ]
+    mode = "tokens" if config.server.tokens_only else "text"
+    return [endpoint for endpoint in made if endpoint.admin or mode in endpoint.modes]
 
 
 def build_admin(config: FrameConfig, endpoints: Sequence[Endpoint]) -> ASGIApp:

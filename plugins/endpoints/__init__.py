@@ -43,5 +43,6 @@ def frame_endpoints() -> list[Provider]:
         ),
         Provider("admin", f"{here}.admin:AdminEndpoint", api=">=0.1,<0.2", summary="pause, sleep, reset, shut down"),
         Provider("weights", f"{here}.weights:WeightsEndpoint", api=">=0.1,<0.2", summary="other weights; adapters"),
+        Provider("generate", f"{here}.generate:GenerateEndpoint", api=">=0.1,<0.2", summary="token ids in and out"),
         Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.1,<0.2", summary="tokenize and detokenize"),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from fastapi import APIRouter
@@ -16,6 +16,8 @@ from frame.core.interfaces.endpoint import Endpoint, RequestError
 
 class ServerEndpoint(Endpoint):
     """Health without a key, the rest with it."""
+
+    modes: ClassVar[frozenset[str]] = frozenset(("text", "tokens"))
 
     def router(self) -> APIRouter:
         """All of them."""

@@ -30,6 +30,7 @@ globals().update(
                     "/v2/rerank": {"query": "a", "documents": ["b"]},
                 }
             },
+            "generate": {"bodies": {"/inference/v1/generate": {"token_ids": [104, 105]}}},
             "tokens": {"bodies": {"/tokenize": {"prompt": "hello"}, "/detokenize": {"tokens": [104, 105]}}},
         },
     )

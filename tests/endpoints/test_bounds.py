@@ -14,6 +14,7 @@ from frame.core.interfaces.schema import BoundedModel, Limits
 from frame.plugins.endpoints.admin import PauseBody, ResetBody, SleepBody, WakeBody
 from frame.plugins.endpoints.anthropic_bodies import ConversationBody, MessagesBody
 from frame.plugins.endpoints.batches import BatchBody
+from frame.plugins.endpoints.generate import GenerateBody
 from frame.plugins.endpoints.invocations import InvocationBody
 from frame.plugins.endpoints.openai_bodies import ChatBody, CompletionBody, Message
 from frame.plugins.endpoints.pooling_bodies import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
@@ -23,6 +24,7 @@ from frame.plugins.endpoints.weights import WeightsBody
 
 BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ConversationBody, MessagesBody, InputBody,
           ResponsesBody, EmbeddingBody, ClassifyBody, PoolingBody, ScoreBody, RerankBody, BatchBody, InvocationBody,
+          GenerateBody,
           PauseBody, ResetBody, SleepBody, WakeBody, WeightsBody)  # fmt: skip
 #: Free-form JSON by nature: bounded by the body's bytes and depth, handed to the chat template only; or a constraint,
 #: bounded by max_grammar_length and the time and memory that a grammar may take.
