@@ -26,6 +26,9 @@ class ServerConfig(Section):
         None, ge=0, le=65535, description="Port of 127.0.0.1 for admin routes; needs an admin key."
     )
     admin_key: list[str] = Field(default_factory=list, description="Keys of the admin routes; public keys are not.")
+    rpc_methods: list[str] = Field(
+        default_factory=list, description="Worker methods that /collective_rpc of the admin routes may call."
+    )
     weights_root: str | None = Field(
         None, description="Folder that /update_weights may read other checkpoints from; default: the model's own only."
     )

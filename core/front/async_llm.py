@@ -219,6 +219,9 @@ class AsyncLLM:
         arguments = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
         return bool(await self._client.call("reset_prefix_cache", arguments))
 
+    async def reset_mm_cache(self) -> None:
+        """Does nothing: models take text only, so no media is kept."""
+
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> list[Any]:

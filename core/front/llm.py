@@ -166,6 +166,9 @@ class LLM(PoolingCalls):
         """Empties the prefix cache."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
+    def reset_mm_cache(self) -> None:
+        """Does nothing: models take text only, so no media is kept."""
+
     def collective_rpc(
         self,
         method: str | Callable[..., Any],

@@ -126,6 +126,9 @@ class LLMEngine:
         arguments = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
         return bool(self.core.call("reset_prefix_cache", arguments))
 
+    def reset_mm_cache(self) -> None:
+        """Does nothing: models take text only, so no media is kept."""
+
     def collective_rpc(
         self,
         method: str | Callable[..., Any],

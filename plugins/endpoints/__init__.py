@@ -42,6 +42,7 @@ def frame_endpoints() -> list[Provider]:
             summary="SageMaker: any of these",
         ),
         Provider("admin", f"{here}.admin:AdminEndpoint", api=">=0.1,<0.2", summary="pause, sleep, reset, shut down"),
+        Provider("workers", f"{here}.workers:WorkersEndpoint", api=">=0.1,<0.2", summary="calls of worker methods"),
         Provider("weights", f"{here}.weights:WeightsEndpoint", api=">=0.1,<0.2", summary="other weights; adapters"),
         Provider("generate", f"{here}.generate:GenerateEndpoint", api=">=0.1,<0.2", summary="token ids in and out"),
         Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.1,<0.2", summary="tokenize and detokenize"),

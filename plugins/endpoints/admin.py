@@ -11,7 +11,7 @@ from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from frame.core.interfaces.endpoint import Endpoint
+from frame.core.interfaces.endpoint import Endpoint, RequestError
 from frame.interfaces import BoundedModel
 
 _POLL_SECONDS = 0.05
@@ -57,6 +57,9 @@ class AdminEndpoint(Endpoint):
             ("/sleep", self._sleep),
             ("/wake_up", self._wake_up),
             ("/reset_prefix_cache", self._reset),
+            ("/reset_mm_cache", self._reset_media),
+            ("/reset_encoder_cache", self._reset_media),
+            ("/scale_elastic_ep", self._scale),
             ("/start_profile", self._start_profile),
             ("/stop_profile", self._stop_profile),
             ("/shutdown", self._shutdown),
@@ -102,6 +105,15 @@ class AdminEndpoint(Endpoint):
         """`success` is false while running requests hold blocks, unless they are to be computed again."""
         body = await self._body(request, ResetBody)
         return _json({"success": await self._control("reset_prefix_cache", **body.model_dump())})
+
+    async def _reset_media(self) -> Response:
+        """Models take text only, so there is nothing of media that could be kept: such caches are always empty."""
+        return _json({"success": True})
+
+    async def _scale(self) -> Response:
+        raise RequestError(
+            501, "one engine of one worker serves: there are no experts on other ranks to scale", code="not_implemented"
+        )
 
     async def _start_profile(self) -> Response:
         await self._control("start_profile")

@@ -21,11 +21,12 @@ from frame.plugins.endpoints.pooling_bodies import ClassifyBody, EmbeddingBody, 
 from frame.plugins.endpoints.responses_bodies import InputBody, ResponsesBody
 from frame.plugins.endpoints.tokens import DetokenizeBody, TokenizeBody
 from frame.plugins.endpoints.weights import WeightsBody
+from frame.plugins.endpoints.workers import RpcBody
 
 BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ConversationBody, MessagesBody, InputBody,
           ResponsesBody, EmbeddingBody, ClassifyBody, PoolingBody, ScoreBody, RerankBody, BatchBody, InvocationBody,
           GenerateBody,
-          PauseBody, ResetBody, SleepBody, WakeBody, WeightsBody)  # fmt: skip
+          PauseBody, ResetBody, SleepBody, WakeBody, WeightsBody, RpcBody)  # fmt: skip
 #: Free-form JSON by nature: bounded by the body's bytes and depth, handed to the chat template only; or a constraint,
 #: bounded by max_grammar_length and the time and memory that a grammar may take.
 FREE = {"tools", "tool_choice", "documents", "tool_calls", "content", "chat_template_kwargs", "Message"}

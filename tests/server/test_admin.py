@@ -15,6 +15,9 @@ import pytest
 from pydantic import ValidationError
 
 from frame.core.config.server import ServerConfig
+from frame.core.config.tree import FrameConfig
+from frame.core.testing.fake_serving import FakeServing
+from frame.plugins.endpoints.workers import WorkersEndpoint
 from tests.server.running import REAL, Running, server, until
 
 BODY = {"prompt": "The sea is", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -24,7 +27,7 @@ LONG = {"max_tokens": 80, "extra_args": {"fault": "slow"}}
 ROUTES = (
     "/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/start_profile",
     "/stop_profile", "/shutdown", "/update_weights", "/adapters", "/adapters/x", "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
+    "/v1/unload_lora_adapter", "/collective_rpc", "/reset_mm_cache", "/reset_encoder_cache", "/scale_elastic_ep",
 )  # fmt: skip
 
 
@@ -35,7 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[Running]:
-    settings = ("--admin-port", "0", "--admin-key", "root", "--api-key", "user", "--profile-dir", str(folder))
+    settings = ("--admin-port", "0", "--admin-key", "root", "--api-key", "user", "--profile-dir", str(folder),
+                "--rpc-methods", "describe", "--rpc-methods", "no_such_method")  # fmt: skip
     with server(
         REAL, *settings, "--num-threads", "1", "--disable-access-log", "--logits-processors", FAULTY
     ) as running:
@@ -135,10 +139,43 @@ def test_profiles_and_caches(running: Running, admin: httpx.Client) -> None:
     assert admin.post("/reset_prefix_cache").json() == {"success": True}
 
 
+def test_workers_are_called_by_the_names_that_are_allowed(admin: httpx.Client) -> None:
+    (facts,) = admin.post("/collective_rpc", json={"method": "describe", "timeout": 30}).json()["results"]
+    assert facts["platform"] == "cpu"
+    for body, status, said in (
+        ({"method": "update_weights"}, 403, "there are: describe, no_such_method (--rpc-methods)"),
+        ({"method": "describe", "kwargs": {"no": 1}}, 409, "no"),
+        ({"method": "describe", "args": [1]}, 400, "kwargs"),
+        ({"method": "describe", "kwargs": {"method": "update_weights"}}, 400, "'method'"),
+        ({"method": "no_such_method"}, 409, "no worker method 'no_such_method'"),
+        ({}, 400, "method is missing"),
+    ):
+        answer = admin.post("/collective_rpc", json=body)
+        assert answer.status_code == status, answer.text
+        assert said in answer.json()["error"]["message"]
+    assert admin.get("/is_paused").json() == {"is_paused": False}
+
+
+@pytest.mark.parametrize("name", ["execute", "update_weights", "run", "_timed"])
+def test_methods_of_the_engine_cannot_be_allowed(name: str) -> None:
+    config = FrameConfig.from_flat(rpc_methods=[name])
+    with pytest.raises(ValueError, match=f"rpc_methods may not name '{name}'"):
+        WorkersEndpoint(config=config, serving=FakeServing())
+
+
+def test_caches_and_scaling_that_there_are_not(admin: httpx.Client) -> None:
+    for path in ("/reset_mm_cache", "/reset_encoder_cache"):
+        assert admin.post(path).json() == {"success": True}
+    answer = admin.post("/scale_elastic_ep", json={"new_data_parallel_size": 2})
+    assert answer.status_code == 501
+    assert "one worker" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "field"),
     [("/pause", "mode"), ("/sleep", "level"), ("/wake_up", "tags"), ("/reset_prefix_cache", "reset_connector"),
-     ("/update_weights", "model"), ("/update_weights", "mode")],
+     ("/update_weights", "model"), ("/update_weights", "mode"),
+     ("/collective_rpc", "method"), ("/collective_rpc", "timeout")],
 )  # fmt: skip
 def test_odd_bodies_are_refused_and_change_nothing(admin: httpx.Client, path: str, field: str) -> None:
     odd: list[Any] = [[None], {}, ["x" * 99], 10**40, -1, "x" * 5000, {"a": {}}]
