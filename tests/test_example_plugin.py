@@ -179,7 +179,11 @@ def test_openai_client_is_served_through_every_part(environment, checkpoint):
         if not isinstance(value, bool):
             flags += [f"--{name.replace('_', '-')}", str(value)]
     with (
-        server([environment.python, "-m", "frame", "serve"], *flags, "--enable-prompt-tokens-details") as running,
+        server(
+            [environment.python, "-m", "frame", "serve", "--no-standby-engine"],
+            *flags,
+            "--enable-prompt-tokens-details",
+        ) as running,
         openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,
     ):
         model = client.models.list().data[0].id

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,47 +39,52 @@ def post_in_thread(url: str, body: dict[str, Any], answers: list[Any]) -> thread
     return thread
 
 
-def test_a_killed_engine_is_reported_and_started_again() -> None:
-    with server(FAKE, *SLOW, "--plugin.fake.startup", "1") as running:
-        answers: list[Any] = []
-        thread = post_in_thread(running.url, BODY, answers)
-        until(lambda: running.metric("frame_num_requests_running") == 1)
-        pid = running.children()["engine"]
-        os.kill(pid, signal.SIGKILL)
-        health = [running.engine()]
-        until(lambda: health.append(running.engine()) or health[-1].status_code == 503)
-        assert "engine process" in health[-1].json()["error"]["message"]
-        assert [running.engine(path).status_code for path in ("/live", "/startup")] == [200, 200]
-        thread.join(60)
-        assert answers[0].status_code == 200
-        assert answers[0].json()["usage"]["completion_tokens"] == BODY["max_tokens"]
-        assert running.engine().status_code == 200
-        assert running.children()["engine"] != pid
-        assert httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 3}).status_code == 200
-        assert "SIGKILL" in running.text
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """A server whose processes may die as often as tests like."""
+    settings = ("--plugin.fake.startup", "1", "--hang-seconds", "3", "--max-engine-restarts", "20")
+    with server(FAKE, *SLOW, *settings) as running:
+        yield running
 
 
-def test_an_engine_that_hangs_or_that_a_request_ends_is_replaced() -> None:
-    with server(FAKE, *SLOW, "--hang-seconds", "3") as running:
-        body = {**BODY, "max_tokens": 20}
-        hung = httpx.post(f"{running.url}/v1/completions", json={**body, "extra_args": {"fault": "hang"}}, timeout=60)
-        assert hung.json()["usage"]["completion_tokens"] == 20
-        assert "hung: no step ended within 3 seconds (--hang-seconds)" in running.text
-        fatal = httpx.post(f"{running.url}/v1/completions", json={**body, "extra_args": {"fault": "exit"}}, timeout=60)
-        assert fatal.status_code == 500
-        assert "status 7 each time the request was computed" in fatal.json()["error"]["message"]
-        assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).status_code == 200
+def test_a_killed_engine_is_reported_and_started_again(running: Running) -> None:
+    answers: list[Any] = []
+    thread = post_in_thread(running.url, BODY, answers)
+    until(lambda: running.metric("frame_num_requests_running") == 1)
+    pid = running.children()["engine"]
+    os.kill(pid, signal.SIGKILL)
+    health = [running.engine()]
+    until(lambda: health.append(running.engine()) or health[-1].status_code == 503)
+    assert "engine process" in health[-1].json()["error"]["message"]
+    assert [running.engine(path).status_code for path in ("/live", "/startup")] == [200, 200]
+    thread.join(60)
+    assert answers[0].status_code == 200
+    assert answers[0].json()["usage"]["completion_tokens"] == BODY["max_tokens"]
+    assert running.engine().status_code == 200
+    assert running.children()["engine"] != pid
+    assert httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 3}).status_code == 200
+    assert "SIGKILL" in running.text
 
 
-def test_a_killed_api_process_is_started_again() -> None:
-    with server(FAKE, *SLOW) as running:
-        pid = running.children()["api"]
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: not alive(pid))
-        # while the next one starts, nobody is refused
-        again = httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 3}, timeout=60)
-        assert again.status_code == 200
-        until(lambda: running.text.count("serving demo at") == 2)
+def test_an_engine_that_hangs_or_that_a_request_ends_is_replaced(running: Running) -> None:
+    body = {**BODY, "max_tokens": 20}
+    hung = httpx.post(f"{running.url}/v1/completions", json={**body, "extra_args": {"fault": "hang"}}, timeout=60)
+    assert hung.json()["usage"]["completion_tokens"] == 20
+    assert "hung: no step ended within 3 seconds (--hang-seconds)" in running.text
+    fatal = httpx.post(f"{running.url}/v1/completions", json={**body, "extra_args": {"fault": "exit"}}, timeout=60)
+    assert fatal.status_code == 500
+    assert "status 7 each time the request was computed" in fatal.json()["error"]["message"]
+    assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).status_code == 200
+
+
+def test_a_killed_api_process_is_started_again(running: Running) -> None:
+    pid, count = running.children()["api"], running.text.count("serving demo at")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid))
+    # while the next one starts, nobody is refused
+    again = httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 3}, timeout=60)
+    assert again.status_code == 200
+    until(lambda: running.text.count("serving demo at") == count + 1)
 
 
 def test_a_killed_api_process_breaks_its_own_connections_only() -> None:
@@ -204,17 +210,27 @@ def fails(command: list[str], *arguments: str) -> tuple[int, str]:
         running.stop()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--plugin.fake.broken", "the weights are torn"), "frame: the weights are torn"),
-        (("--plugin.fake.dies", "3"), "frame: the engine process ended with status 3 before it was ready"),
-        (("--plugin.fake.startup", "30", "--ready-seconds", "1"), "not ready after 1 seconds"),
-    ],
-)
-def test_an_engine_that_dies_before_it_is_ready_ends_the_server(arguments: tuple[str, ...], words: str) -> None:
-    status, text = fails(FAKE, *arguments)
+def test_an_engine_that_dies_before_it_is_ready_ends_the_server() -> None:
+    status, text = fails(FAKE, "--plugin.fake.dies", "3")
     assert status == 1
+    assert "frame: the engine process ended with status 3 before it was ready" in text.splitlines()[-1]
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("fake", "words"),
+    [({"broken": "the weights are torn"}, "frame: the weights are torn"), ({"startup": 30}, "not ready after 1 sec")],
+)
+async def test_an_engine_that_is_never_ready_ends_the_server(
+    fake: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr("frame.core.server.api_supervisor.frame_command", lambda _: sleeps)
+    limit = 60 if "broken" in fake else 1
+    config = FrameConfig.model_validate({"server": {"port": 0, "ready_seconds": limit}, "plugin": {"fake": fake}})
+    engine = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
+    assert await asyncio.wait_for(Launcher(config, [bind(config.server)], engine).run(), 60) == 1
+    text = capfd.readouterr().err
     assert words in text.splitlines()[-1]
     assert "Traceback" not in text
 
@@ -263,23 +279,16 @@ def test_a_taken_port_ends_at_once() -> None:
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
 
 
-def test_serving_on_a_unix_socket(tmp_path: Path) -> None:
-    path = tmp_path / "frame.sock"
-    running = Running(FAKE, *SLOW, "--uds", str(path))
-    try:
-        until(lambda: f"at unix:{path}" in running.text, 60, lambda: running.text)
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server") as client:
-            assert client.get("/v1/models").status_code == 200
-    finally:
-        running.stop()
-    assert not path.exists()
-
-
 KEYS = ("--api-key", "one", "--api-key", "two")
 
 
-def test_keys_guard_every_route() -> None:
-    with server(FAKE, *SLOW, *KEYS, "--allowed-origins", "https://app.example") as running:
+def test_keys_guard_every_route_also_behind_the_prefix_of_a_proxy() -> None:
+    with server(FAKE, *SLOW, *KEYS, "--allowed-origins", "https://app.example", "--root-path", "/llm") as running:
+        for prefix in ("", "/llm"):
+            assert httpx.get(f"{running.url}{prefix}/health").status_code == 200
+            assert httpx.get(f"{running.url}{prefix}/v1/models").status_code == 401
+            answer = httpx.get(f"{running.url}{prefix}/v1/models", headers={"x-api-key": "one"})
+            assert answer.json()["data"][0]["id"] == "demo"
         paths = httpx.get(f"{running.url}/openapi.json", headers={"x-api-key": "one"}).json()["paths"]
         walked = [(path.replace("{name}", "demo"), method.upper()) for path, ways in paths.items() for method in ways]
         walked += [("/openapi.json", "GET"), ("/nothing", "GET"), ("/v1/chat/completions", "DELETE")]
@@ -326,36 +335,39 @@ def test_terminal_clients_say_when_there_is_no_server() -> None:
         assert done.stderr == "frame: no server answers at http://127.0.0.1:9: Connection refused\n"
 
 
-def test_strict_fields_request_ids_and_templates(tmp_path: Path) -> None:
+def test_strict_fields_request_ids_and_templates_on_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "frame.sock"
     template = tmp_path / "plain.jinja"
     template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     settings = ("--strict-fields", "--enable-request-id-headers", "--trust-request-chat-template")
-    with server(FAKE, *SLOW, *settings, "--chat-template", str(template)) as running:
-        chat: dict[str, Any] = {"messages": [{"role": "user", "content": "once upon"}]}
-        plain = httpx.post(f"{running.url}/tokenize", json={"prompt": "once upon", "add_special_tokens": False}).json()
-        assert httpx.post(f"{running.url}/tokenize", json=chat).json()["tokens"] == plain["tokens"]
-        for sent, size in (
-            ("{{ messages[0].content }}!", 1),
-            ("/etc/passwd", None),
-            ("{{ messages.__class__ }}", None),
-        ):
-            body = {**chat, "chat_template": sent, "max_tokens": 1}
-            answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
-            assert answer.status_code == (400 if size is None else 200), answer.text
-            assert "root:" not in answer.text
-            if size is not None:
-                assert answer.json()["usage"]["prompt_tokens"] == len(plain["tokens"]) + size
-        response = httpx.post(f"{running.url}/v1/completions", json={"prompt": "x", "tempreture": 1})
-        assert response.status_code == 400
-        assert "tempreture" in response.json()["error"]["message"]
-        assert len(response.headers["x-request-id"]) == 32
-        assert httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 2}).status_code == 200
+    running = Running(FAKE, *SLOW, *settings, "--chat-template", str(template), "--uds", str(path))
+    try:
+        until(lambda: f"at unix:{path}" in running.text, 60, lambda: running.text)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server", timeout=60) as client:
+            check_strict_fields_request_ids_and_templates(client)
+    finally:
+        running.stop()
+    assert not path.exists()
 
 
-def test_a_path_prefix_behind_a_proxy() -> None:
-    with server(FAKE, *SLOW, "--root-path", "/llm", "--api-key", "one") as running:
-        for prefix in ("", "/llm"):
-            assert httpx.get(f"{running.url}{prefix}/health").status_code == 200
-            assert httpx.get(f"{running.url}{prefix}/v1/models").status_code == 401
-            answer = httpx.get(f"{running.url}{prefix}/v1/models", headers={"x-api-key": "one"})
-            assert answer.json()["data"][0]["id"] == "demo"
+def check_strict_fields_request_ids_and_templates(client: httpx.Client) -> None:
+    assert client.get("/v1/models").status_code == 200
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "once upon"}]}
+    plain = client.post("/tokenize", json={"prompt": "once upon", "add_special_tokens": False}).json()
+    assert client.post("/tokenize", json=chat).json()["tokens"] == plain["tokens"]
+    for sent, size in (
+        ("{{ messages[0].content }}!", 1),
+        ("/etc/passwd", None),
+        ("{{ messages.__class__ }}", None),
+    ):
+        body = {**chat, "chat_template": sent, "max_tokens": 1}
+        answer = client.post("/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == (400 if size is None else 200), answer.text
+        assert "root:" not in answer.text
+        if size is not None:
+            assert answer.json()["usage"]["prompt_tokens"] == len(plain["tokens"]) + size
+    response = client.post("/v1/completions", json={"prompt": "x", "tempreture": 1})
+    assert response.status_code == 400
+    assert "tempreture" in response.json()["error"]["message"]
+    assert len(response.headers["x-request-id"]) == 32
+    assert client.post("/v1/completions", json={**BODY, "max_tokens": 2}).status_code == 200
