@@ -9,7 +9,6 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from msgspec import structs
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..config.weight_source import require_same_model, with_weights
-from ..interfaces.attention import AttentionBackend, AttentionSpec
+from ..interfaces.attention import AttentionBackend
 from ..interfaces.connector import ConnectorWorker, NullConnectorWorker
 from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
@@ -32,6 +31,7 @@ from ..interfaces.step import StepPlan
 from ..layers.weights import WeightMap, load_weights
 from ..ops.step import StepBuffers
 from ..registry import Registry
+from .attention_binding import bind_layers
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel, choose_loader, load_model, resolve_dtype
 from .numerics import block_numerics
@@ -55,14 +55,6 @@ def choose_platform(config: FrameConfig, registry: Registry, local_rank: int = 0
     provider = registry.select("platform", config.executor.platform, lambda platform: platform.probe())
     platform: Platform = registry.make("platform", provider, config, local_rank=local_rank)
     return platform
-
-
-def _against(backend: type[AttentionBackend], spec: AttentionSpec) -> str | None:
-    return backend.supports(spec)
-
-
-def _preference(backend: type[AttentionBackend], spec: AttentionSpec) -> int | None:
-    return backend.preference(spec)
 
 
 class Worker:
@@ -221,7 +213,7 @@ class Worker:
         with platform.memory().pool("kv_cache"):
             self.memory = KVMemory(layout, platform.device)
         platform.memory().claim("kv_cache", self.memory.slots)
-        backends = self._bind_layers(layout, loaded, platform)
+        backends = self._bind_layers(layout, loaded)
         facts = {
             "architecture": checkpoint.architecture,
             "deterministic": self.config.model.deterministic,
@@ -242,7 +234,7 @@ class Worker:
         if not made:
             tiny = with_blocks(layout, 0, 2)
             self.memory = KVMemory(tiny, self.platform.device)
-            backends = self._bind_layers(tiny, loaded, self.platform)
+            backends = self._bind_layers(tiny, loaded)
             connector = NullConnectorWorker(config=self.config, layout=tiny, rank=self.rank)
             graphs = self.platform.graphs()
             made.append(self._make_runner(checkpoint, tiny, loaded.model, backends, graphs, connector, []))
@@ -256,34 +248,13 @@ class Worker:
         while self.runner.device.graphs.capture(self.runner.run_dummy):
             pass
 
-    def _bind_layers(self, layout: KVLayout, loaded: LoadedModel, platform: Platform) -> list[AttentionBackend]:
-        """Chooses one backend per KV group and gives every layer its cache; layers without one share plans by spec."""
-        backends: list[AttentionBackend] = []
-        chosen: list[str] = []
-        name, ops = self.config.attention.attention_backend, platform.ops()
-        made = loaded.build.attention_layers
-        groups = [[made[layer] for layer in group.layers] for group in layout.groups]
-        cacheless = [layer for layer in made.values() if not layer.keeps_tokens]
-        groups += [[layer for layer in cacheless if layer.spec == spec] for spec in {one.spec: 0 for one in cacheless}]
-        for index, layers in enumerate(groups):
-            spec = layers[0].spec
-            provider = self.registry.select(
-                "attention", name, partial(_against, spec=spec), partial(_preference, spec=spec)
-            )
-            kind = self.registry.resolve(provider)
-            backend = self.registry.make("attention", provider, self.config, spec, ops=ops)
-            for layer in layers:
-                cache = self.memory.layer_view(layer.name, kind, spec) if layer.keeps_tokens else torch.empty(0)
-                layer.bind(index, backend, cache)
-            reason = kind.supports(replace(spec, deterministic=True))
-            if reason:
-                self.facts["not_deterministic"] = f"attention backend {provider.name!r}: {reason}"
-            backends.append(backend)
-            chosen.append(provider.name)
-        self.facts["shares_prefixes"] = any(one.shares_prefixes for one in backends)
-        self.facts["attention"] = chosen
-        logger.info("attention: %s", ", ".join(sorted(set(chosen))))
-        return backends
+    def _bind_layers(self, layout: KVLayout, loaded: LoadedModel) -> list[AttentionBackend]:
+        bound = bind_layers(layout, loaded, self.memory, self.platform.ops(), self.config, self.registry)
+        if bound.not_deterministic:
+            self.facts["not_deterministic"] = bound.not_deterministic
+        self.facts["shares_prefixes"] = any(backend.shares_prefixes for backend in bound.backends)
+        self.facts["attention"] = bound.names
+        return bound.backends
 
     def _make_runner(
         self,
