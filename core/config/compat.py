@@ -151,6 +151,10 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "task": _task,
     "device": lambda value: {"platform": value},
     "disable_uvicorn_access_log": lambda value: {"disable_access_log": value},
+    "uvicorn_log_level": lambda value: {"log_level": {"trace": "debug", "critical": "error"}.get(value, value)},
+    "disable_fastapi_docs": lambda value: {"openapi": not value},
+    "h11_max_incomplete_event_size": lambda value: {"max_head_bytes": value},
+    "h11_max_header_count": lambda value: {"max_headers": value},
     "enable_log_requests": lambda value: {"metrics_sinks": ["log"]} if value else {},
     "enable_log_outputs": lambda value: {"plugin": {"log": {"outputs": value}}} if value else {},
     "max_log_len": lambda value: {"plugin": {"log": {"max_chars": value}}},
@@ -158,7 +162,9 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
 })  # fmt: skip
 
 #: Those of them whose flag takes no value.
-SWITCHES = frozenset(("disable_uvicorn_access_log", "enable_log_requests", "enable_log_outputs"))
+SWITCHES = frozenset(
+    ("disable_uvicorn_access_log", "disable_fastapi_docs", "enable_log_requests", "enable_log_outputs")
+)
 
 _NO_EFFECT = "it has no effect here"
 _MEDIA = "models take text only"
@@ -172,7 +178,6 @@ _JOINED = ("metrics_sinks", "plugin")
 #: Arguments that nothing here acts on.
 UNUSED: Mapping[str, Unused] = MappingProxyType({
     "additional_config": Unused("platforms take settings through plugin options", (None, {})),
-    "allow_credentials": Unused(_NO_EFFECT, _OFF, switch=True),
     "allowed_local_media_path": Unused(_MEDIA, (None, "")),
     "allowed_media_domains": Unused(_MEDIA, (None, [])),
     "calculate_kv_scales": Unused("scales of a quantised cache are not supported yet", _OFF, switch=True),
@@ -186,6 +191,7 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "data_parallel_size_local": Unused(_NO_DP, (None, 1)),
     "decode_context_parallel_size": Unused(_NO_DP, (None, 1)),
     "disable_cascade_attn": Unused(_NO_EFFECT, switch=True),
+    "disable_frontend_multiprocessing": Unused(_NO_EFFECT, switch=True),
     "disable_custom_all_reduce": Unused(_NO_EFFECT, switch=True),
     "disable_hybrid_kv_cache_manager": Unused("layers of each kind have their own blocks", _OFF, switch=True),
     "disable_log_requests": Unused(_NO_EFFECT, switch=True),
@@ -198,7 +204,9 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "enable_mm_embeds": Unused(_MEDIA, _OFF, switch=True),
     "enable_prompt_embeds": Unused("prompts are text or token ids", _OFF, switch=True),
     "enable_return_routed_experts": Unused("chosen experts are not reported yet", _OFF, switch=True),
-    "enable_sleep_mode": Unused("no platform here can sleep yet", _OFF, switch=True),
+    "enable_server_load_tracking": Unused(_NO_EFFECT, switch=True),
+    "enable_sleep_mode": Unused("a CPU engine sleeps without it, a CUDA engine not yet", _OFF, switch=True),
+    "headless": Unused("engines without API processes belong to data parallelism", _OFF, switch=True),
     "hf_config_path": Unused("the configuration is read from the model's folder", (None,)),
     "hf_token": Unused("nothing is downloaded", (None,)),
     "ignore_patterns": Unused(_NO_EFFECT),
@@ -207,6 +215,9 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "kv_offloading_size": Unused("give --kv-connector instead", (None, 0)),
     "kv_sharing_fast_prefill": Unused(_NO_EFFECT, _OFF, switch=True),
     "limit_mm_per_prompt": Unused(_MEDIA, (None, {})),
+    "log_config_file": Unused("give --log-level", (None, "")),
+    "log_error_stack": Unused("tracebacks of defects are logged always", switch=True),
+    "lora_modules": Unused(_NO_LORA, (None, [], "")),
     "logits_processor_pattern": Unused("requests cannot name processors", (None,)),
     "max_cpu_loras": Unused(_NO_LORA, (None,)),
     "max_lora_rank": Unused(_NO_EFFECT),
@@ -230,11 +241,11 @@ UNUSED: Mapping[str, Unused] = MappingProxyType({
     "rope_theta": Unused('give hf_overrides={"rope_parameters": …} instead', (None,)),
     "safetensors_load_strategy": Unused(_NO_EFFECT),
     "scheduler_cls": Unused("give --scheduling-policy, the name of a plugin", (None,)),
+    "show_hidden_metrics_for_version": Unused(_NO_EFFECT),
     "swap_space": Unused(_NO_EFFECT),
     "tokenizer_mode": Unused("tokenizers are read by transformers", (None, "auto", "hf", "fast")),
     "tokenizer_revision": Unused("give --tokenizer, a folder", (None,)),
     "trust_remote_code": Unused("no code of a checkpoint is ever run", _OFF, switch=True),
-    "uvicorn_log_level": Unused(_NO_EFFECT),
     "use_tqdm_on_load": Unused(_NO_EFFECT, switch=True),
     "worker_cls": Unused("give --platform or --executor, names of plugins", (None, "auto")),
     "worker_extension_cls": Unused("pass a function to collective_rpc instead", (None, "")),

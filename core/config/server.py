@@ -33,6 +33,11 @@ class ServerConfig(Section):
         None, description="Folder that /update_weights may read other checkpoints from; default: the model's own only."
     )
     allowed_origins: list[str] = Field(default_factory=list, description="Origins that browsers may call from.")
+    allowed_methods: list[str] = Field(["*"], description="Methods of such calls.")
+    allowed_headers: list[str] = Field(["*"], description="Request headers of such calls.")
+    allow_credentials: bool = Field(
+        False, description="Let such calls carry cookies; allowed_origins must name the origins then."
+    )
     root_path: str = Field("", description="Path prefix behind a proxy.")
     public_metrics: bool = Field(False, description="Answer /metrics without a key.")
     tokens_only: bool = Field(
@@ -43,8 +48,13 @@ class ServerConfig(Section):
     enable_tokenizer_info_endpoint: bool = Field(
         False, description="Answer GET /tokenizer_info with the tokenizer's settings and the chat template."
     )
+    openapi: bool = Field(True, description="Describe the routes at /openapi.json.")
     page: bool = Field(True, description="Serve the web page at /.")
     max_body_bytes: int = Field(8 << 20, ge=1024, description="Largest request body in bytes.")
+    max_head_bytes: int = Field(
+        64 << 10, ge=4096, le=16 << 20, description="Most bytes of a request's line and headers."
+    )
+    max_headers: int = Field(256, ge=16, le=4096, description="Most headers of a request.")
     max_upload_bytes: int = Field(100 << 20, ge=1024, description="Largest file that a client may send, in bytes.")
     max_messages: int = Field(2048, ge=1, description="Most messages of a chat.")
     max_prompts: int = Field(256, ge=1, description="Most prompts of one completion request.")
@@ -65,6 +75,9 @@ class ServerConfig(Section):
     )
     chat_template_bytes: int = Field(
         256 << 20, ge=1 << 24, description="Bytes of memory that a chat template in a bounded process may take."
+    )
+    return_tokens_as_token_ids: bool = Field(
+        False, description='Show tokens as "token_id:N" in log-probabilities, also where a request does not ask for it.'
     )
     response_role: str = Field("assistant", description="Role of generated messages.")
     enable_auto_tool_choice: bool = Field(False, description="Let models decide to call tools; needs a tool parser.")
@@ -119,6 +132,12 @@ class ServerConfig(Section):
             raise ValueError("admin_port is open to every user of this machine; set admin_key, or use admin_uds")
         if self.admin_port is not None and self.admin_uds is not None:
             raise ValueError("admin_port and admin_uds exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _check_origins(self) -> Self:
+        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+            raise ValueError("allow_credentials needs allowed_origins that name the origins, not '*'")
         return self
 
     @model_validator(mode="after")

@@ -62,6 +62,9 @@ class ModelConfig(Section):
         default_factory=list,
         description="Logits processors to load: plugin names, dotted paths, or classes (Python only).",
     )
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        "auto", description="What templates get as content: texts joined (string), parts (openai), or as sent (auto)."
+    )
     chat_template: str | None = Field(
         None, description="Chat template: a file or the template itself; default: the checkpoint's."
     )

@@ -233,7 +233,9 @@ class Front:
         return self._admission.longest_text(cut=True)
 
     def with_template(self, options: ChatOptions) -> ChatOptions:
-        """The options with the configured template unless they bring one."""
+        """The options with the configured template and format of contents unless they bring some."""
+        if options.content_format == "auto":
+            options = replace(options, content_format=self.config.model.chat_template_content_format)
         if options.chat_template is None and self.chat_template is not None:
             return replace(options, chat_template=self.chat_template)
         return options

@@ -70,9 +70,16 @@ async def _on_failure(request: Request, __: Exception) -> Response:
     return _reply(request, RequestError(500, "internal error"))  # the exception goes on to the log
 
 
-def build_routes(routers: Sequence[APIRouter], root_path: str = "") -> FastAPI:
+def build_routes(routers: Sequence[APIRouter], root_path: str = "", *, openapi: bool = True) -> FastAPI:
     """The application without its ingress."""
-    app = FastAPI(title="frame", version=version("frame-llm"), docs_url=None, redoc_url=None, root_path=root_path)
+    app = FastAPI(
+        title="frame",
+        version=version("frame-llm"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if openapi else None,
+        root_path=root_path,
+    )
     for kind, handler in (
         (RequestError, _on_request_error),
         (HTTPException, _on_http_error),
@@ -111,8 +118,15 @@ def build_admin(config: FrameConfig, endpoints: Sequence[Endpoint]) -> ASGIApp:
     """The application of the admin listener, behind an ingress and keys of its own."""
     routers = [endpoint.router() for endpoint in endpoints]
     shapes = _shapes(endpoints, routers)
-    keys, limit = config.server.admin_key, config.server.max_body_bytes
-    return Ingress(build_routes(routers), keys=keys, max_body_bytes=limit, problem=lambda: None, shapes=shapes)
+    server = config.server
+    return Ingress(
+        build_routes(routers),
+        keys=server.admin_key,
+        max_body_bytes=server.max_body_bytes,
+        problem=lambda: None,
+        shapes=shapes,
+        max_headers=server.max_headers,
+    )
 
 
 def build_app(
@@ -125,7 +139,7 @@ def build_app(
     """The whole application, and its ingress; `traffic` counts what is being served, `limits` bounds it by key."""
     server = config.server
     routers = [endpoint.router() for endpoint in endpoints]
-    routes = build_routes(routers, server.root_path)
+    routes = build_routes(routers, server.root_path, openapi=server.openapi)
     shapes = _shapes(endpoints, routers)
     serving.calls = RouteCalls(routes, routers, shapes, server.max_request_seconds)
     ingress = Ingress(
@@ -148,10 +162,17 @@ def build_app(
         ),
         limits=limits,
         max_seconds=server.max_request_seconds,
+        max_headers=server.max_headers,
     )
     if not server.allowed_origins:
         return ingress, ingress
     return (
-        CORSMiddleware(ingress, allow_origins=server.allowed_origins, allow_methods=["*"], allow_headers=["*"]),
+        CORSMiddleware(
+            ingress,
+            allow_origins=server.allowed_origins,
+            allow_methods=server.allowed_methods,
+            allow_headers=server.allowed_headers,
+            allow_credentials=server.allow_credentials,
+        ),
         ingress,
     )

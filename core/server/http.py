@@ -15,8 +15,6 @@ from starlette.types import ASGIApp
 from ..config.server import ServerConfig
 from .wire import attach_wire
 
-#: Bytes of request line and headers; what arrives in one read with their end may be more.
-MAX_HEAD_BYTES = 64 << 10
 _KEEP_ALIVE_SECONDS = 30
 #: From the first byte of a request's head (for the first one, from the connection) until it is complete.
 HEAD_SECONDS = 60.0
@@ -38,7 +36,7 @@ def make_server(app: ASGIApp, config: ServerConfig) -> Server:
     """A server for `app`; `serve(sockets=[…])` runs it until `should_exit`."""
     settings = uvicorn.Config(
         app,
-        http=_protocol(),
+        http=_protocol(config.max_head_bytes),
         ws="none",
         lifespan="off",
         loop="none",
@@ -47,7 +45,7 @@ def make_server(app: ASGIApp, config: ServerConfig) -> Server:
         access_log=not config.disable_access_log,
         server_header=False,
         proxy_headers=False,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        h11_max_incomplete_event_size=config.max_head_bytes,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_LAST_SECONDS,
     )
@@ -68,19 +66,22 @@ def _worth_a_line(record: logging.LogRecord) -> bool:
     return True
 
 
-def _protocol() -> Any:
-    """httptools where it is installed, since it parses in C; it knows no limits, so it gets ours."""
+def _protocol(max_head_bytes: int) -> Any:
+    """httptools where it is installed, since it parses in C; it knows no limits, so it gets ours.
+
+    What arrives in one read with the end of a head may be more than its limit.
+    """
     if importlib.util.find_spec("httptools") is None:
         return "h11"
-    return _bounded()
+    return _bounded(max_head_bytes)
 
 
-def _bounded() -> Any:
+def _bounded(max_head_bytes: int) -> Any:
     """The protocol of httptools with bounds on the head of each request."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class BoundedProtocol(HttpToolsProtocol):
-        """Cuts a connection off whose request head does not end within `MAX_HEAD_BYTES` and a minute."""
+        """Cuts a connection off whose request head does not end within `max_head_bytes` and a minute."""
 
         _head_bytes = 0
         _in_body = False
@@ -106,8 +107,8 @@ def _bounded() -> Any:
             if not self._in_body:
                 self._head_bytes += len(data)
             super().data_received(data)
-            if not self._in_body and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response(f"The head of a request exceeds {MAX_HEAD_BYTES} bytes.")
+            if not self._in_body and self._head_bytes > max_head_bytes and not self.transport.is_closing():
+                self.send_400_response(f"The head of a request exceeds {max_head_bytes} bytes.")
 
         def on_message_begin(self) -> None:
             """The head of a further request gets as long."""

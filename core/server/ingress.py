@@ -29,7 +29,6 @@ from .uploads import Uploads
 OPEN_PATHS = ("/health", "/live", "/ping", "/ready", "/startup")
 #: Answered without an engine, but not without a key.
 _EARLY_PATHS = ("/load", "/metrics", "/stats", "/version")
-MAX_HEADERS = 256
 #: Bytes beyond the limit that are read and dropped, so that a client with too long a body learns why.
 _DROPPED_BYTES = 64 << 20
 #: Seconds until a JSON body is there, and until the next piece of any body: who sends slower holds a place for nothing.
@@ -73,7 +72,9 @@ class Ingress:
         uploads: Uploads | None = None,
         limits: KeyLimits | None = None,
         max_seconds: float | None = None,
+        max_headers: int = 256,
     ) -> None:
+        self._max_headers = max_headers
         self._app = app
         self._keys = KeyRing(keys)
         self._max_body_bytes = max_body_bytes
@@ -144,8 +145,8 @@ class Ingress:
     async def _admit(self, scope: Scope, receive: Receive, done: contextlib.ExitStack) -> Receive:
         """What the application reads the body from; `done` ends with the request."""
         path = _plain_path(scope)
-        if len(scope["headers"]) > MAX_HEADERS:
-            raise RequestError(431, f"a request may have {MAX_HEADERS} headers, got {len(scope['headers'])}")
+        if (number := len(scope["headers"])) > self._max_headers:
+            raise RequestError(431, f"a request may have {self._max_headers} headers (--max-headers), got {number}")
         method = scope["method"]
         owner = self._keys.owner(scope["headers"])
         scope[OWNER] = owner or ""

@@ -71,7 +71,9 @@ class _Chat:
         self._model: str = serving.model(body.model)
         self._name = name
         self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
-        self._texts = TokenTexts(serving.token_bytes, body.return_tokens_as_token_ids)
+        self._texts = TokenTexts(
+            serving.token_bytes, body.return_tokens_as_token_ids or config.server.return_tokens_as_token_ids
+        )
         self._messages = [message_for_template(message.model_dump(exclude_unset=True)) for message in body.messages]
         last = self._messages[-1]
         self._role = config.server.response_role if body.add_generation_prompt else str(last["role"])

@@ -66,7 +66,9 @@ class _Completion:
         self._name = name
         self._best_of = max(self._n, body.best_of or 0)
         self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
-        self._texts = TokenTexts(serving.token_bytes, body.return_tokens_as_token_ids)
+        self._texts = TokenTexts(
+            serving.token_bytes, body.return_tokens_as_token_ids or config.server.return_tokens_as_token_ids
+        )
         self._offsets: dict[int, int] = {}
         self._begun: set[int] = set()
 

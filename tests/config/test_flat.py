@@ -24,6 +24,7 @@ OTHER_VALUES = {
     "gpu_memory_utilization": 0.5, "max_long_partial_prefills": 1, "profile_dir": "/tmp/p", "log_level": "debug",
     "drain_seconds": 1.5, "ready_seconds": 2.5, "runner": "pooling", "convert": "embed", "returned_token_ids": [5],
     "max_body_bytes": 2048, "max_upload_bytes": 2048, "chat_template_bytes": 1 << 25,
+    "chat_template_content_format": "openai", "max_head_bytes": 8192, "max_headers": 100,
 }  # fmt: skip
 
 
@@ -68,7 +69,11 @@ def test_every_setting_has_help_and_a_unique_name():
 @pytest.mark.parametrize("name", list(leaves()))
 def test_each_setting_round_trips(name):
     value = other_value(name)
-    needed = {"admin_port": {"admin_key": ["k"]}, "cache_salt_per_key": {"api_key": ["k"]}}.get(name, {})
+    needed = {
+        "admin_port": {"admin_key": ["k"]},
+        "cache_salt_per_key": {"api_key": ["k"]},
+        "allow_credentials": {"allowed_origins": ["https://a.example"]},
+    }.get(name, {})
     config = FrameConfig.from_flat(**{**needed, name: value})
     flat = to_flat(config)
     assert flat[name] == value

@@ -36,6 +36,7 @@ def running() -> Iterator[Running]:
     with server(
         FAKE, "--api-key", KEYS[0], "--api-key", KEYS[1], "--cache-salt-per-key", "--enable-prompt-tokens-details",
         "--plugin.fake.caches", "true", "--plugin.fake.vocab_size", "2048", "--enable-tokenizer-info-endpoint",
+        "--return-tokens-as-token-ids",
     ) as running:  # fmt: skip
         yield running
 
@@ -188,3 +189,12 @@ def test_load_reports_are_headers_in_the_form_that_is_asked_for(running: Running
         assert "endpoint-load-metrics" not in ask(running, "/v1/completions", body, **headers).headers
     refused = ask(running, "/v1/completions", body, **{named: "TEXT", "x-api-key": "wrong"})
     assert "endpoint-load-metrics" not in refused.headers
+
+
+def test_tokens_are_shown_as_ids_where_the_server_says_so(running: Running) -> None:
+    body = {"prompt": [5, 6], "max_tokens": 2, "logprobs": 1}
+    logprobs = ask(running, "/v1/completions", body).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:5", "token_id:6"]
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "logprobs": True}
+    (entry,) = ask(running, "/v1/chat/completions", chat).json()["choices"][0]["logprobs"]["content"]
+    assert entry["token"].startswith("token_id:")
