@@ -50,6 +50,9 @@ def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1) 
     """The sizes that suit a layer."""
     wide = dtype.itemsize > 2 or head_dim > 128
     block_m = max(16, triton.next_power_of_2(groups))
+    if block_m > 16:  # more query heads than the registers of two warps hold
+        warps = 4 if block_m * triton.next_power_of_2(head_dim) <= 8192 else 8
+        return DecodeLaunch(block_m, 32 if wide else 64, splits, warps, 2 if wide else 3)
     if wide:
         return DecodeLaunch(block_m, 32, splits, 2, 2)
     # with enough rows to fill the device, many small programs read fastest
@@ -74,7 +77,9 @@ def _join(
     GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """out = Σ 2^(lse_i - peak) partial_i / Σ 2^(lse_i - peak) over the first `used` splits, for GROUPS heads."""
-    TOGETHER: tl.constexpr = 4 if SPLITS > 4 else SPLITS
+    # as many at once as registers hold, which for 16 heads of 128 are four
+    ROOM: tl.constexpr = 4 if BLOCK_M * DIM <= 2048 else 2 if BLOCK_M * DIM <= 4096 else 1
+    TOGETHER: tl.constexpr = ROOM if SPLITS > ROOM else SPLITS
     lane, split, dim = tl.arange(0, BLOCK_M), tl.arange(0, SPLITS), tl.arange(0, DIM)
     head = first_head + lane
     real = lane < GROUPS

@@ -68,6 +68,15 @@ def test_any_number_of_splits_gives_the_same_result(
     check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
 
 
+@pytest.mark.parametrize(("heads", "head_dim"), [(40, 64), (4, 256)])
+def test_splits_of_tiles_that_are_joined_in_smaller_parts(
+    heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: 4)
+    spec = layer_spec(num_heads=heads, num_kv_heads=1, head_dim=head_dim, scale=0.1)
+    check(TritonAttention, make_case(TritonAttention, spec, [(200, 1), (300, 1)]), CLOSE[torch.float32], 1e-4)
+
+
 @pytest.mark.parametrize("rows", [MIXED, DECODES], ids=["mixed", "decode"])
 def test_padding_is_skipped_and_finite(rows: list) -> None:
     case = make_case(TritonAttention, layer_spec(), rows, padding_tokens=5, padding_rows=3)

@@ -1,0 +1,168 @@
+"""What attention layers launch, by backend, layer and batch; for `ahead`, which gives the tensors no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frame.core.interfaces.attention import (
+    PREFIX_ROWS,
+    AttentionBatch,
+    AttentionSpec,
+    LayerParams,
+    SharedPrefix,
+    stride_view,
+)
+from frame.plugins.attention.triton import TritonAttention
+from frame.plugins.attention.triton_options import TritonOptions
+
+from .ahead import DEVICE
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+LAYER = AttentionSpec(32, 8, 128, 128**-0.5, BF16, BF16, 16, "cuda")
+ALL_FEATURES: dict[str, Any] = {"window": 1024, "soft_cap": 50.0, "sinks": True}
+
+#: (tokens in the cache, new ones) of each row
+Rows = list[tuple[int, int]]
+#: One row's keys in most splits, in some, and so many rows that nothing is split.
+DECODES: dict[str, Rows] = {
+    "one row": [(32768, 1)],
+    "16 rows": [(4096, 1)] * 16,
+    "256 rows": [(1000, 1)] * 256,
+}
+PROMPTS: Rows = [(0, 1000), (500, 300), (100, 1)]
+
+
+def layer(**changes: Any) -> AttentionSpec:
+    """The usual layer with some fields changed; the cache's type follows the layer's."""
+    if "dtype" in changes:
+        changes.setdefault("kv_dtype", changes["dtype"])
+    return replace(LAYER, **changes)
+
+
+def attend(spec: AttentionSpec, rows: Rows, *, shared: bool = False, **options: Any) -> None:
+    """One step of a layer; with `shared` its rows begin alike."""
+    if reason := TritonAttention.supports(spec):
+        raise ValueError(reason)
+    backend = TritonAttention(spec, config=None, options=TritonOptions(**options), ops=SimpleNamespace())
+    tokens = sum(count for _, count in rows)
+    heads, dim = spec.num_heads, spec.head_dim
+    params = LayerParams(
+        spec,
+        sinks=_empty(heads, dtype=spec.dtype) if spec.sinks else None,
+        alibi_slopes=_empty(heads, dtype=F32) if spec.alibi else None,
+    )
+    projected = _empty(tokens, heads + 2 * spec.num_kv_heads, dim, dtype=spec.dtype)
+    query, key, value = projected.split([heads, spec.num_kv_heads, spec.num_kv_heads], 1)
+    shape = TritonAttention.kv_shape(64, spec)
+    cache = stride_view(_empty(int(np.prod(shape)), dtype=spec.kv_dtype), shape, TritonAttention.kv_stride_order())
+    batch = _batch(rows, shared)
+    backend.forward(params, query, key, value, cache, backend.plan(batch))
+
+
+def _batch(rows: Rows, shared: bool) -> AttentionBatch:
+    counts = np.array([count for _, count in rows], np.int32)
+    lengths = np.array([sum(row) for row in rows], np.int32)
+    prefix = None
+    if shared:
+        tiles = -(-len(rows) // PREFIX_ROWS)
+        prefix = SharedPrefix(_int32(tiles, PREFIX_ROWS), _int32(tiles), _int32(len(rows)))
+    return AttentionBatch(
+        num_tokens=int(counts.sum()),
+        query_start=_int32(len(rows) + 1),
+        seq_lens=_int32(len(rows)),
+        block_table=_int32(len(rows), 4096),
+        slot_mapping=_empty(int(counts.sum()), dtype=torch.int64),
+        host_query_lens=counts,
+        host_seq_lens=lengths,
+        prefix=prefix,
+    )
+
+
+def _empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=DEVICE)
+
+
+def _int32(*shape: int) -> Tensor:
+    return _empty(*shape, dtype=torch.int32)
+
+
+#: Layers that differ from the usual one.
+LAYERS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "one head a KV head": {"num_kv_heads": 32},
+    "7 heads a KV head": {"num_heads": 28, "num_kv_heads": 4},
+    "16 heads a KV head": {"num_heads": 64, "num_kv_heads": 4},
+    "48 heads, one KV head": {"num_heads": 48, "num_kv_heads": 1},
+    "head of 64": {"head_dim": 64},
+    "head of 80": {"head_dim": 80},
+    "head of 96": {"head_dim": 96},
+    "head of 256": {"head_dim": 256},
+    "head of 256, 8 heads a KV head": {"head_dim": 256, "num_heads": 16, "num_kv_heads": 2},
+    "window": {"window": 1024},
+    "soft cap": {"soft_cap": 50.0},
+    "sinks": {"sinks": True},
+    "alibi": {"alibi": True},
+    "window, soft cap, sinks": ALL_FEATURES,
+    "window, soft cap, sinks, head of 256": {**ALL_FEATURES, "head_dim": 256},
+    "window, sinks, head of 64": {"window": 128, "sinks": True, "head_dim": 64, "num_heads": 64},
+    "float16": {"dtype": F16},
+    "float32": {"dtype": F32},
+    "float32, head of 256": {"dtype": F32, "head_dim": 256},
+    "e4m3 cache": {"kv_dtype": E4M3},
+    "e5m2 cache": {"kv_dtype": E5M2},
+    "e4m3 cache, head of 64": {"kv_dtype": E4M3, "head_dim": 64},
+    "e4m3 cache, head of 96": {"kv_dtype": E4M3, "head_dim": 96},
+    "e4m3 cache, head of 256": {"kv_dtype": E4M3, "head_dim": 256},
+    "e4m3 cache, window, soft cap, sinks": {"kv_dtype": E4M3, **ALL_FEATURES},
+    "e5m2 cache, float16, alibi": {"dtype": F16, "kv_dtype": E5M2, "alibi": True},
+    "e4m3 cache, float32": {"dtype": F32, "kv_dtype": E4M3},
+    "blocks of 1": {"block_size": 1},
+    "blocks of 32": {"block_size": 32},
+    "blocks of 256": {"block_size": 256},
+}
+#: Layers of which every kind of step is compiled; of the others, those that differ most.
+THOROUGH = ("usual", "head of 256", "float32", "e4m3 cache", "window, soft cap, sinks")
+#: What the Hopper kernel serves by `hopper_prefill: all`.
+HOPPER_LAYERS = (
+    "usual", "7 heads a KV head", "head of 64", "head of 80", "head of 96", "head of 256", "window",
+    "window, soft cap, sinks", "window, soft cap, sinks, head of 256", "window, sinks, head of 64", "float16",
+    "blocks of 32", "blocks of 256",
+)  # fmt: skip
+PERSISTENT_LAYERS = ("usual", "head of 64", "head of 96", "window, soft cap, sinks, head of 256")
+
+
+def attention_launches(name: str) -> dict[str, Callable[[], None]]:
+    """Steps of a layer of LAYERS without the Hopper kernel."""
+    spec = layer(**LAYERS[name])
+    thorough = name in THOROUGH
+    decodes = DECODES if thorough else {rows: DECODES[rows] for rows in ("16 rows", "256 rows")}
+    found = {f"{name}, {rows}": partial(attend, spec, counts) for rows, counts in decodes.items()}
+    found[f"{name}, prompts"] = partial(attend, spec, PROMPTS[:2], hopper_prefill="off")
+    if thorough:
+        found[f"{name}, deterministic"] = partial(attend, replace(spec, deterministic=True), PROMPTS)
+    if not spec.window and (thorough or spec.alibi or name == "one head a KV head"):
+        found[f"{name}, 16 rows, shared prefix"] = partial(attend, spec, DECODES["16 rows"], shared=True)
+        found[f"{name}, 256 rows, shared prefix"] = partial(attend, spec, DECODES["256 rows"], shared=True)
+    return found
+
+
+def hopper_launches() -> dict[str, Callable[[], None]]:
+    """Prompts by the Hopper kernel."""
+    rows = PROMPTS[:2]
+    found: dict[str, Callable[[], None]] = {}
+    for name in HOPPER_LAYERS:
+        found[f"{name}, Hopper prompts"] = partial(attend, layer(**LAYERS[name]), rows, hopper_prefill="all")
+    for name in PERSISTENT_LAYERS:
+        found[f"{name}, persistent Hopper prompts"] = partial(
+            attend, layer(**LAYERS[name]), rows, hopper_prefill="all", persistent_prefill=True
+        )
+    return found

@@ -1,0 +1,158 @@
+"""What layers other than attention launch, by sizes and type; for `ahead`, which gives the tensors no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from frame.kernels import activation, experts, linear, norm, rotary, routing
+from frame.kernels.expert_launch import Shape, read_table
+from frame.kernels.linear_invariant import linear_invariant
+
+from .ahead import DEVICE, H200
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def _empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=DEVICE)
+
+
+def few_rows(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
+    """A product of one, two or four rows."""
+    given = _empty(outputs, dtype=dtype) if bias else None
+    linear.linear(_empty(rows, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype), given)
+
+
+def gated_row(size: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
+    """The gated product of one row."""
+    given = _empty(2 * size, dtype=dtype) if bias else None
+    linear.linear_silu_mul(_empty(1, inputs, dtype=dtype), _empty(2 * size, inputs, dtype=dtype), given)
+
+
+def invariant(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
+    """The product that heeds no batch."""
+    given = _empty(outputs, dtype=dtype) if bias else None
+    linear_invariant(_empty(rows, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype), given)
+
+
+def routed(
+    tokens: int,
+    num_experts: int,
+    top_k: int,
+    hidden: int,
+    inner: int,
+    dtype: torch.dtype = BF16,
+    *,
+    fixed: bool = False,
+) -> None:
+    """The experts of a layer with the choice of them; `fixed`: the launch that heeds no batch."""
+    weights, ids = routing.route(_empty(tokens, num_experts, dtype=dtype), top_k, True)
+    product = experts.fused_experts_invariant if fixed else experts.fused_experts
+    gate_up = _empty(num_experts, 2 * inner, hidden, dtype=dtype)
+    down = _empty(num_experts, hidden, inner, dtype=dtype)
+    product(_empty(tokens, hidden, dtype=dtype), gate_up, down, weights, ids)
+
+
+def norms(size: int, dtype: torch.dtype = BF16, offset: float = 0.0) -> None:
+    """The norm of a token, of heads, and with the residual."""
+    x, weight = _empty(64, size, dtype=dtype), _empty(size, dtype=dtype)
+    norm.rms_norm(x, weight, 1e-6, offset)
+    norm.add_rms_norm(x, x, weight, 1e-6, offset)
+    norm.rms_norm(_empty(64, 8, 128, dtype=dtype), _empty(128, dtype=dtype), 1e-6, offset)
+
+
+def rotations(
+    tokens: int, dim: int, turned: int, dtype: torch.dtype = BF16, *, interleaved: bool = False, offset: float = 0.0
+) -> None:
+    """Rotary embedding of views of one projection, with and without the norms of heads."""
+    query, key, _ = _empty(tokens, 48, dim, dtype=dtype).split([32, 8, 8], 1)
+    positions, table = _empty(tokens, dtype=torch.int64), _empty(4096, turned, dtype=F32)
+    weights = (_empty(dim, dtype=dtype), _empty(dim, dtype=dtype))
+    rotary.rotary(query, key, positions, table, interleaved)
+    rotary.norm_rotary(query, key, weights, 1e-6, offset, positions, table, interleaved)
+
+
+def gates(dtype: torch.dtype = BF16) -> None:
+    """Both gated activations."""
+    activation.silu_mul(_empty(64, 2 * 14336, dtype=dtype))
+    activation.gelu_tanh_mul(_empty(64, 2 * 14336, dtype=dtype))
+
+
+#: The measured shape, one with few large experts, and one that fits no tile.
+EXPERTS = {"128 experts": (128, 8, 2048, 768), "8 experts": (8, 2, 4096, 14336), "6 experts": (6, 2, 72, 40)}
+
+
+def expert_launches() -> dict[str, Callable[[], None]]:
+    """Experts for token counts of every launch, alone and in each type."""
+    found: dict[str, Callable[[], None]] = {}
+    for name, shape in EXPERTS.items():
+        num_experts, top_k = shape[:2]
+        counts = {1, *(rows * num_experts // top_k for rows in (1, 20, 40, 64))}
+        if name == "128 experts":
+            counts = {int(tokens) for tokens in read_table()[H200.name][Shape(*shape, BF16).name]}
+        for tokens in sorted(counts):
+            found[f"{name}, {tokens} tokens"] = partial(routed, tokens, *shape)
+        found[f"{name}, deterministic"] = partial(routed, 64, *shape, fixed=True)
+    shape = EXPERTS["8 experts"]
+    for tokens in (1, 512):
+        found[f"float32 experts, {tokens} tokens"] = partial(routed, tokens, *shape, F32)
+    found["float16 experts, 512 tokens"] = partial(routed, 512, *shape, F16)
+    return found
+
+
+def product_launches() -> dict[str, Callable[[], None]]:
+    """Products with a weight: each tile of one or two rows, and each of those that heed no batch."""
+    found: dict[str, Callable[[], None]] = {}
+    for outputs, inputs in ((6144, 4096), (151936, 4096), (1024, 1024), (151936, 1024), (1000, 72)):
+        name = f"{outputs} x {inputs}"
+        found[f"one row, {name}"] = partial(few_rows, 1, outputs, inputs)
+        found[f"one gated row, {name}"] = partial(gated_row, outputs, inputs)
+    found["one row, bias"] = partial(few_rows, 1, 6144, 4096, bias=True)
+    found["one gated row, bias"] = partial(gated_row, 11008, 4096, bias=True)
+    for inputs in (1024, 4096):
+        found[f"two rows, 2048 x {inputs}"] = partial(few_rows, 2, 2048, inputs)
+    found["two rows, bias"] = partial(few_rows, 2, 2048, 4096, bias=True)
+    for dtype in (F16, F32):
+        found[f"one row, {dtype}"] = partial(few_rows, 1, 6144, 4096, dtype)
+        found[f"one gated row, {dtype}"] = partial(gated_row, 11008, 4096, dtype)
+        found[f"two rows, {dtype}"] = partial(few_rows, 2, 2048, 4096, dtype)
+        found[f"deterministic, {dtype}"] = partial(invariant, 300, 4096, 4096, dtype, bias=True)
+    for rows, outputs in ((1, 4096), (100, 6144), (100, 151936), (400, 1024), (400, 6144), (400, 151936), (8192, 6144)):
+        found[f"deterministic, {rows} rows, {outputs} outputs"] = partial(invariant, rows, outputs, 4096)
+    found["deterministic, bias"] = partial(invariant, 8192, 6144, 4096, bias=True)
+    found["deterministic, uneven depth"] = partial(invariant, 400, 6144, 4104)
+    found["deterministic, no bulk copies"] = partial(invariant, 400, 6144, 4097)
+    found["deterministic, float32, uneven depth"] = partial(invariant, 400, 6144, 4097, F32)
+    return found
+
+
+def small_launches() -> dict[str, Callable[[], None]]:
+    """Norms, rotary embeddings, activations and the choice of experts."""
+    found: dict[str, Callable[[], None]] = {"norms with an offset": partial(norms, 2304, offset=1.0)}
+    for size in (1024, 4096, 8192):
+        found[f"norms of {size}"] = partial(norms, size)
+    for dtype in (BF16, F16, F32):
+        found[f"activations, {dtype}"] = partial(gates, dtype)
+    for dtype in (F16, F32):
+        found[f"norms, {dtype}"] = partial(norms, 4096, dtype)
+        found[f"rotary, {dtype}"] = partial(rotations, 64, 128, 128, dtype)
+    for tokens in (64, 4096):
+        for dim, turned in ((128, 128), (80, 32), (256, 256)):
+            found[f"rotary, {tokens} tokens, {turned} of {dim}"] = partial(rotations, tokens, dim, turned)
+    found["rotary, interleaved"] = partial(rotations, 64, 128, 128, interleaved=True)
+    found["rotary, offset"] = partial(rotations, 64, 256, 256, offset=1.0)
+    for num_experts, top_k in ((8, 2), (160, 6), (512, 10)):
+        found[f"{top_k} of {num_experts} experts"] = partial(choices, num_experts, top_k)
+    return found
+
+
+def choices(num_experts: int, top_k: int) -> None:
+    """The choice of experts, and the sorting of few and many tokens by expert."""
+    for dtype, renormalize in ((BF16, True), (BF16, False), (F32, True)):
+        routing.route(_empty(64, num_experts, dtype=dtype), top_k, renormalize)
+    for tokens in (1, 64, 8192):
+        routing.align(_empty(tokens, top_k, dtype=torch.int32), num_experts, 64)

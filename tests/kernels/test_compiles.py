@@ -1,0 +1,115 @@
+"""Every kernel in every variant that launch code asks for, compiled for chips that are not there.
+
+The interpreter runs kernels and does not compile them. Here nothing runs: what is checked is that Triton compiles each
+kernel, that it fits the chip's shared memory, that no hot one keeps values in memory for want of registers, and that
+products are done by the matrix unit that is meant.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.kernels.ahead import A100, H200, TOOLS, Build, Chip
+from tests.kernels.launches import build, compiler, kernels_launched, launches, plain_launches
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
+    pytest.mark.skipif(not (TOOLS / "ptxas").is_file(), reason="this Triton has no compiler for CUDA"),
+    pytest.mark.timeout(900),
+]
+KERNELS = Path(__file__).parents[2] / "kernels"
+#: A few of those that every request needs, for every run of the tests.
+USUAL = ("usual, 256 rows", "usual, deterministic", "one gated row, 1024 x 1024", "rotary, offset")
+#: Matrix units that products of 16-bit numbers may use on Hopper: HGMMA is a warpgroup's, HMMA a warp's.
+UNITS = {
+    "prefill._prefill_attention_kernel": {"HGMMA"},
+    "linear_invariant._linear": {"HGMMA"},  # the bits of a row rest on it
+    "decode._decode_attention_kernel": {"HMMA", "HGMMA"},
+    "attention._paged_attention_kernel": {"HMMA", "HGMMA"},
+    "cascade._prefix_attention_kernel": {"HMMA", "HGMMA"},
+    "experts._grouped": {"HMMA", "HGMMA"},
+}
+#: Accesses to memory for want of registers that the kernels may have which a step's time rests on. Those above 0 were
+#: measured to be fastest as they are: a tile of keys that one warp holds, a tile of queries that four do, a weight
+#: read far ahead.
+SPILLS = {
+    "prefill._prefill_attention_kernel": 0,
+    "decode._decode_attention_kernel": 72,
+    "attention._paged_attention_kernel": 32,
+    "cascade._prefix_attention_kernel": 8,
+    "linear._few_rows": 4,
+    "linear._one_row_gated": 0,
+    "linear_invariant._linear": 0,
+    "experts._grouped": 0,
+    "experts._vector_gate_up": 0,
+    "experts._vector_down": 0,
+    "norm._rms_norm": 0,
+    "rotary._rotary": 0,
+}
+#: Experts whose sizes fit no tile are multiplied in any way.
+UNFIT = "6 experts"
+
+
+@pytest.fixture(scope="module")
+def compiling() -> Iterator[ProcessPoolExecutor]:
+    with compiler() as pool:
+        yield pool
+
+
+def faults(one: Build, chip: Chip, name: str) -> list[str]:
+    """What is wrong with a compiled kernel."""
+    found = []
+    if one.shared_bytes > chip.shared_bytes:
+        found.append(f"{one.shared_bytes} bytes of shared memory")
+    wide = "float32" in name
+    if chip is H200 and not wide and UNFIT not in name and one.spills > SPILLS.get(one.name, one.spills):
+        found.append(f"{one.spills} accesses to memory for want of registers")
+    meant = set() if wide else UNITS.get(one.name, set())
+    if chip is not H200 and meant:
+        meant = {"HMMA"}
+    used = one.instructions & {"HMMA", "HGMMA"}
+    if not used <= meant or bool(used) != bool(meant):
+        found.append(f"matrix units {sorted(used)} instead of {sorted(meant)}")
+    if one.name.startswith("prefill.") and "UTMALDG" not in one.instructions:
+        found.append("no bulk copy")
+    return found
+
+
+def check(chip: Chip, name: str, compiling: ProcessPoolExecutor) -> None:
+    builds = compiling.submit(build, chip, name).result()
+    assert builds
+    wrong = {one.name: found for one in builds if (found := faults(one, chip, name))}
+    assert not wrong, (wrong, builds)
+
+
+def test_every_kernel_is_launched_here(compiling: ProcessPoolExecutor) -> None:
+    launched = compiling.submit(kernels_launched, H200).result()
+    shipped = set()
+    for file in sorted(KERNELS.glob("*.py")):
+        shipped |= {f"{file.stem}.{kernel}" for kernel in re.findall(r"^ +(_\w+)\[", file.read_text(), re.MULTILINE)}
+    assert shipped == launched
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_the_usual_ones_compile_for_hopper(name: str, compiling: ProcessPoolExecutor) -> None:
+    check(H200, name, compiling)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", launches())
+def test_every_launch_compiles_for_hopper(name: str, compiling: ProcessPoolExecutor) -> None:
+    check(H200, name, compiling)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", plain_launches())
+def test_plain_kernels_compile_for_ampere(name: str, compiling: ProcessPoolExecutor) -> None:
+    check(A100, name, compiling)
