@@ -53,8 +53,8 @@ def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1) 
     if block_m > 16:  # more query heads than the registers of two warps hold
         warps = 4 if block_m * triton.next_power_of_2(head_dim) <= 8192 else 8
         return DecodeLaunch(block_m, 32 if wide else 64, splits, warps, 2 if wide else 3)
-    if wide:
-        return DecodeLaunch(block_m, 32, splits, 2, 2)
+    if wide:  # products of float32 are sums in registers
+        return DecodeLaunch(block_m, 32, splits, 8 if dtype.itemsize > 2 else 2, 2)
     # with enough rows to fill the device, many small programs read fastest
     return DecodeLaunch(block_m, 32, 1, 1, 4) if splits == 1 else DecodeLaunch(block_m, 64, splits, 2, 3)
 

@@ -60,10 +60,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Chip:
-    """What tile sizes depend on: the chip's name in the table, and the shared memory that one program may use."""
+    """What tile sizes depend on: the chip's name in the table, and the shared memory that one program may use.
+
+    `copies` says that it has a copy engine, as from Hopper on; without one, Triton's stand-in for it needs far more
+    registers than there are.
+    """
 
     name: str = ""
     shared_bytes: int = 227 << 10
+    copies: bool = True
 
 
 ANY_CHIP = Chip()
@@ -132,14 +137,14 @@ def entry_of(launch: Launch) -> dict[str, Any]:
 def _fit(shape: Shape, launch: Launch, chip: Chip) -> Launch:
     """Tiles no larger than the matrices and the chip's shared memory, nor smaller than what a matrix unit takes."""
     size, hidden, inner = shape.dtype.itemsize, shape.hidden_size, shape.intermediate_size
-    gate_up = _shrink(_clip(launch.gate_up, inner, hidden, size), launch.block_m, 2, size, chip)
-    down = _shrink(_clip(launch.down, hidden, inner, size), launch.block_m, 1, size, chip)
+    gate_up = _shrink(_clip(launch.gate_up, inner, hidden, size, chip), launch.block_m, 2, size, chip)
+    down = _shrink(_clip(launch.down, hidden, inner, size, chip), launch.block_m, 1, size, chip)
     return Launch(launch.block_m, gate_up, down)
 
 
-def _clip(tile: Tile, size: int, depth: int, itemsize: int) -> Tile:
+def _clip(tile: Tile, size: int, depth: int, itemsize: int, chip: Chip) -> Tile:
     narrow, shallow = max(16, _power(size)), max(16, _power(depth))
-    copier = tile.copier and depth * itemsize % 16 == 0
+    copier = tile.copier and chip.copies and depth * itemsize % 16 == 0
     return replace(tile, block_n=min(tile.block_n, narrow), block_k=min(tile.block_k, shallow), copier=copier)
 
 

@@ -259,4 +259,5 @@ def chip_of(device: torch.device) -> Chip:
         return Chip()
     index = torch.cuda.current_device() if device.index is None else device.index
     shared_bytes = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
-    return Chip(torch.cuda.get_device_name(index), shared_bytes)
+    copies = torch.cuda.get_device_capability(index) >= (9, 0)
+    return Chip(torch.cuda.get_device_name(index), shared_bytes, copies)

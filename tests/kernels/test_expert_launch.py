@@ -45,6 +45,7 @@ def test_tiles_fit_a_small_shared_memory(tokens: int) -> None:
 def test_only_rows_of_sixteen_bytes_go_through_the_copy_engine() -> None:
     assert rule(SHAPE, 4096).gate_up.copier
     assert not rule(TINY, 4096).down.copier
+    assert not rule(SHAPE, 4096, Chip(copies=False)).gate_up.copier
 
 
 def test_an_entry_is_read_as_it_was_written() -> None:
