@@ -50,8 +50,8 @@ def make_server(app: ASGIApp, config: ServerConfig) -> Server:
         timeout_graceful_shutdown=_LAST_SECONDS,
     )
     own = logging.getLogger("uvicorn")
-    own.propagate = False
-    own.handlers = logging.getLogger("frame").handlers  # one format for all lines
+    own.handlers.clear()
+    own.parent = logging.getLogger("frame")  # one format for all lines
     logging.getLogger("uvicorn.access").addFilter(_worth_a_line)
     if config.log_level == "info":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its account of start and end says nothing new

@@ -1,0 +1,50 @@
+"""Where the lines of the HTTP server go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from frame.core.config.server import ServerConfig
+from frame.core.server.http import make_server
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def handler() -> Iterator[Kept]:
+    made = Kept()
+    yield made
+    for name in ("frame", "uvicorn"):
+        logging.getLogger(name).removeHandler(made)
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    """Answers nothing."""
+
+
+def test_they_go_where_ours_go_and_come_once(handler: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    make_server(application, ServerConfig())
+    logging.getLogger("frame").addHandler(handler)  # also one that comes later
+    logging.getLogger("uvicorn.error").error("broken")
+    logging.getLogger("frame.server").error("ours")
+    assert handler.lines == ["broken", "ours"]
+    assert [record.getMessage() for record in caplog.records] == ["broken", "ours"]
+
+
+def test_what_others_attach_to_it_hears_nothing_of_ours(handler: Kept) -> None:
+    """pytest does so to every logger that does not propagate, and would tell each of our lines twice."""
+    make_server(application, ServerConfig())
+    logging.getLogger("uvicorn").addHandler(handler)
+    logging.getLogger("frame.server").error("ours")
+    assert handler.lines == []
