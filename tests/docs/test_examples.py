@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import httpx
 import pytest
@@ -22,6 +26,7 @@ from tests.server.running import REAL, Running, server
 
 README = ROOT / "README.md"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+STRICT = ("-W", "error", "-W", "ignore::DeprecationWarning")
 NAME = operator.attrgetter("name")
 
 
@@ -32,8 +37,7 @@ def python(page: Path, *, needs_server: bool) -> list[Block]:
 def run(code: str, folder: Path, **environment: str) -> str:
     script = folder / "example.py"
     script.write_text(code, encoding="utf-8")
-    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", str(script)]
-    environment = {**ENVIRONMENT, **environment}
+    command = [sys.executable, *STRICT, str(script)]
     environment = {**ENVIRONMENT, **environment}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=150, cwd=folder, env=environment, check=False
@@ -55,9 +59,31 @@ def joined(examples: list[Block]) -> str:
     return "\n".join(f"# {block.place}\n{block.text}" for block in examples)
 
 
+@pytest.fixture(scope="module")
+def forked() -> Iterator[subprocess.Popen[str]]:
+    """Runs scripts without importing torch for each of them."""
+    command = [sys.executable, *STRICT, str(Path(__file__).with_name("forked.py"))]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=ENVIRONMENT, start_new_session=True) as made:
+        yield made
+        assert made.stdin is not None
+        made.stdin.close()
+        made.wait(60)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if python(page, needs_server=False)], ids=NAME)
-def test_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
-    assert run(joined(python(page, needs_server=False)), tmp_path).strip()
+def test_python_of_a_page_runs_from_top_to_bottom(page: Path, forked: subprocess.Popen[str], tmp_path: Path) -> None:
+    assert forked.stdin is not None
+    assert forked.stdout is not None
+    script, output = tmp_path / "example.py", tmp_path / "output"
+    script.write_text(joined(python(page, needs_server=False)), encoding="utf-8")
+    print(json.dumps([str(script), str(tmp_path), str(output)]), file=forked.stdin, flush=True)
+    timer = threading.Timer(170, os.killpg, [forked.pid, signal.SIGKILL])
+    timer.start()
+    status = forked.stdout.readline()
+    timer.cancel()
+    timer.join()
+    assert status == "0\n", Path(f"{output}.err").read_text()
+    assert output.read_text().strip()
 
 
 @pytest.fixture(scope="module")
