@@ -16,6 +16,13 @@ class ServerConfig(Section):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     uds: str | None = Field(None, description="Unix socket to listen on instead.")
     api_key: list[str] = Field(default_factory=list, description="Keys that clients must present; none: open.")
+    ssl_certfile: str | None = Field(None, description="Certificate (PEM) to serve https with; default: http.")
+    ssl_keyfile: str | None = Field(None, description="Its key, where that is a file of its own.")
+    ssl_ca_certs: str | None = Field(None, description="Certificates (PEM) that clients' own are checked against.")
+    ssl_cert_reqs: int = Field(
+        0, ge=0, le=2, description="Whether clients show a certificate: 0 no, 1 if they have one, 2 always."
+    )
+    enable_ssl_refresh: bool = Field(False, description="Take certificates that were renewed while the server runs.")
     cache_salt_per_key: bool = Field(
         False,
         description="Give each API key a prefix cache of its own, so that none learns from timing what another sends; "
@@ -132,6 +139,16 @@ class ServerConfig(Section):
             raise ValueError("admin_port is open to every user of this machine; set admin_key, or use admin_uds")
         if self.admin_port is not None and self.admin_uds is not None:
             raise ValueError("admin_port and admin_uds exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        needy = ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "enable_ssl_refresh")
+        alone = next((name for name in needy if getattr(self, name)), None)
+        if alone is not None and self.ssl_certfile is None:
+            raise ValueError(f"{alone} needs ssl_certfile")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ValueError("ssl_cert_reqs needs ssl_ca_certs, to check clients' certificates against")
         return self
 
     @model_validator(mode="after")

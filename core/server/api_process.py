@@ -22,6 +22,7 @@ from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..registry import Registry
 from .app import build_admin, build_app, make_endpoints
+from .certificates import tls_context
 from .child_process import describe, die_with_parent
 from .client import RemoteEngine
 from .http import Server, make_server
@@ -133,7 +134,8 @@ class ApiProcess:
             self._admin = make_server(build_admin(self._config, administered), self._config.server)
         endpoints = [endpoint for endpoint in endpoints if not endpoint.admin]
         app, ingress = build_app(self._config, self._host, endpoints, self._host.metrics, self._limits)
-        return make_server(app, self._config.server), ingress
+        server = self._config.server
+        return make_server(app, server, tls_context(server)), ingress
 
     async def _follow(
         self, control: AsyncChannel, server: Server, ingress: Ingress, text: asyncio.Task[Text | None]

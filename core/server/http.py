@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
-from collections.abc import Iterator
+import socket
+import ssl
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from ..config.server import ServerConfig
+from .certificates import renew
 from .wire import attach_wire
 
 _KEEP_ALIVE_SECONDS = 30
@@ -24,7 +28,19 @@ _POLLED = frozenset(("/health", "/live", "/ping", "/ready", "/startup", "/metric
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to its owner."""
+    """Leaves signals to its owner. `renewal` runs beside it where certificates are taken anew."""
+
+    renewal: Callable[[], Coroutine[Any, Any, None]] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until `should_exit`."""
+        task = None if self.renewal is None else asyncio.create_task(self.renewal())
+        try:
+            await super().serve(sockets)
+        finally:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,8 +48,8 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: ASGIApp, config: ServerConfig) -> Server:
-    """A server for `app`; `serve(sockets=[…])` runs it until `should_exit`."""
+def make_server(app: ASGIApp, config: ServerConfig, tls: ssl.SSLContext | None = None) -> Server:
+    """A server for `app`, over TLS where there is a context; `serve(sockets=[…])` runs it until `should_exit`."""
     settings = uvicorn.Config(
         app,
         http=_protocol(config.max_head_bytes),
@@ -55,7 +71,12 @@ def make_server(app: ASGIApp, config: ServerConfig) -> Server:
     logging.getLogger("uvicorn.access").addFilter(_worth_a_line)
     if config.log_level == "info":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its account of start and end says nothing new
-    return Server(settings)
+    settings.load()
+    settings.ssl = tls
+    server = Server(settings)
+    if tls is not None and config.enable_ssl_refresh:
+        server.renewal = partial(renew, tls, config)
+    return server
 
 
 def _worth_a_line(record: logging.LogRecord) -> bool:

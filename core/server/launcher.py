@@ -16,6 +16,7 @@ from typing import Any
 
 from ..config.tree import FrameConfig
 from .api_supervisor import ApiSupervisor
+from .certificates import tls_context
 from .child_process import describe
 from .listeners import bind_admin, bind_all, url
 from .messages import EngineDown, EngineNews, EngineUp, Stage
@@ -104,7 +105,8 @@ class Launcher:
         if names is None:
             self._say(f"{death}; starting it again")
         else:
-            self._say(f"serving {', '.join(names)} at {url(self._listeners[0])}")
+            place = url(self._listeners[0], secure=self._config.server.ssl_certfile is not None)
+            self._say(f"serving {', '.join(names)} at {place}")
             if self._admin is not None:
                 self._say(f"admin routes at {url(self._admin)}")
 
@@ -130,6 +132,7 @@ class Launcher:
 
 def launch(config: FrameConfig, engine_command: Sequence[str] | None = None) -> int:
     """Binds the address and runs a server until it ends; returns the exit status. Raises `ConfigError` at once."""
+    tls_context(config.server)  # files that do not do end the start at once
     listeners = bind_all(config.server)
     admin = bind_admin(config.server)
 

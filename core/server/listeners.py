@@ -81,9 +81,10 @@ def _bind_unix(path: Path) -> socket.socket:
     return listener
 
 
-def url(listener: socket.socket) -> str:
-    """Where clients find the listener."""
+def url(listener: socket.socket, secure: bool = False) -> str:
+    """Where clients find the listener; `secure`: it speaks TLS."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

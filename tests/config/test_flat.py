@@ -24,8 +24,18 @@ OTHER_VALUES = {
     "gpu_memory_utilization": 0.5, "max_long_partial_prefills": 1, "profile_dir": "/tmp/p", "log_level": "debug",
     "drain_seconds": 1.5, "ready_seconds": 2.5, "runner": "pooling", "convert": "embed", "returned_token_ids": [5],
     "max_body_bytes": 2048, "max_upload_bytes": 2048, "chat_template_bytes": 1 << 25,
-    "chat_template_content_format": "openai", "max_head_bytes": 8192, "max_headers": 100,
+    "chat_template_content_format": "openai", "max_head_bytes": 8192, "max_headers": 100, "ssl_cert_reqs": 2,
 }  # fmt: skip
+#: What else must be given for a setting to make sense.
+NEEDED = {
+    "admin_port": {"admin_key": ["k"]},
+    "cache_salt_per_key": {"api_key": ["k"]},
+    "allow_credentials": {"allowed_origins": ["https://a.example"]},
+    "ssl_keyfile": {"ssl_certfile": "c"},
+    "ssl_ca_certs": {"ssl_certfile": "c"},
+    "ssl_cert_reqs": {"ssl_certfile": "c", "ssl_ca_certs": "a"},
+    "enable_ssl_refresh": {"ssl_certfile": "c"},
+}
 
 
 def other_value(name: str) -> object:
@@ -69,11 +79,7 @@ def test_every_setting_has_help_and_a_unique_name():
 @pytest.mark.parametrize("name", list(leaves()))
 def test_each_setting_round_trips(name):
     value = other_value(name)
-    needed = {
-        "admin_port": {"admin_key": ["k"]},
-        "cache_salt_per_key": {"api_key": ["k"]},
-        "allow_credentials": {"allowed_origins": ["https://a.example"]},
-    }.get(name, {})
+    needed = NEEDED.get(name, {})
     config = FrameConfig.from_flat(**{**needed, name: value})
     flat = to_flat(config)
     assert flat[name] == value

@@ -52,7 +52,7 @@ class Running:
 
     def wait_ready(self, seconds: float = 120) -> None:
         def ready() -> bool:
-            match = re.search(r"serving (.*) at (http://\S+)", self.text)
+            match = re.search(r"serving (.*) at (https?://\S+)", self.text)
             self.url = match.group(2) if match else ""
             return match is not None or self.process.poll() is not None
 
