@@ -28,7 +28,7 @@ logger = logging.getLogger("frame.server")
 
 _MAX_FAILED_STEPS = 3
 #: How long clients have to take what was said before the end.
-_LAST_WORDS_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 5.0
 
 
 class _Client:
