@@ -45,6 +45,10 @@ class ServerConfig(Section):
     allow_credentials: bool = Field(
         False, description="Let such calls carry cookies; allowed_origins must name the origins then."
     )
+    middleware: list[str] = Field(
+        default_factory=list,
+        description="ASGI middleware, by import path: classes, or functions of (request, call_next).",
+    )
     root_path: str = Field("", description="Path prefix behind a proxy.")
     public_metrics: bool = Field(False, description="Answer /metrics without a key.")
     tokens_only: bool = Field(

@@ -26,6 +26,7 @@ from .errors import ErrorShapes, error_body, retry_headers
 from .ingress import Ingress, Traffic
 from .limits import KeyLimits
 from .load_report import LoadReports
+from .middleware import add_middleware
 from .openapi import with_shared_definitions
 from .serving import ServingHost
 from .streams import ClientGoneError
@@ -140,6 +141,7 @@ def build_app(
     server = config.server
     routers = [endpoint.router() for endpoint in endpoints]
     routes = build_routes(routers, server.root_path, openapi=server.openapi)
+    add_middleware(routes, server.middleware)
     shapes = _shapes(endpoints, routers)
     serving.calls = RouteCalls(routes, routers, shapes, server.max_request_seconds)
     ingress = Ingress(

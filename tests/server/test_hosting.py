@@ -20,10 +20,11 @@ from pydantic import ValidationError
 from frame.core.config.checkpoint import DEMO_FOLDER
 from frame.core.config.server import ServerConfig
 from frame.core.config.tree import FrameConfig
-from frame.core.registry import Registry
-from frame.core.server.app import build_app, make_endpoints
+from frame.core.server.app import build_app
 from frame.core.server.key_salt import key_salt
 from frame.core.testing.fake_serving import FakeServing
+from frame.plugins.endpoints.completions import CompletionsEndpoint
+from frame.plugins.endpoints.invocations import InvocationsEndpoint
 from frame.plugins.endpoints.tokens import TokensEndpoint
 from tests.server.running import FAKE, Running, server
 
@@ -147,7 +148,9 @@ def test_invocations_that_are_wrong_say_what_is(running: Running, body: Any, sai
 
 def test_lines_of_batches_may_be_invocations() -> None:
     config, serving = FrameConfig(), cast(Any, FakeServing())
-    build_app(config, serving, make_endpoints(config, Registry.load(), serving))
+    build_app(
+        config, serving, [kind(config=config, serving=serving) for kind in (CompletionsEndpoint, InvocationsEndpoint)]
+    )
     answer = asyncio.run(serving.calls.post("/invocations", {"prompt": "x"}, ""))
     assert (answer.status, answer.body["object"]) == (200, "text_completion")
 
