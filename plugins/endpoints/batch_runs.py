@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -123,8 +124,8 @@ class BatchStore:
     def _forget_oldest(self) -> None:
         ended = [record for record in self.records() if record.status not in _OPEN]
         for record in ended[: max(0, len(ended) - _MAX_ENDED + 1)]:
-            (self._folder / f"{record.id}.json").unlink(missing_ok=True)
-            self._mark(record.id).unlink(missing_ok=True)
+            for suffix in ("json", "cancel", "output.jsonl", "error.jsonl"):
+                (self._folder / f"{record.id}.{suffix}").unlink(missing_ok=True)
 
     def get(self, name: str, owner: str) -> BatchRecord:
         """A batch; raises `RequestError` 404 also when it belongs to somebody else."""
@@ -168,8 +169,6 @@ class BatchStore:
                 turn = record.owner
                 try:
                     await self._answer(record)
-                except RequestError as error:
-                    self._fail(record, str(error))
                 except Exception:
                     logger.exception("batch %s failed", record.id)
                     self._fail(record, "internal error")
@@ -184,35 +183,42 @@ class BatchStore:
         if record.output_file_id or record.error_file_id:  # it ended when the server did
             self._end(record, good, bad)
             return
-        with self._files.open(record.input_file_id, record.owner) as lines:
-            record.num_lines = await asyncio.to_thread(_count_lines, lines)
-            if not 0 < record.num_lines <= self._max_lines:
-                self._fail(record, f"a batch has 1 to {self._max_lines} lines, this one {record.num_lines}")
-                return
-            done_good, done_bad = await asyncio.to_thread(lambda: (_complete_rows(good), _complete_rows(bad)))
-            record.num_succeeded, record.num_failed = len(done_good), len(done_bad)
-            record.status, record.in_progress_at = "in_progress", record.in_progress_at or int(time.time())
-            self._write(record)
-            with good.open("ab") as output, bad.open("ab") as errors:
-                await self._run_lines(record, lines, done_good | done_bad, output, errors)
+        done_good, done_bad = await asyncio.to_thread(lambda: (_complete_rows(good), _complete_rows(bad)))
+        record.num_succeeded, record.num_failed = len(done_good), len(done_bad)
+        if not self._stopped(record):
+            try:
+                with self._files.open(record.input_file_id, record.owner) as lines:
+                    await self._begin(record, lines)
+                    with good.open("ab") as output, bad.open("ab") as errors:
+                        await self._run_lines(record, lines, done_good | done_bad, output, errors)
+            except RequestError as error:
+                record.errors = _errors(str(error))
         # from here on nothing is run again, whatever happens to this process
         record.status, record.finalizing_at = "finalizing", int(time.time())
-        record.output_file_id = self._files.new_id() if good.stat().st_size else None
-        record.error_file_id = self._files.new_id() if bad.stat().st_size else None
+        record.output_file_id = self._files.new_id() if _size(good) else None
+        record.error_file_id = self._files.new_id() if _size(bad) else None
         self._write(record)
         self._end(record, good, bad)
+
+    async def _begin(self, record: BatchRecord, lines: BinaryIO) -> None:
+        record.num_lines = await asyncio.to_thread(_count_lines, lines)
+        if not 0 < record.num_lines <= self._max_lines:
+            raise RequestError(400, f"a batch has 1 to {self._max_lines} lines, this one {record.num_lines}")
+        record.status, record.in_progress_at = "in_progress", record.in_progress_at or int(time.time())
+        self._write(record)
+
+    def _stopped(self, record: BatchRecord) -> bool:
+        """Whether the batch was cancelled or its time is over."""
+        return self._mark(record.id).exists() or time.time() > (record.expires_at or 0)
 
     async def _run_lines(
         self, record: BatchRecord, lines: BinaryIO, done: set[str], output: BinaryIO, errors: BinaryIO
     ) -> None:
         """Runs what is not `done` yet and writes each result as it comes."""
-        mark, expires = self._mark(record.id), record.expires_at or 0
-
-        def stopped() -> bool:
-            return mark.exists() or time.time() > expires
-
         reported = time.monotonic()
-        results = self._serving.run_lines(lines, owner=record.owner, url=record.endpoint, done=done, stopped=stopped)
+        results = self._serving.run_lines(
+            lines, owner=record.owner, url=record.endpoint, done=done, stopped=partial(self._stopped, record)
+        )
         async with aclosing(results):
             async for result in results:
                 target = output if result.succeeded else errors
@@ -230,13 +236,14 @@ class BatchStore:
             if name is not None:
                 self._files.add(path, record.owner, f"{record.id}_{kind}.jsonl", "batch_output", name=name)
             path.unlink(missing_ok=True)
-        complete = record.num_succeeded + record.num_failed == record.num_lines
-        record.ends("completed" if complete else "cancelled" if self._mark(record.id).exists() else "expired")
+        complete = 0 < record.num_lines == record.num_succeeded + record.num_failed
+        stopped = "cancelled" if self._mark(record.id).exists() else "expired"
+        record.ends("failed" if record.errors else "completed" if complete else stopped)
         self._write(record)
         self._mark(record.id).unlink(missing_ok=True)
 
     def _fail(self, record: BatchRecord, message: str) -> None:
-        record.errors = {"object": "list", "data": [{"code": "invalid_batch", "message": message}]}
+        record.errors = _errors(message)
         record.ends("failed")
         self._write(record)
 
@@ -253,6 +260,14 @@ class BatchStore:
 
     def _mark(self, name: str) -> Path:
         return self._folder / f"{name}.cancel"
+
+
+def _errors(message: str) -> Object:
+    return {"object": "list", "data": [{"code": "invalid_batch", "message": message}]}
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _count_lines(lines: BinaryIO) -> int:

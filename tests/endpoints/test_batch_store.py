@@ -139,3 +139,29 @@ async def test_an_input_file_may_be_deleted_at_any_time(
         assert ended.errors is not None
         assert message in ended.errors["data"][0]["message"]
     assert [record for record in caplog.records if record.name.startswith("frame")] == []
+
+
+async def test_a_batch_that_was_cancelled_or_half_done_does_not_need_its_input_file_any_more(tmp_path: Path) -> None:
+    files = FileStore(tmp_path, 10, 1000)
+    store = BatchStore(Answering(), files, tmp_path, max_open=3, max_lines=5)
+
+    def add() -> BatchRecord:
+        path = files.new_path()
+        path.write_text("".join(f'{{"custom_id": "{number}"}}\n' for number in range(3)))
+        return store.add("me", "/v1/x", files.add(path, "me", "in", "batch").id, "24h", None)
+
+    cancelled, half_done, half_cancelled = add(), add(), add()
+    for record in (half_done, half_cancelled):  # by a server that ended
+        (tmp_path / "batches" / f"{record.id}.output.jsonl").write_text('{"id": "0"}\n')
+    for record in (cancelled, half_done, half_cancelled):
+        files.delete(files.get(record.input_file_id, "me"))
+    store.cancel(cancelled)
+    store.cancel(half_cancelled)
+    for record in (cancelled, half_done, half_cancelled):
+        await store._answer(record)
+    ended = [store.get(record.id, "me") for record in (cancelled, half_done, half_cancelled)]
+    assert [each.status for each in ended] == ["cancelled", "failed", "cancelled"]
+    assert [each.num_succeeded for each in ended] == [0, 1, 1]
+    assert [each.output_file_id is not None for each in ended] == [False, True, True]
+    assert "no file" in (ended[1].errors or {})["data"][0]["message"]
+    assert sorted(path.suffix for path in (tmp_path / "batches").iterdir()) == [".json"] * 3
