@@ -120,7 +120,7 @@ class Channel:
 
 
 class AsyncChannel(asyncio.Protocol):
-    """The same on an event loop. What had arrived before the end, or before the socket broke, is read first."""
+    """The same on an event loop. What had arrived before the end is read first, unless a `send` found the end."""
 
     def __init__(self, kind: Any, limit: int = MAX_FRAME_BYTES) -> None:
         self._kind = kind

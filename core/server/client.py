@@ -23,7 +23,20 @@ from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats, Fault
 from ..interfaces.wire import decode, encode
-from .messages import Abort, Add, Call, EngineDown, EngineNews, EngineUp, FromEngine, Hello, Outputs, Reply, Stage
+from .messages import (
+    LAST_WORDS_SECONDS,
+    Abort,
+    Add,
+    Call,
+    EngineDown,
+    EngineNews,
+    EngineUp,
+    FromEngine,
+    Hello,
+    Outputs,
+    Reply,
+    Stage,
+)
 from .supervisor import EngineSupervisor
 
 logger = logging.getLogger("frame.server")
@@ -33,8 +46,6 @@ _RECONNECT_SECONDS = 0.1
 #: More breaks than this within so many seconds end the requests that were under way: one of them may be to blame.
 _MAX_BREAKS = 3
 _BREAKS_SECONDS = 30.0
-#: What a dead engine said last lies in the socket; it is read before the engine is let go.
-_LAST_WORDS_SECONDS = 1.0
 
 OnStage = Callable[[Stage], None]
 
@@ -91,9 +102,10 @@ class RemoteEngine:
             await self._attach(message)
         elif isinstance(message, EngineDown):
             ending = "" if message.final else "; it is being started again"
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._silent.wait(), _LAST_WORDS_SECONDS)
-            await self._detach(f"{message.error}{ending}", message.final)
+            with contextlib.suppress(TimeoutError):  # what a dead engine said last lies in the socket
+                await asyncio.wait_for(self._silent.wait(), LAST_WORDS_SECONDS)
+            if not self._final:  # nobody left it meanwhile
+                await self._detach(f"{message.error}{ending}", message.final)
 
     async def add(self, request: EngineRequest) -> None:
         """Sends a request; waits while the engine is started again.

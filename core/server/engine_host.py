@@ -22,13 +22,11 @@ from ..interfaces.client import BrokenEngineError, EngineCore
 from ..interfaces.engine import EngineOutput
 from ..interfaces.wire import encode
 from .child_process import describe
-from .messages import Abort, Add, Call, Hello, Outputs, Reply, ToEngine, Verdict, Weights
+from .messages import LAST_WORDS_SECONDS, Abort, Add, Call, Hello, Outputs, Reply, ToEngine, Verdict, Weights
 
 logger = logging.getLogger("frame.server")
 
 _MAX_FAILED_STEPS = 3
-#: How long clients have to take what was said before the end.
-_LAST_WORDS_SECONDS = 5.0
 
 
 class _Client:
@@ -125,11 +123,12 @@ class EngineHost:
                     self._journal.beat(idle=False)
                     self._route(self._step())
         finally:
+            self._journal.beat(idle=True)  # what follows may take longer than any step
             self._listener.shutdown(socket.SHUT_RDWR)  # before clients lose their connections and look for another
             for client in self._clients:
                 client.send(None)
             self._listener.close()
-            latest = time.monotonic() + _LAST_WORDS_SECONDS
+            latest = time.monotonic() + LAST_WORDS_SECONDS
             for client in self._clients:
                 client.join(latest - time.monotonic())  # the process may end now, and its threads with it
 

@@ -13,6 +13,9 @@ import msgspec
 from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest
 
+#: How long there is for taking what an engine said before its end.
+LAST_WORDS_SECONDS = 5.0
+
 
 class Hello(msgspec.Struct, tag=True):
     """Client to engine, first of all: who it is. An older connection of the same client is over."""

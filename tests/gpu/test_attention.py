@@ -68,7 +68,7 @@ def test_any_number_of_splits_gives_the_same_result(
     check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(40, 64), (4, 256)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(40, 64), (4, 256), (40, 128)])
 def test_splits_of_tiles_that_are_joined_in_smaller_parts(
     heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,7 +114,7 @@ async def test_what_was_said_before_a_socket_broke_is_read_first() -> None:
 async def test_frames_arrive_whole_however_they_are_cut_and_many_make_the_peer_wait() -> None:
     left, right = socket.socketpair()
     channel = await AsyncChannel.wrap(right, FromEngine)
-    messages = [Outputs([EngineOutput(request_id=str(n), token_ids=list(range(n % 50)))]) for n in range(5000)]
+    messages = [Outputs([EngineOutput(request_id=str(n), token_ids=list(range(n % 1000)))]) for n in range(5000)]
     data = b"".join(pack(message) for message in messages)
 
     def send() -> None:
@@ -124,8 +124,11 @@ async def test_frames_arrive_whole_however_they_are_cut_and_many_make_the_peer_w
 
     thread = threading.Thread(target=send)
     thread.start()
-    await asyncio.sleep(0.05)
-    assert thread.is_alive()  # nobody has read yet
+    while not channel._paused:
+        await asyncio.sleep(0.01)
+    assert len(data) > 5 << 20
+    assert channel._num_waiting_bytes < 1 << 20  # nobody has read yet, so the rest waits with the sender
+    assert thread.is_alive()
     assert [await channel.receive() for _ in messages] == messages
     assert await channel.receive() is None
     assert await channel.receive() is None

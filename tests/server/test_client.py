@@ -206,7 +206,7 @@ def test_the_last_words_of_an_engine_are_out_before_its_process_may_end(monkeypa
         channel._socket.sendall(pack(message))
 
     monkeypatch.setattr(Channel, "send", send_late)
-    monkeypatch.setattr(engine_host, "_LAST_WORDS_SECONDS", 20.0)
+    monkeypatch.setattr(engine_host, "LAST_WORDS_SECONDS", 20.0)
     address = f"@frame-test-last-words-{os.getpid()}"
     host = EngineHost(FakeEngine(FrameConfig()), listen(address), NullJournal(), Verdict())
 

@@ -193,7 +193,7 @@ def test_a_background_stream_goes_on_without_its_reader(client: openai.OpenAI) -
 
 
 def test_cancelling(client: openai.OpenAI, running: Running, says: Any) -> None:
-    slow = {"extra_args": {"fault": "slow"}}  # some 20 s
+    slow = {"extra_args": {"fault": "slow"}}  # 8 s and more
     response = client.responses.create(
         model="demo", input="Hi", background=True, max_output_tokens=400, extra_body=slow
     )
