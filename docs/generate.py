@@ -85,7 +85,6 @@ _TRANSLATED: Mapping[str, str] = {
     "task": "`runner` and `convert`: `embed` is `runner=pooling`, `convert=embed`",
     "device": "`platform`",
     "disable_uvicorn_access_log": "`disable_access_log`",
-    "uvicorn_log_level": "`log_level`: `trace` is `debug`, `critical` is `error`",
     "disable_fastapi_docs": "`openapi`, the opposite",
     "h11_max_incomplete_event_size": "`max_head_bytes`",
     "h11_max_header_count": "`max_headers`",

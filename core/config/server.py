@@ -8,6 +8,23 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from .section import Section
 
+#: Worker methods that only the engine may call: they would go past the scheduler, or past what admin routes check.
+_ENGINE_ONLY = frozenset(
+    (
+        "call",
+        "check",
+        "check_weights",
+        "close",
+        "execute",
+        "run",
+        "sample",
+        "sleep",
+        "start",
+        "update_weights",
+        "wake_up",
+    )
+)
+
 
 class ServerConfig(Section):
     """The HTTP server."""
@@ -135,6 +152,9 @@ class ServerConfig(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severity that is logged."
     )
+    uvicorn_log_level: Literal["trace", "debug", "info", "warning", "error", "critical"] | None = Field(
+        None, description="The same for the HTTP server's own lines, one per request among them; default: log_level."
+    )
     disable_access_log: bool = Field(False, description="Log no line per request.")
 
     @model_validator(mode="after")
@@ -143,6 +163,15 @@ class ServerConfig(Section):
             raise ValueError("admin_port is open to every user of this machine; set admin_key, or use admin_uds")
         if self.admin_port is not None and self.admin_uds is not None:
             raise ValueError("admin_port and admin_uds exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _check_rpc_methods(self) -> Self:
+        wrong = next((name for name in self.rpc_methods if name in _ENGINE_ONLY or name.startswith("_")), None)
+        if wrong is not None:
+            raise ValueError(f"rpc_methods may not name {wrong!r}: only the engine calls it")
+        if self.rpc_methods and self.admin_port is None and self.admin_uds is None:
+            raise ValueError("rpc_methods needs admin_uds or admin_port, where /collective_rpc is")
         return self
 
     @model_validator(mode="after")

@@ -134,8 +134,8 @@ class Serving(Protocol):
         Raises `RequestError` with what the engine says.
         """
 
-    def forward(self, request: Request, path: str) -> Response:
-        """What the POST route `path` answers to this request, whose key and body have been checked already."""
+    def forward(self, path: str) -> Response:
+        """What the POST route `path` answers to the request that gets this response, checked as it is already."""
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""

@@ -22,6 +22,7 @@ from ..interfaces.endpoint import Endpoint
 from ..interfaces.errors import RequestError
 from ..registry import Registry
 from .calls import RouteCalls
+from .deadlines import Deadlines
 from .errors import ErrorShapes, error_body, retry_headers
 from .ingress import Ingress, Traffic
 from .limits import KeyLimits
@@ -121,7 +122,7 @@ def build_admin(config: FrameConfig, endpoints: Sequence[Endpoint]) -> ASGIApp:
     shapes = _shapes(endpoints, routers)
     server = config.server
     return Ingress(
-        build_routes(routers),
+        Deadlines(build_routes(routers)),
         keys=server.admin_key,
         max_body_bytes=server.max_body_bytes,
         problem=lambda: None,

@@ -1,6 +1,6 @@
 """When a request must have ended: what its `X-Request-Timeout` or field `timeout` asks for, and the server's bound.
 
-Knows no route; the text side's streams are cut here.
+The text side's streams are cut here, and admin requests as a whole. Knows no route.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import math
 from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
-from starlette.types import Scope
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..interfaces.errors import RequestError
+from .errors import error_body
 
 T = TypeVar("T")
 
@@ -61,6 +63,34 @@ async def _cut(stream: AsyncGenerator[T, None], moment: float, seconds: float) -
         except StopAsyncIteration:
             return
         except TimeoutError:
-            text = f"the request did not end within its {seconds:g} seconds"
-            raise RequestError(504, text, code="deadline_exceeded") from None
+            raise _too_late(seconds) from None
         yield item
+
+
+def _too_late(seconds: float, more: str = "") -> RequestError:
+    text = f"the request did not end within its {seconds:g} seconds{more}"
+    return RequestError(504, text, code="deadline_exceeded")
+
+
+class Deadlines:
+    """ASGI middleware for routes that answer in one piece: it cancels those that are not done in time.
+
+    What a route does to leave the engine in order when it is cancelled takes its time before the answer.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request, or answers 504."""
+        moment, seconds = scope.get(DEADLINE, (None, math.inf))
+        limit = asyncio.timeout_at(moment)
+        try:
+            async with limit:
+                await self._app(scope, receive, send)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            error = _too_late(seconds, "; what it began in the engine may go on")
+            answer = Response(error_body(scope, error), error.status, media_type="application/json")
+            await answer(scope, receive, send)

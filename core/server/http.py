@@ -50,6 +50,7 @@ class Server(uvicorn.Server):
 
 def make_server(app: ASGIApp, config: ServerConfig, tls: ssl.SSLContext | None = None) -> Server:
     """A server for `app`, over TLS where there is a context; `serve(sockets=[…])` runs it until `should_exit`."""
+    level = config.uvicorn_log_level or config.log_level
     settings = uvicorn.Config(
         app,
         http=_protocol(config.max_head_bytes),
@@ -57,7 +58,7 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: ssl.SSLContext | None =
         lifespan="off",
         loop="none",
         log_config=None,
-        log_level=config.log_level,
+        log_level=level,
         access_log=not config.disable_access_log,
         server_header=False,
         proxy_headers=False,
@@ -69,7 +70,7 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: ssl.SSLContext | None =
     own.handlers.clear()
     own.parent = logging.getLogger("frame")  # one format for all lines
     logging.getLogger("uvicorn.access").addFilter(_worth_a_line)
-    if config.log_level == "info":
+    if level == "info" and config.uvicorn_log_level is None:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its account of start and end says nothing new
     settings.load()
     settings.ssl = tls

@@ -90,7 +90,14 @@ class EngineSupervisor:
     def _for_engine(self) -> FrameConfig:
         """The configuration without what only the parent and the API processes need."""
         server = self._config.server.model_copy(
-            update={"api_key": [], "admin_key": [], "admin_port": None, "admin_uds": None, "cache_salt_per_key": False}
+            update={
+                "api_key": [],
+                "admin_key": [],
+                "admin_port": None,
+                "admin_uds": None,
+                "rpc_methods": [],
+                "cache_salt_per_key": False,
+            }
         )
         return self._config.model_copy(update={"server": server})
 

@@ -175,9 +175,8 @@ class FakeServing:
         """What was asked for, as the answer."""
         return 0 if method == "pause" else bool(arguments)
 
-    def forward(self, request: Request, path: str) -> Response:
+    def forward(self, path: str) -> Response:
         """What the POST route `path` answers."""
-        del request
         if self.calls is None:
             raise RequestError(503, "the routes are not there yet")
         return self.calls.forward(path)  # type: ignore[no-any-return]

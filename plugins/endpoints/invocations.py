@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import ConfigDict, ValidationInfo, model_validator
+from pydantic import ConfigDict, model_validator
 
 from frame.core.interfaces.endpoint import Endpoint, RequestError
 from frame.core.interfaces.schema import BoundedModel, Name
@@ -37,8 +37,8 @@ class InvocationBody(BoundedModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, data: Any, info: ValidationInfo) -> Any:
-        del info  # which fields there are is for the route to say
+    def _refuse_unknown(cls, data: Any) -> Any:
+        """In place of `BoundedModel`'s, which knows the fields of this model only: the route refuses its own."""
         return data
 
 
@@ -56,7 +56,7 @@ class InvocationsEndpoint(Endpoint):
         """What the route answers that the body is for, errors and streams included."""
         body: InvocationBody = self.serving.parse(request, InvocationBody)
         given = {name for name, value in (body.model_extra or {}).items() if value is not None}
-        response: Response = self.serving.forward(request, self._route(given))
+        response: Response = self.serving.forward(self._route(given))
         return response
 
     def _route(self, given: Set[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,22 +14,6 @@ from pydantic import Field
 from frame.core.interfaces.endpoint import Endpoint, RequestError
 from frame.interfaces import BoundedModel
 
-#: What only the engine may call: it would go past the scheduler, or past what other admin routes check.
-_ENGINES = frozenset(
-    (
-        "start",
-        "execute",
-        "sample",
-        "call",
-        "run",
-        "check",
-        "close",
-        "sleep",
-        "wake_up",
-        "update_weights",
-        "check_weights",
-    )
-)
 _MAX_NAME = 128
 
 
@@ -41,7 +24,6 @@ class RpcBody(BoundedModel):
 
     method: str = Field(min_length=1, max_length=_MAX_NAME)
     kwargs: dict[str, Any] = Field(default_factory=dict, max_length=64)
-    timeout: float | None = Field(None, gt=0, le=86400)
 
 
 class WorkersEndpoint(Endpoint):
@@ -52,9 +34,6 @@ class WorkersEndpoint(Endpoint):
     def __init__(self, *, config: Any, options: Any = None, serving: Any) -> None:
         super().__init__(config=config, options=options, serving=serving)
         self._methods: list[str] = config.server.rpc_methods
-        wrong = next((name for name in self._methods if name in _ENGINES or name.startswith("_")), None)
-        if wrong is not None:
-            raise ValueError(f"rpc_methods may not name {wrong!r}: only the engine calls it; other admin routes do")
 
     def router(self) -> APIRouter:
         """`POST /collective_rpc`."""
@@ -64,7 +43,7 @@ class WorkersEndpoint(Endpoint):
         return router
 
     async def _call(self, request: Request) -> Response:
-        """`results` has what each worker returned, by rank."""
+        """`results` has what each worker returned, by rank. The field `timeout` is the ingress' (`deadlines.py`)."""
         body: RpcBody = self.serving.parse(request, RpcBody)
         if body.method not in self._methods:
             known = ", ".join(self._methods) or "none"
@@ -72,10 +51,5 @@ class WorkersEndpoint(Endpoint):
             raise RequestError(403, text, param="method")
         if "method" in body.kwargs:
             raise RequestError(400, "kwargs may not hold 'method'", param="kwargs")
-        call = self.serving.control("worker", {"method": body.method, **body.kwargs})
-        try:
-            results = await asyncio.wait_for(call, body.timeout)
-        except TimeoutError:
-            text = f"{body.method} did not answer within {body.timeout:g} seconds; it may still run"
-            raise RequestError(504, text, code="deadline_exceeded") from None
+        results = await self.serving.control("worker", {"method": body.method, **body.kwargs})
         return Response(msgspec.json.encode({"results": results}), media_type="application/json")

@@ -22,6 +22,7 @@ OTHER_VALUES = {
     "model": "/m", "dtype": "bfloat16", "logprobs_mode": "raw_logits", "kv_cache_dtype": "fp8_e5m2",
     "prefix_caching_hash_algo": "xxhash", "kv_role": "consumer", "kv_load_failure_policy": "fail",
     "gpu_memory_utilization": 0.5, "max_long_partial_prefills": 1, "profile_dir": "/tmp/p", "log_level": "debug",
+    "uvicorn_log_level": "critical",
     "drain_seconds": 1.5, "ready_seconds": 2.5, "runner": "pooling", "convert": "embed", "returned_token_ids": [5],
     "max_body_bytes": 2048, "max_upload_bytes": 2048, "chat_template_bytes": 1 << 25,
     "chat_template_content_format": "openai", "max_head_bytes": 8192, "max_headers": 100, "ssl_cert_reqs": 2,
@@ -29,6 +30,7 @@ OTHER_VALUES = {
 #: What else must be given for a setting to make sense.
 NEEDED = {
     "admin_port": {"admin_key": ["k"]},
+    "rpc_methods": {"admin_uds": "/tmp/a"},
     "cache_salt_per_key": {"api_key": ["k"]},
     "allow_credentials": {"allowed_origins": ["https://a.example"]},
     "ssl_keyfile": {"ssl_certfile": "c"},

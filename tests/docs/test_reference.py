@@ -31,7 +31,6 @@ EXAMPLES: dict[str, tuple[Any, str, Any]] = {
     "task": ("embed", "convert", "embed"),
     "device": ("cpu", "platform", "cpu"),
     "disable_uvicorn_access_log": (True, "disable_access_log", True),
-    "uvicorn_log_level": ("critical", "log_level", "error"),
     "disable_fastapi_docs": (True, "openapi", False),
     "h11_max_incomplete_event_size": (8192, "max_head_bytes", 8192),
     "h11_max_header_count": (100, "max_headers", 100),
@@ -94,3 +93,7 @@ def test_an_argument_without_effect_is_judged_as_listed(row: list[str]) -> None:
         assert from_flat({name: ast.literal_eval(value)}) == from_flat({})
     with pytest.raises(ConfigError, match=re.escape(reason)):
         from_flat({name: "something"})
+
+
+def test_arguments_without_a_part_are_in_order() -> None:
+    assert list(UNUSED) == sorted(UNUSED)

@@ -152,6 +152,9 @@ class FakeEngine:
             return arguments
         if method == "reset_prefix_cache":
             return True
+        if method == "worker" and arguments is not None:
+            time.sleep(float(arguments.get("seconds", 0)))
+            return [arguments["method"]]
         if method == "model":
             return self._model
         if method == "update_weights":

@@ -14,10 +14,9 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from frame.core.config.errors import ConfigError
 from frame.core.config.server import ServerConfig
 from frame.core.config.tree import FrameConfig
-from frame.core.testing.fake_serving import FakeServing
-from frame.plugins.endpoints.workers import WorkersEndpoint
 from tests.server.running import REAL, Running, server, until
 
 BODY = {"prompt": "The sea is", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -158,9 +157,13 @@ def test_workers_are_called_by_the_names_that_are_allowed(admin: httpx.Client) -
 
 @pytest.mark.parametrize("name", ["execute", "update_weights", "run", "_timed"])
 def test_methods_of_the_engine_cannot_be_allowed(name: str) -> None:
-    config = FrameConfig.from_flat(rpc_methods=[name])
-    with pytest.raises(ValueError, match=f"rpc_methods may not name '{name}'"):
-        WorkersEndpoint(config=config, serving=FakeServing())
+    with pytest.raises(ConfigError, match=f"rpc_methods may not name '{name}'"):
+        FrameConfig.from_flat(rpc_methods=[name], admin_uds="/tmp/x")
+
+
+def test_methods_need_an_admin_listener() -> None:
+    with pytest.raises(ConfigError, match="rpc_methods needs admin_uds or admin_port"):
+        FrameConfig.from_flat(rpc_methods=["describe"])
 
 
 def test_caches_and_scaling_that_there_are_not(admin: httpx.Client) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from frame.core.testing.fake_serving import FakeServing
 from frame.plugins.endpoints.completions import CompletionsEndpoint
 from frame.plugins.endpoints.invocations import InvocationsEndpoint
 from frame.plugins.endpoints.tokens import TokensEndpoint
-from tests.server.running import FAKE, Running, server
+from tests.server.running import FAKE, Running, server, until
 
 KEYS = ("first", "second")
 LONG = "it was a dark and stormy night"
@@ -37,7 +38,7 @@ def running() -> Iterator[Running]:
     with server(
         FAKE, "--api-key", KEYS[0], "--api-key", KEYS[1], "--cache-salt-per-key", "--enable-prompt-tokens-details",
         "--plugin.fake.caches", "true", "--plugin.fake.vocab_size", "2048", "--enable-tokenizer-info-endpoint",
-        "--return-tokens-as-token-ids",
+        "--return-tokens-as-token-ids", "--admin-port", "0", "--admin-key", "root", "--rpc-methods", "nap",
     ) as running:  # fmt: skip
         yield running
 
@@ -192,6 +193,23 @@ def test_load_reports_are_headers_in_the_form_that_is_asked_for(running: Running
         assert "endpoint-load-metrics" not in ask(running, "/v1/completions", body, **headers).headers
     refused = ask(running, "/v1/completions", body, **{named: "TEXT", "x-api-key": "wrong"})
     assert "endpoint-load-metrics" not in refused.headers
+
+
+def test_admin_requests_end_in_their_time_and_the_engine_goes_on(running: Running) -> None:
+    until(lambda: "admin routes at" in running.text)
+    found = re.search(r"admin routes at (\S+)", running.text)
+    assert found is not None
+    with httpx.Client(base_url=found.group(1), headers={"x-api-key": "root"}, timeout=60) as admin:
+        begun = time.monotonic()
+        body = {"method": "nap", "kwargs": {"seconds": 4}}
+        late = admin.post("/collective_rpc", json={**body, "timeout": 0.2})
+        assert late.status_code == 504, late.text
+        assert time.monotonic() - begun < 4
+        assert late.json()["error"]["code"] == "deadline_exceeded"
+        assert "within its 0.2 seconds" in late.json()["error"]["message"]
+        answer = admin.post("/collective_rpc", json={"method": "nap", "timeout": 60})  # after the one that goes on
+        assert answer.json() == {"results": ["nap"]}
+    assert ask(running, "/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
 def test_tokens_are_shown_as_ids_where_the_server_says_so(running: Running) -> None:

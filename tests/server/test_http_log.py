@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from frame.core.config.server import ServerConfig
+from frame.core.config.tree import FrameConfig
 from frame.core.server.http import make_server
 
 
@@ -48,3 +49,15 @@ def test_what_others_attach_to_it_hears_nothing_of_ours(handler: Kept) -> None:
     logging.getLogger("uvicorn").addHandler(handler)
     logging.getLogger("frame.server").error("ours")
     assert "ours" not in handler.lines
+
+
+@pytest.mark.parametrize(("level", "wanted"), [("error", logging.ERROR), ("info", logging.INFO), ("trace", 5)])
+def test_they_have_a_level_of_their_own(level: str, wanted: int) -> None:
+    config = FrameConfig.from_flat(uvicorn_log_level=level, log_level="warning").server
+    before = logging.getLogger("frame").level
+    try:
+        make_server(application, config)
+        assert {logging.getLogger(f"uvicorn.{name}").level for name in ("error", "access")} == {wanted}
+        assert (config.log_level, logging.getLogger("frame").level) == ("warning", before)
+    finally:
+        make_server(application, ServerConfig())
