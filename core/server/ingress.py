@@ -37,6 +37,8 @@ BODY_SECONDS, PIECE_SECONDS = 600.0, 60.0
 JSON_BODY = "frame.json"
 #: Whose request it is: a digest of the key that was presented, "" on an open server.
 OWNER = "frame.owner"
+#: Whether its key was checked (on an open server everybody's is), on a path that is not open to those without.
+KNOWN = "frame.known"
 #: The HTTP request that the present task serves, for what is told about a generation when it has ended.
 REQUEST: ContextVar[Scope | None] = ContextVar("frame_request", default=None)
 
@@ -150,6 +152,7 @@ class Ingress:
         method = scope["method"]
         owner = self._keys.owner(scope["headers"])
         scope[OWNER] = owner or ""
+        scope[KNOWN] = owner is not None and path not in self._open
         if owner is None and not self._is_open(method, path):
             raise RequestError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         problem = None if path in self._early else self._problem()

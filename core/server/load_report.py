@@ -5,16 +5,20 @@ A request asks for them by a header that names their form. Knows no route.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..interfaces.engine import EngineStats
+from .ingress import KNOWN
 
 _ASKED = b"endpoint-load-metrics-format"
 _ANSWERED = b"endpoint-load-metrics"
 _DIGITS = 6
+#: A report may be as old as this: each question costs the engine time between two steps, and its asker the wait for it.
+_RECENT_SECONDS = 0.1
 
 
 def load_report(stats: EngineStats, form: str) -> str | None:
@@ -31,15 +35,40 @@ def load_report(stats: EngineStats, form: str) -> str | None:
     return None
 
 
+class RecentStats:
+    """Statistics that are at most `seconds` old. Those who ask at the same time share one question."""
+
+    def __init__(self, ask: Callable[[], Awaitable[EngineStats]], seconds: float = _RECENT_SECONDS) -> None:
+        self._ask = ask
+        self._seconds = seconds
+        self._answer: asyncio.Task[EngineStats] | None = None
+        self._stale = 0.0
+
+    async def __call__(self) -> EngineStats:
+        """Those of now or of a moment ago."""
+        if self._answer is None or (self._answer.done() and asyncio.get_running_loop().time() >= self._stale):
+            self._answer = asyncio.create_task(self._fetch())
+        return await asyncio.shield(self._answer)  # who leaves takes it from nobody
+
+    async def _fetch(self) -> EngineStats:
+        try:
+            return await self._ask()
+        finally:
+            self._stale = asyncio.get_running_loop().time() + self._seconds
+
+
 class LoadReports:
-    """ASGI middleware below the ingress: only those whose key was checked get a report."""
+    """ASGI middleware below the ingress: those whose key was checked get a report, and health checks get none."""
 
     def __init__(self, app: ASGIApp, stats: Callable[[], Awaitable[EngineStats]]) -> None:
         self._app = app
-        self._stats = stats
+        self._stats = RecentStats(stats)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request; the report is of the moment when its answer begins."""
+        """Serves one request; the report is of about the moment when its answer begins."""
+        if not scope.get(KNOWN):
+            await self._app(scope, receive, send)
+            return
         asked = next((value for name, value in scope.get("headers", ()) if name == _ASKED), None)
         form = None if asked is None else asked.decode("latin-1").strip().upper()
         if form is None or load_report(EngineStats(), form) is None:

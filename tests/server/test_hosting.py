@@ -21,11 +21,15 @@ from pydantic import ValidationError
 from frame.core.config.checkpoint import DEMO_FOLDER
 from frame.core.config.server import ServerConfig
 from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.engine import EngineStats
 from frame.core.server.app import build_app
 from frame.core.server.key_salt import key_salt
+from frame.core.server.load_report import RecentStats
 from frame.core.testing.fake_serving import FakeServing
 from frame.plugins.endpoints.completions import CompletionsEndpoint
 from frame.plugins.endpoints.invocations import InvocationsEndpoint
+from frame.plugins.endpoints.models import ModelsEndpoint
+from frame.plugins.endpoints.server import ServerEndpoint
 from frame.plugins.endpoints.tokens import TokensEndpoint
 from tests.server.running import FAKE, Running, server, until
 
@@ -193,6 +197,66 @@ def test_load_reports_are_headers_in_the_form_that_is_asked_for(running: Running
         assert "endpoint-load-metrics" not in ask(running, "/v1/completions", body, **headers).headers
     refused = ask(running, "/v1/completions", body, **{named: "TEXT", "x-api-key": "wrong"})
     assert "endpoint-load-metrics" not in refused.headers
+
+
+class CountingServing(FakeServing):
+    """Counts the questions that the engine is asked."""
+
+    asked = 0
+
+    async def stats(self) -> EngineStats:
+        self.asked += 1
+        return EngineStats(running=self.asked)
+
+
+def test_load_reports_are_for_those_whose_key_was_checked() -> None:
+    key, open_server = {"x-api-key": "k"}, dict[str, Any]()
+    keyed = {"api_key": ["k"], "public_metrics": True}
+    for settings, method, path, headers, reported in (
+        (keyed, "GET", "/health", {}, False),
+        (keyed, "GET", "/ping", key, False),
+        (keyed, "GET", "/metrics", {}, False),
+        (keyed, "OPTIONS", "/v1/models", {}, False),
+        (keyed, "GET", "/v1/models", {}, False),
+        (keyed, "GET", "/v1/models", key, True),
+        (keyed, "GET", "/metrics", key, True),
+        (open_server, "GET", "/health", {}, False),
+        (open_server, "GET", "/v1/models", {}, True),
+    ):
+        config, serving = FrameConfig.from_flat(**settings), cast(Any, CountingServing())
+        kinds = (ModelsEndpoint, ServerEndpoint)
+        app, _ = build_app(config, serving, [kind(config=config, serving=serving) for kind in kinds])
+        before = serving.asked
+
+        async def send(app: Any = app, method: str = method, path: str = path, own: Any = headers) -> httpx.Response:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+                return await client.request(method, path, headers={**own, "endpoint-load-metrics-format": "TEXT"})
+
+        answer = asyncio.run(send())
+        assert ("endpoint-load-metrics" in answer.headers) == reported, (settings, method, path)
+        if not reported and path != "/metrics":  # which asks for itself
+            assert serving.asked == before
+
+
+def test_reports_of_the_same_moment_are_one_question() -> None:
+    async def ask_together() -> None:
+        go, serving = asyncio.Event(), CountingServing()
+
+        async def slow() -> EngineStats:
+            await go.wait()
+            return await serving.stats()
+
+        recent = RecentStats(slow, seconds=3600)
+        asking = [asyncio.create_task(recent()) for _ in range(5)]
+        await asyncio.sleep(0)
+        asking.pop(0).cancel()  # the client that was first leaves
+        go.set()
+        assert [stats.running for stats in await asyncio.gather(*asking)] == [1] * 4
+        assert (await recent()).running == 1
+        anew = RecentStats(slow, seconds=0)
+        assert [(await anew()).running for _ in range(2)] == [2, 3]
+
+    asyncio.run(ask_together())
 
 
 def test_admin_requests_end_in_their_time_and_the_engine_goes_on(running: Running) -> None:
