@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter
+from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,7 +37,7 @@ class RouteCalls:
     """
 
     def __init__(
-        self, app: ASGIApp, routers: Sequence[APIRouter], shapes: ErrorShapes, max_seconds: float | None = None
+        self, app: Starlette, routers: Sequence[APIRouter], shapes: ErrorShapes, max_seconds: float | None = None
     ) -> None:
         self._app = app
         self._shapes = shapes
@@ -66,8 +67,11 @@ class RouteCalls:
         return reply.answer()
 
     def forward(self, path: str) -> ForwardedResponse:
-        """What the route `path` answers to a request that the ingress has let in by another path."""
-        return ForwardedResponse(self._app, path, self._shapes.of(path))
+        """What the route `path` answers to a request that the ingress has let in by another path.
+
+        Middleware has met that request already.
+        """
+        return ForwardedResponse(self._app.router, path, self._shapes.of(path))
 
     def _scope(self, path: str, body: dict[str, Any], owner: str) -> Scope:
         return {

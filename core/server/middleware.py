@@ -1,12 +1,13 @@
 """ASGI middleware that the operator names by its import path. Below the ingress, so that it opens no route to anybody.
 
-Knows no route.
+It meets what the ingress has let in, requests that need no key among them, and calls from inside the process (lines of
+batches), which have neither the client's headers nor its address. Admin routes have none. Knows no route.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -31,28 +32,61 @@ class MessagesOnly:
 
 
 def add_middleware(app: Starlette, paths: Sequence[str]) -> None:
-    """Puts what `paths` name around `app`, the last one outermost; raises `ConfigError`.
+    """Puts what `paths` name around `app`, the last one outermost, and builds it now; raises `ConfigError`.
 
-    A class is built as `Class(app)`; a coroutine function is called as `function(request, call_next)`.
+    A class is built as `Class(app)`; a coroutine function is called as `function(request, call_next)`. Nothing can be
+    added to `app` afterwards.
     """
     for path in paths:
         found: Any = _load(path)
         if inspect.isclass(found):
-            kind: Any = found  # built with the application alone
-            app.add_middleware(kind)
+            app.add_middleware(_factory(path, found))
         elif inspect.iscoroutinefunction(found):
+            if not _takes(found, 2):
+                raise ConfigError(f"middleware {path!r} cannot be called as function(request, call_next)")
             app.add_middleware(BaseHTTPMiddleware, dispatch=found)
         else:
             raise ConfigError(f"middleware {path!r} is neither a class nor a coroutine function")
     if paths:
         app.add_middleware(MessagesOnly)
+        app.middleware_stack = app.build_middleware_stack()  # what cannot be built ends the start, not every request
+
+
+def _factory(path: str, kind: type) -> Callable[[ASGIApp], ASGIApp]:
+    def build(app: ASGIApp) -> ASGIApp:
+        try:
+            built: Any = kind(app)
+        except Exception as error:
+            raise ConfigError(f"middleware {path!r} cannot be built as Class(app): {error}") from error
+        if not callable(built) or not _takes(built, 3):
+            raise ConfigError(
+                f"middleware {path!r} is no ASGI application: its objects are not called as (scope, receive, send)"
+            )
+        dispatch = getattr(built, "dispatch_func", None)
+        if isinstance(built, BaseHTTPMiddleware) and getattr(dispatch, "__func__", None) is BaseHTTPMiddleware.dispatch:
+            raise ConfigError(f"middleware {path!r} has no dispatch of its own")
+        application: ASGIApp = built
+        return application
+
+    return build
+
+
+def _takes(function: Any, number: int) -> bool:
+    """Whether it can be called with so many arguments by position."""
+    try:
+        inspect.signature(function).bind(*range(number))
+    except TypeError:
+        return False
+    except ValueError:  # it does not tell
+        return True
+    return True
 
 
 def _load(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the module does when it is imported
         raise ConfigError(
             f"middleware {path!r} cannot be imported: {error} (--middleware package.module.name)"
         ) from None

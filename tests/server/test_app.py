@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 import pytest
 from pydantic import ValidationError
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +23,8 @@ from frame.core.front.front import Front
 from frame.core.front.template import ChatOptions
 from frame.core.server.app import build_app
 from frame.core.testing.fake_serving import FakeServing
+from frame.plugins.endpoints.completions import CompletionsEndpoint
+from frame.plugins.endpoints.invocations import InvocationsEndpoint
 from frame.plugins.endpoints.models import ModelsEndpoint
 
 ORIGIN = "https://a.example"
@@ -89,7 +94,29 @@ async def marking(request: Request, call_next: Callable[[Request], Awaitable[Res
     return answer
 
 
-def test_middleware_sees_what_has_a_key_only() -> None:
+class Demanding:
+    """Middleware that needs more than the application."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app, self._limit = app, limit
+
+
+class Silent:
+    """What can be built, but not called."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+
+class Idle(BaseHTTPMiddleware):
+    """Does not say what it does."""
+
+
+async def bare(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application, where middleware is wanted."""
+
+
+def test_middleware_meets_what_the_ingress_has_let_in() -> None:
     named = [f"{__name__}.Marking", f"{__name__}.marking"]
     settings = {"middleware": named, "api_key": ["k"]}
     answer = ask("GET", "/v1/models", {"x-api-key": "k"}, **settings)
@@ -97,12 +124,50 @@ def test_middleware_sees_what_has_a_key_only() -> None:
     refused = ask("GET", "/v1/models", {"x-api-key": "wrong"}, **settings)
     assert refused.status_code == 401
     assert "x-marks" not in refused.headers
+    for method, path in (("GET", "/health"), ("OPTIONS", "/v1/models")):
+        assert ask(method, path, **settings).headers["x-marks"] == "class, function"
 
 
-@pytest.mark.parametrize("path", ["json", "no.such.module", "json.nothing", "json.dumps", ""])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "json", "no.such.module", "json.nothing", "json.dumps", "", "starlette.middleware.base.BaseHTTPMiddleware",
+        *(f"{__name__}.{name}" for name in ("Demanding", "Silent", "Idle", "bare")),
+    ],
+)  # fmt: skip
 def test_middleware_that_is_none_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError, match=f"middleware '{path}'"):
-        ask("GET", "/v1/models", middleware=[path])
+    config, serving = FrameConfig.from_flat(middleware=[path]), cast(Any, FakeServing())
+    with pytest.raises(ConfigError, match=f"middleware '{re.escape(path)}'"):
+        build_app(config, serving, [])
+
+
+@pytest.mark.parametrize("text", ["def wrong(", "raise RuntimeError('no')"])
+def test_middleware_of_a_broken_module_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_middleware.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    config, serving = FrameConfig.from_flat(middleware=["broken_middleware.Any"]), cast(Any, FakeServing())
+    with pytest.raises(ConfigError, match=r"middleware 'broken_middleware\.Any' cannot be imported"):
+        build_app(config, serving, [])
+
+
+def test_middleware_meets_an_invocation_once_and_lines_of_batches() -> None:
+    config, serving = FrameConfig.from_flat(middleware=[f"{__name__}.Marking"]), cast(Any, FakeServing())
+    kinds = (CompletionsEndpoint, InvocationsEndpoint)
+    app, _ = build_app(config, serving, [kind(config=config, serving=serving) for kind in kinds])
+    marks: list[str] = []
+
+    async def send() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=cast(Any, app)), base_url="http://t") as client:
+            answer = await client.post("/invocations", json={"prompt": "x"})
+            assert answer.json()["object"] == "text_completion"
+            marks.append(answer.headers["x-marks"])
+            wrong = await client.post("/invocations", json={"prompt": "x", "temperature": -1})
+            assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
+            marks.append(wrong.headers["x-marks"])
+        assert (await serving.calls.post("/invocations", {"prompt": "x"}, "")).status == 200
+
+    asyncio.run(send())
+    assert marks == ["class", "class"]
 
 
 def test_templates_get_contents_in_the_form_that_is_set() -> None:
