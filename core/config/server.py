@@ -35,11 +35,15 @@ class ServerConfig(Section):
     api_key: list[str] = Field(default_factory=list, description="Keys that clients must present; none: open.")
     ssl_certfile: str | None = Field(None, description="Certificate (PEM) to serve https with; default: http.")
     ssl_keyfile: str | None = Field(None, description="Its key, where that is a file of its own.")
-    ssl_ca_certs: str | None = Field(None, description="Certificates (PEM) that clients' own are checked against.")
+    ssl_ca_certs: str | None = Field(
+        None, description="Certificates (PEM) that clients' own are checked against; needs ssl_cert_reqs."
+    )
     ssl_cert_reqs: int = Field(
         0, ge=0, le=2, description="Whether clients show a certificate: 0 no, 1 if they have one, 2 always."
     )
-    enable_ssl_refresh: bool = Field(False, description="Take certificates that were renewed while the server runs.")
+    enable_ssl_refresh: bool = Field(
+        False, description="Take certificates, keys and ssl_ca_certs that were renewed while the server runs."
+    )
     cache_salt_per_key: bool = Field(
         False,
         description="Give each API key a prefix cache of its own, so that none learns from timing what another sends; "
@@ -182,6 +186,11 @@ class ServerConfig(Section):
             raise ValueError(f"{alone} needs ssl_certfile")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ValueError("ssl_cert_reqs needs ssl_ca_certs, to check clients' certificates against")
+        if self.ssl_ca_certs is not None and not self.ssl_cert_reqs:
+            raise ValueError(
+                "ssl_ca_certs needs ssl_cert_reqs, which is 0 (clients are asked for no certificate): set it to 2 "
+                "(all must show one) or 1 (those that show one are checked)"
+            )
         return self
 
     @model_validator(mode="after")

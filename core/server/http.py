@@ -7,16 +7,14 @@ import contextlib
 import importlib.util
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from ..config.server import ServerConfig
-from .certificates import renew
+from .certificates import Certificates
 from .wire import attach_wire
 
 _KEEP_ALIVE_SECONDS = 30
@@ -48,8 +46,8 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: ASGIApp, config: ServerConfig, tls: ssl.SSLContext | None = None) -> Server:
-    """A server for `app`, over TLS where there is a context; `serve(sockets=[…])` runs it until `should_exit`."""
+def make_server(app: ASGIApp, config: ServerConfig, tls: Certificates | None = None) -> Server:
+    """A server for `app`, over TLS where there are certificates; `serve(sockets=[…])` runs it until `should_exit`."""
     level = config.uvicorn_log_level or config.log_level
     settings = uvicorn.Config(
         app,
@@ -65,6 +63,7 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: ssl.SSLContext | None =
         h11_max_incomplete_event_size=config.max_head_bytes,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_LAST_SECONDS,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
     own = logging.getLogger("uvicorn")
     own.handlers.clear()
@@ -72,11 +71,9 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: ssl.SSLContext | None =
     logging.getLogger("uvicorn.access").addFilter(_worth_a_line)
     if level == "info" and config.uvicorn_log_level is None:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its account of start and end says nothing new
-    settings.load()
-    settings.ssl = tls
     server = Server(settings)
     if tls is not None and config.enable_ssl_refresh:
-        server.renewal = partial(renew, tls, config)
+        server.renewal = tls.renew
     return server
 
 

@@ -34,7 +34,7 @@ NEEDED = {
     "cache_salt_per_key": {"api_key": ["k"]},
     "allow_credentials": {"allowed_origins": ["https://a.example"]},
     "ssl_keyfile": {"ssl_certfile": "c"},
-    "ssl_ca_certs": {"ssl_certfile": "c"},
+    "ssl_ca_certs": {"ssl_certfile": "c", "ssl_cert_reqs": 2},
     "ssl_cert_reqs": {"ssl_certfile": "c", "ssl_ca_certs": "a"},
     "enable_ssl_refresh": {"ssl_certfile": "c"},
 }
