@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,6 +18,9 @@ from pydantic import ValidationError
 from frame.core.config.errors import ConfigError
 from frame.core.config.server import ServerConfig
 from frame.core.config.tree import FrameConfig
+from frame.core.server.app import build_admin
+from frame.core.testing.fake_serving import FakeServing
+from frame.plugins.endpoints.weights import WeightsEndpoint
 from tests.server.running import REAL, Running, server, until
 
 BODY = {"prompt": "The sea is", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -153,6 +157,28 @@ def test_workers_are_called_by_the_names_that_are_allowed(admin: httpx.Client) -
         assert answer.status_code == status, answer.text
         assert said in answer.json()["error"]["message"]
     assert admin.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_an_update_that_takes_too_long_holds_no_requests_back() -> None:
+    told: list[str] = []
+
+    class SlowServing(FakeServing):
+        async def control(self, method: str, arguments: dict[str, Any]) -> Any:
+            told.append(method)
+            if method == "update_weights":
+                await asyncio.Event().wait()
+            return 0
+
+    config, serving = FrameConfig(), cast(Any, SlowServing())
+    app = build_admin(config, [WeightsEndpoint(config=config, serving=serving)])
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=cast(Any, app)), base_url="http://t") as client:
+            return await client.post("/update_weights", json={}, headers={"x-request-timeout": "0.1"})
+
+    answer = asyncio.run(send())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert told == ["is_paused", "pause", "update_weights", "resume"]
 
 
 @pytest.mark.parametrize("name", ["execute", "update_weights", "run", "_timed"])
