@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from ..engine.journal import journal_memory
 from .child import Child, spawn
 from .messages import EngineReport
+
+logger = logging.getLogger("frame.server")
 
 #: After an engine is ready, so that its first requests have the processors for themselves.
 DELAY_SECONDS = 2.0
@@ -95,7 +98,8 @@ class Standby:
         while True:
             with contextlib.suppress(OSError):  # no memory or no process to be had: the next time, perhaps
                 self._ahead = await self._spawn()
-                await self._ahead.child.death()
+                death = await self._ahead.child.death()
+                logger.warning("the engine process that stands by %s; another follows in a minute", death)
                 self._ahead.forget()
                 self._ahead = None
             await asyncio.sleep(_AGAIN_SECONDS)

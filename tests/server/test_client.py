@@ -386,6 +386,21 @@ async def test_the_process_that_stands_by_goes_on(monkeypatch: pytest.MonkeyPatc
     assert not alive(last)
 
 
+async def test_the_death_of_a_process_that_stands_by_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "_AGAIN_SECONDS", 0.0)
+    client = await start_engine(config(stands_by=True), command=COMMAND)
+    first = (await ahead(client)).child.process.pid
+    os.kill(first, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        while (await ahead(client)).child.process.pid == first:
+            await asyncio.sleep(0.01)
+    await client.close()
+    assert "the engine process that stands by was killed by SIGKILL" in caplog.text
+
+
 async def test_a_process_that_stands_by_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
     client = await start_engine(config(stands_by=True), command=COMMAND)
