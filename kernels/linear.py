@@ -58,7 +58,7 @@ def _one_row_gated(
     lane = tl.arange(0, BLOCK_K)
     there = output < outputs
     source = weight + output.to(tl.int64)[:, None] * stride_weight + lane[None, :]
-    second = source + outputs.to(tl.int64) * stride_weight
+    second = weight + (output + outputs).to(tl.int64)[:, None] * stride_weight + lane[None, :]
     gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     ups = gates
     mask = there[:, None] & (lane < inputs)[None, :]

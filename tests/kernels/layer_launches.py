@@ -113,6 +113,8 @@ def product_launches() -> dict[str, Callable[[], None]]:
         found[f"one gated row, {name}"] = partial(gated_row, outputs, inputs)
     found["one row, bias"] = partial(few_rows, 1, 6144, 4096, bias=True)
     found["one gated row, bias"] = partial(gated_row, 11008, 4096, bias=True)
+    found["one row, one output"] = partial(few_rows, 1, 1, 8)  # Triton takes an argument of 1 for a constant
+    found["one gated row, one output"] = partial(gated_row, 1, 8, bias=True)
     for inputs in (1024, 4096):
         found[f"two rows, 2048 x {inputs}"] = partial(few_rows, 2, 2048, inputs)
     found["two rows, bias"] = partial(few_rows, 2, 2048, 4096, bias=True)

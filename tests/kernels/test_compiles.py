@@ -27,7 +27,13 @@ pytestmark = [
 ]
 KERNELS = Path(__file__).parents[2] / "kernels"
 #: A few of those that every request needs, for every run of the tests.
-USUAL = ("usual, 256 rows", "usual, deterministic", "one gated row, 1024 x 1024", "rotary, offset")
+USUAL = (
+    "usual, 256 rows",
+    "usual, deterministic",
+    "one gated row, 1024 x 1024",
+    "rotary, offset",
+    "one gated row, one output",
+)
 #: Matrix units that products of 16-bit numbers may use on Hopper: HGMMA is a warpgroup's, HMMA a warp's.
 UNITS = {
     "prefill._prefill_attention_kernel": {"HGMMA"},
