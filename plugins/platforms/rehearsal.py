@@ -5,6 +5,7 @@ A cold start spends most of its time compiling one kernel after another, each at
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextvars import Token
 from typing import Any
@@ -18,6 +19,8 @@ try:
     from triton.runtime import _async_compile, driver
 except ImportError:  # a later Triton: kernels compile when they are first launched
     _async_compile = None
+
+logger = logging.getLogger("frame.platforms.rehearsal")
 
 #: Compiling one kernel takes up to some seconds, all of a model's a dozen on a few processors.
 _KERNEL_SECONDS, _ALL_SECONDS = 60.0, 180.0
@@ -87,8 +90,15 @@ def _leave(compile_kernel: Callable[[], Any]) -> None:
 
 
 def rehearse(run: Callable[[], None]) -> None:
-    """Calls `run` and compiles what it launches; its results mean nothing. Does nothing where Triton cannot."""
+    """Calls `run` and compiles what it launches; its results mean nothing. Does nothing where Triton cannot.
+
+    What reads on the host what an unlaunched kernel should have written may raise: then the rest is left to the first
+    real run, which raises again if the fault is its own.
+    """
     if _async_compile is None:
         return
     with CompileMode(), Zeros():
-        run()
+        try:
+            run()
+        except Exception as error:
+            logger.debug("the rehearsal ended early: %s", error, exc_info=error)

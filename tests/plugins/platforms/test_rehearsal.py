@@ -1,0 +1,43 @@
+"""A rehearsal that breaks off costs time, not the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+rehearsal = pytest.importorskip("frame.plugins.platforms.rehearsal")
+if rehearsal._async_compile is None:
+    pytest.skip("this Triton cannot compile asynchronously", allow_module_level=True)
+
+
+def submit(key: str, compile_kernel: Callable[[], Any], finalize: Callable[[Any], None]) -> Any:
+    return rehearsal._async_compile.active_mode.get().submit(key, compile_kernel, finalize)
+
+
+@pytest.mark.parametrize("fault", [None, IndexError("index 0 is out of bounds")], ids=["whole", "broken off"])
+def test_what_was_launched_is_compiled(fault: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attention backend that reads lengths on the host finds zeros there, since what writes them is not launched."""
+    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: compile_kernel())
+    cache: dict[str, Any] = {}
+
+    def run() -> None:
+        for key in ("one", "two", "one"):
+            placed = submit(key, lambda key=key: f"kernel {key}", lambda kernel, key=key: cache.update({key: kernel}))
+            assert isinstance(placed, rehearsal.Unlaunched)
+        if fault is not None:
+            raise fault
+
+    rehearsal.rehearse(run)
+    assert cache == {"one": "kernel one", "two": "kernel two"}
+    assert rehearsal._async_compile.active_mode.get() is None
+
+
+def test_an_interrupt_ends_it() -> None:
+    def run() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rehearsal.rehearse(run)
+    assert rehearsal._async_compile.active_mode.get() is None
