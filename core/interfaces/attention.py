@@ -109,10 +109,18 @@ class LayerParams:
 
 
 class AttentionBackend(ABC):
-    """Built as `Class(spec, config=…, options=…, ops=…)`, once per KV group; `spec` is that of the group's layers."""
+    """Built as `Class(spec, config=…, options=…, ops=…)`, once per KV group; `spec` is that of the group's layers.
+
+    A recorded step is one of single tokens. `plan` and `forward` run once for it, while the host believes in rows as
+    long as any can be and in no padding, and what they launched is launched again for other rows, with device tensors
+    at the same addresses. A backend says with `needs_python` whether that would be wrong.
+    """
 
     #: whether `plan` makes use of the batch's `prefix`; only then is one worked out
     shares_prefixes: bool = False
+    #: whether single-token steps need `plan` or `forward` each time, so that none is recorded. A backend that says
+    #: False copies nothing to the host, and decides on the host nothing that shorter rows or padding would make wrong.
+    needs_python: bool = True
 
     def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Ops) -> None:
         self.spec = spec

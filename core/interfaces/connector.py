@@ -86,7 +86,8 @@ class ConnectorWorker(ABC):
     """The half beside the KV memory. Built as `Class(config=…, options=…, layout=…, rank=…)`; `rank` is the worker's.
 
     Per step: `begin_step(message)` before the forward pass, `hooks.before/after(layer)` around each layer's attention,
-    `end_step(finished)` after it. `begin_step` and `end_step` are also called for steps without tokens.
+    `end_step(finished)` after it. `begin_step` and `end_step` are also called for steps without tokens. `hooks` are
+    there when `register` returns, and stay: by what they say then steps are recorded or not.
     """
 
     def __init__(self, *, config: Any, options: Any = None, layout: KVLayout, rank: int = 0) -> None:

@@ -30,10 +30,16 @@ ModelOutput = Literal["tokens", "classes", "hidden"]
 class LayerHooks:
     """Called around the attention of every layer; a connector that loads or saves layer by layer overrides it.
 
-    The null object does nothing and lets steps be recorded. `needs_python` forces steps to run eagerly.
+    The null object does nothing and lets steps be recorded; `needs_python` makes all of them run eagerly. A class that
+    overrides a call needs it, unless it says that it does not: then only what it launches is repeated.
     """
 
     needs_python: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "needs_python" not in vars(cls) and not vars(cls).keys().isdisjoint(("before", "after")):
+            cls.needs_python = True
 
     def before(self, layer: str) -> None:
         """The layer's cache is about to be read."""
@@ -178,7 +184,8 @@ class Model(nn.Module, ABC):
     checkpoint tensors that are not loaded. Both are regular expressions that must match the whole name (`renames`
     match anywhere). `output` says what `logits` gives, `default_pooler` how a sequence is pooled where the checkpoint
     does not say. With `whole_prompts` every token sees the whole prompt, which is therefore computed in one step;
-    `segments` says that the model reads `ForwardStep.segments`.
+    `segments` says that the model reads `ForwardStep.segments`. One whose `forward` reads values on the host, or
+    branches by them, says `needs_python`: then none of its steps is recorded.
     """
 
     renames: ClassVar[Sequence[tuple[str, str]]] = ()
@@ -187,6 +194,7 @@ class Model(nn.Module, ABC):
     default_pooler: ClassVar[str] = "last"
     whole_prompts: ClassVar[bool] = False
     segments: ClassVar[bool] = False
+    needs_python: ClassVar[bool] = False
 
     def __init__(self, *, build: Build) -> None:
         super().__init__()

@@ -41,8 +41,20 @@ class AttentionCase:
     num_blocks: int
     seed: int
 
-    def batch(self, spans: Sequence[Row], *, padding_rows: int = 0, padding_tokens: int = 0, bound: int = 0) -> Any:
-        """The step that computes tokens start .. end of each row. `bound` is added to the host's sequence lengths."""
+    def batch(
+        self,
+        spans: Sequence[Row],
+        *,
+        padding_rows: int = 0,
+        padding_tokens: int = 0,
+        bound: int = 0,
+        recorded: bool = False,
+    ) -> Any:
+        """The step that computes tokens start .. end of each row. `bound` is added to the host's sequence lengths.
+
+        `recorded`: the host believes what it believed at a recording, in as many rows of one token as there are
+        tokens, all of them as long as the longest and `bound`.
+        """
         counts = np.array([end - start for start, end in spans] + [0] * padding_rows, np.int32)
         lens = np.array([end for _, end in spans] + [0] * padding_rows, np.int32)
         num_tokens = int(counts.sum()) + padding_tokens
@@ -51,14 +63,17 @@ class AttentionCase:
         for row, (start, end) in enumerate(spans):
             slots[starts[row] : starts[row + 1]] = self.places(row)[start:end]
         device = self.spec.device_type
+        host_lens = lens + np.int32(bound) * (lens > 0)
+        if recorded:
+            counts, host_lens = np.ones_like(counts), np.full_like(lens, lens.max(initial=0) + bound)
         return AttentionBatch(
             num_tokens=num_tokens,
             query_start=torch.from_numpy(starts).to(device),
             seq_lens=torch.from_numpy(lens).to(device),
-            block_table=torch.from_numpy(self._table(spans, padding_rows)).to(device),
+            block_table=torch.from_numpy(self._table(spans, padding_rows, int(host_lens.max(initial=0)))).to(device),
             slot_mapping=torch.from_numpy(slots).to(device),
             host_query_lens=counts,
-            host_seq_lens=lens + np.int32(bound) * (lens > 0),
+            host_seq_lens=host_lens,
             deterministic=self.spec.deterministic,
         )
 
@@ -113,11 +128,11 @@ class AttentionCase:
             **scales,
         )
 
-    def _table(self, spans: Sequence[Row], padding_rows: int) -> np.ndarray:
+    def _table(self, spans: Sequence[Row], padding_rows: int, longest: int) -> np.ndarray:
         """[B, max_blocks]; what a row may not read (past its end, before its window) names any block."""
         draw = np.random.default_rng(self.seed + 1)
         size, window = self.spec.block_size, self.spec.window
-        width = max((-(-end // size) for _, end in spans), default=1) + 1
+        width = -(-longest // size) + 1
         table = draw.integers(0, self.num_blocks, (len(spans) + padding_rows, width)).astype(np.int32)
         for row, (start, end) in enumerate(spans):
             first = max(0, start - window + 1) // size if window else 0
@@ -197,10 +212,10 @@ class CaseRun:
             for cache in self.caches:
                 self.backend.forward(history.layer, *history.inputs(spans), cache, plan)
 
-    def step(self, *, padding_rows: int = 0, padding_tokens: int = 0, bound: int = 0) -> list[Tensor]:
-        """Runs the step in every layer with one plan; the outputs [T, H, D]."""
+    def step(self, *, padding_tokens: int = 0, **host: Any) -> list[Tensor]:
+        """Runs the step in every layer with one plan; the outputs [T, H, D]. `host` as for `AttentionCase.batch`."""
         spans = [(cached, cached + count) for cached, count in self.case.rows]
-        batch = self.case.batch(spans, padding_rows=padding_rows, padding_tokens=padding_tokens, bound=bound)
+        batch = self.case.batch(spans, padding_tokens=padding_tokens, **host)
         plan = self.backend.plan(batch)
         inputs = self.case.inputs(spans, padding_tokens)
         return [self.backend.forward(self.case.layer, *inputs, cache, plan) for cache in self.caches]

@@ -88,12 +88,12 @@ class AttentionBackendSuite(PluginSuite):
         made: AttentionBackend = self.make(spec, ops=Ops())
         return made
 
-    def run(self, case: AttentionCase, *, stale: float = STALE, **padding: int) -> CaseRun:
+    def run(self, case: AttentionCase, *, stale: float = STALE, **host: Any) -> CaseRun:
         """History and step on a new backend; the output is checked against the reference."""
         run = CaseRun(self.backend(case.spec), case, stale=stale)
         with torch.inference_mode():
             run.fill_history()
-            (out,) = run.step(**padding)
+            (out,) = run.step(**host)
         self.check(out, case)
         return run
 
@@ -176,6 +176,14 @@ class AttentionBackendSuite(PluginSuite):
 
     def test_host_lengths_may_be_an_upper_bound(self) -> None:
         self.run(make_case(self.spec(), BATCHES["decodes"]), bound=3)
+
+    @pytest.mark.parametrize("features", ["plain", "window", "all"])
+    def test_recorded_decodes_serve_shorter_rows_and_padding(self, features: str) -> None:
+        """What the host decides when a step is recorded holds for every step that is replayed from it."""
+        case = make_case(self.spec(**FEATURES[features]), [(40, 1), (3, 1), (16, 1), (0, 1)])
+        if self.backend(case.spec).needs_python:
+            pytest.skip("needs_python: no step is recorded")
+        self.run(case, recorded=True, padding_rows=2, padding_tokens=2, bound=900, stale=float("nan"))
 
     def test_nan_left_by_another_request_does_not_spread(self) -> None:
         self.run(make_case(self.spec(), MIXED), stale=float("nan"), padding_rows=2, padding_tokens=3)

@@ -109,6 +109,7 @@ class ConnectorSuite(PluginSuite):
         side, worker = CheckedConnector(self.scheduler_side(config, layout)), FakeWorker(layout)
         worker.connector = lambda layout: self.worker_side(config, layout)
         worker.start()
+        hooks = worker.transfer.hooks
         for step in range(3):
             plan = empty_plan(step)
             message = side.build_message(plan)
@@ -120,6 +121,7 @@ class ConnectorSuite(PluginSuite):
         worker.transfer.begin_step(b"")
         worker.transfer.end_step([])
         assert isinstance(worker.transfer.handshake(), bytes)
+        assert worker.transfer.hooks is hooks, "hooks must stay: whether steps are recorded was decided by them"
         worker.close()
         side.close()
 

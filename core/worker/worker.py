@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,33 +18,27 @@ from msgspec import structs
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..config.weight_source import require_same_model, with_weights
-from ..interfaces.attention import AttentionBackend
 from ..interfaces.connector import ConnectorWorker, NullConnectorWorker
 from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import full_bytes, group_layers, plan_layout, with_blocks
 from ..interfaces.loader import WeightLoader
-from ..interfaces.logits import LogitsProcessor
 from ..interfaces.model import Model
-from ..interfaces.platform import Graphs, Platform, PlatformSpec
+from ..interfaces.platform import Platform, PlatformSpec
 from ..interfaces.step import StepPlan
 from ..layers.weights import WeightMap, load_weights
-from ..ops.step import StepBuffers
 from ..registry import Registry
-from .attention_binding import bind_layers
+from .attention_binding import BoundLayers, bind_layers
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel, choose_loader, load_model, resolve_dtype
 from .numerics import block_numerics
-from .pooling import NullPooling
-from .pooling_setup import make_pooling
+from .pooling import Pooling
 from .processors import load_processors
 from .profile import profile_step
 from .profiler import Profiler
-from .request_state import BlockTables, RequestState
-from .runner import Device, Runner
-from .sampler import Sampler
-from .shared_prefixes import PrefixTiles
-from .speculation import make_speculation
+from .recording import backend_reasons, choose_graphs, hook_reasons, model_reasons
+from .runner import Runner
+from .runner_setup import RunnerSetup
 from .warm_up import warm_up
 
 logger = logging.getLogger("frame.worker")
@@ -80,6 +74,7 @@ class Worker:
         """Initialises the device, loads the model, sizes and allocates the KV cache."""
         checkpoint = self._checkpoint = read_checkpoint(self.config)
         platform = self._timed("device", lambda: self._start_platform(checkpoint))
+        self._setup = RunnerSetup(self.config, self.registry, platform, checkpoint)
         before = platform.memory().snapshot()
         loaded = self._timed("weights", lambda: load_model(self.config, checkpoint, platform, self.registry))
         self.model: Model | None = loaded.model
@@ -213,19 +208,26 @@ class Worker:
         with platform.memory().pool("kv_cache"):
             self.memory = KVMemory(layout, platform.device)
         platform.memory().claim("kv_cache", self.memory.slots)
-        backends = self._bind_layers(layout, loaded)
+        bound = self._bind_layers(layout, loaded)
         facts = {
             "architecture": checkpoint.architecture,
             "deterministic": self.config.model.deterministic,
             **{name: self.facts[name] for name in ("platform", "dtype", "attention")},
         }
-        numerics = block_numerics(loaded.model, layout, backends[: len(layout.groups)], facts)
+        numerics = block_numerics(loaded.model, layout, bound.backends[: len(layout.groups)], facts)
         layout = structs.replace(layout, numerics=numerics)
-        graphs = platform.graphs()
-        model, connector = graphs.prepare(loaded.model), self._make_connector(layout)
+        connector = self._make_connector(layout)
         connector.register(self.memory.layer_bytes())
+        against = self._against(bound, loaded) + hook_reasons(connector.hooks, self.config.transfer.kv_connector)
+        offered = platform.graphs()
+        graphs = choose_graphs(offered, against)
+        if graphs is not offered:
+            logger.info("no step is recorded: %s", "; ".join(against))
+        model = graphs.prepare(loaded.model)
         processors = load_processors(self.config, self.registry, platform.device)
-        self.runner = self._make_runner(checkpoint, layout, model, backends, graphs, connector, processors)
+        self.runner = self._setup.make(layout, model, bound.backends, graphs, connector, processors)
+        if isinstance(self.runner.pooling, Pooling):
+            self.facts["pooling"] = structs.asdict(self.runner.pooling.facts)
         return layout
 
     def _run_spare(self, made: list[Runner], checkpoint: Checkpoint, layout: KVLayout, loaded: LoadedModel) -> None:
@@ -234,79 +236,36 @@ class Worker:
         if not made:
             tiny = with_blocks(layout, 0, 2)
             self.memory = KVMemory(tiny, self.platform.device)
-            backends = self._bind_layers(tiny, loaded)
+            bound = self._bind_layers(tiny, loaded)
             connector = NullConnectorWorker(config=self.config, layout=tiny, rank=self.rank)
-            graphs = self.platform.graphs()
-            made.append(self._make_runner(checkpoint, tiny, loaded.model, backends, graphs, connector, []))
+            graphs = choose_graphs(self.platform.graphs(), self._against(bound, loaded))
+            made.append(self._setup.make(tiny, loaded.model, bound.backends, graphs, connector, []))
         may = not self.facts["not_deterministic"]
         sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, checkpoint.max_model_len
         shares = self.config.attention.shared_prefix_min_tokens > 0 and self.facts["shares_prefixes"]
-        warm_up(made[0], *sizes, deterministic=may, shares_prefixes=shares)
+        try:
+            warm_up(made[0], *sizes, deterministic=may, shares_prefixes=shares)
+        except Exception:
+            made.clear()  # its requests are in the middle of a step
+            raise
+
+    def _against(self, bound: BoundLayers, loaded: LoadedModel) -> list[str]:
+        """Why no step is recorded, whatever moves blocks; none when steps may be."""
+        pools = self._checkpoint.pooling is not None
+        return model_reasons(loaded.model, pools=pools) + backend_reasons(bound.backends, bound.names)
 
     def _warm_up(self) -> None:
         """Records what the platform wants recorded before the first request."""
         while self.runner.device.graphs.capture(self.runner.run_dummy):
             pass
 
-    def _bind_layers(self, layout: KVLayout, loaded: LoadedModel) -> list[AttentionBackend]:
+    def _bind_layers(self, layout: KVLayout, loaded: LoadedModel) -> BoundLayers:
         bound = bind_layers(layout, loaded, self.memory, self.platform.ops(), self.config, self.registry)
         if bound.not_deterministic:
             self.facts["not_deterministic"] = bound.not_deterministic
         self.facts["shares_prefixes"] = any(backend.shares_prefixes for backend in bound.backends)
         self.facts["attention"] = bound.names
-        return bound.backends
-
-    def _make_runner(
-        self,
-        checkpoint: Checkpoint,
-        layout: KVLayout,
-        model: Model,
-        backends: list[AttentionBackend],
-        graphs: Graphs,
-        connector: ConnectorWorker,
-        processors: Sequence[LogitsProcessor],
-    ) -> Runner:
-        ops, streams, device = self.platform.ops(), self.platform.streams(), self.platform.device
-        max_slots, block_size = self.config.scheduler.max_num_seqs, layout.block_size
-        max_len = checkpoint.max_model_len
-        state = RequestState(max_slots, max_len + 1, ops=ops, streams=streams, device=device)
-        max_blocks = -(-(max_len + 1) // block_size)
-        tables = BlockTables(len(layout.groups), max_slots, max_blocks, ops=ops, streams=streams, device=device)
-        max_tokens = self.config.scheduler.max_num_batched_tokens
-        buffers = StepBuffers.allocate(max_tokens, max_slots, max_blocks, len(layout.groups), device)
-        sampler = Sampler(
-            ops=ops,
-            streams=streams,
-            device=device,
-            max_slots=max_slots,
-            vocab_size=checkpoint.vocab_size,
-            logprobs_mode=self.config.model.logprobs_mode,
-            processors=processors,
-        )
-        speculation = make_speculation(
-            self.config, self.registry, sampler, state.token_ids, ops=ops, streams=streams, device=device
-        )
-        return Runner(
-            device=Device(ops, streams, graphs, device, self.config.model.deterministic),
-            model=model,
-            layout=layout,
-            backends=backends,
-            state=state,
-            tables=tables,
-            buffers=buffers,
-            sampler=sampler,
-            speculation=speculation,
-            connector=connector,
-            pooling=self._make_pooling(checkpoint, model),
-            prefixes=PrefixTiles(max_slots, streams, device),
-        )
-
-    def _make_pooling(self, checkpoint: Checkpoint, model: Model) -> NullPooling:
-        if checkpoint.pooling is None:
-            return NullPooling()
-        pooling = make_pooling(self.config, checkpoint.pooling, model, self.registry, self.platform)
-        self.facts["pooling"] = structs.asdict(pooling.facts)
-        return pooling
+        return bound
 
     def _make_connector(self, layout: KVLayout) -> ConnectorWorker:
         name = self.config.transfer.kv_connector

@@ -68,6 +68,7 @@ class CudnnAttention(AttentionBackend):
     def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Any) -> None:
         super().__init__(spec, config=config, options=options, ops=ops)
         self._inner = self.inner(spec, config=config, ops=ops)
+        self.needs_python = self._inner.needs_python  # which serves all single-token steps
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:

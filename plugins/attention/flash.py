@@ -7,6 +7,7 @@ ours but the one that stores keys and values.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -21,9 +22,18 @@ from .reasons import Capabilities, reasons
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-class FlashAttention(AttentionBackend):
-    """See the module. A plan is the batch: what the library splits, it decides from lengths on the device."""
+@dataclass(frozen=True)
+class FlashPlan:
+    """The batch, and which of its tokens are padding: bool [T, 1, 1], None where none is and none can be."""
 
+    batch: AttentionBatch
+    padding: Tensor | None
+
+
+class FlashAttention(AttentionBackend):
+    """See the module. What the library splits, it decides from lengths on the device and from the longest row."""
+
+    needs_python = False
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     libraries: ClassVar[Sequence[FlashLibrary]] = LIBRARIES
 
@@ -48,16 +58,16 @@ class FlashAttention(AttentionBackend):
         own = [f"{name}: {', '.join(found)}" for name, found in refused if found]
         return "; ".join(reasons(spec, can) + (own if len(own) == len(refused) else [])) or None
 
-    def plan(self, batch: AttentionBatch) -> AttentionBatch:
-        return batch
+    def plan(self, batch: AttentionBatch) -> FlashPlan:
+        # a step of single tokens may be recorded, and then finds padding where there was none
+        whole = batch.max_query_len > 1 and int(batch.host_query_lens.sum()) == batch.num_tokens
+        return FlashPlan(batch, None if whole else (batch.slot_mapping < 0)[:, None, None])
 
     def forward(
-        self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: AttentionBatch
+        self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: FlashPlan
     ) -> Tensor:
-        store(key, value, kv_cache, plan.slot_mapping)
-        owned = int(plan.host_query_lens.sum())
-        if not owned:
+        store(key, value, kv_cache, plan.batch.slot_mapping)
+        if not plan.batch.max_query_len:
             return torch.zeros_like(query)
-        out = self._library.attend(self._attend, layer, query, kv_cache, plan)
-        out[owned:] = 0
-        return out
+        out = self._library.attend(self._attend, layer, query, kv_cache, plan.batch)
+        return out if plan.padding is None else out.masked_fill_(plan.padding, 0)

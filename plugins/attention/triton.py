@@ -56,6 +56,8 @@ class TritonPlan:
 class TritonAttention(AttentionBackend):
     """See the module."""
 
+    needs_python = False
+
     def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Any) -> None:
         super().__init__(spec, config=config, options=options, ops=ops)
         # Two programs per multiprocessor hide the latency of a decode step's loads.

@@ -13,7 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
+from frame.core.interfaces.platform import (
+    EagerGraphs,
+    Graphs,
+    HostCopy,
+    Memory,
+    MemorySnapshot,
+    Platform,
+    PlatformSpec,
+    Streams,
+)
 from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers, StepSizes
 from frame.kernels import activation, experts, filters, logits, logprobs, norm, rotary, routing, sampling, step
@@ -132,10 +141,11 @@ class CudaPlatform(Platform):
         rehearse(run)
         run()
 
-    def graphs(self) -> CudaGraphs:
-        sizes = [] if self.config.executor.enforce_eager else self.options.graph_sizes
+    def graphs(self) -> Graphs:
+        if self.config.executor.enforce_eager or not self.options.graph_sizes:
+            return EagerGraphs()
         limit = min(self.config.scheduler.max_num_seqs, self.config.scheduler.max_num_batched_tokens)
-        return CudaGraphs(sizes, limit, self.device, self.config.model.deterministic)
+        return CudaGraphs(self.options.graph_sizes, limit, self.device, self.config.model.deterministic)
 
 
 class PinnedCopy(HostCopy):

@@ -28,9 +28,8 @@ class CudaGraphs(Graphs):
     """
 
     def __init__(self, sizes: list[int], limit: int, device: torch.device, deterministic: bool = False) -> None:
-        if sizes:
-            sizes = sorted({size for size in sizes if size < limit} | {limit})
-            sizes = [size for size in sizes if size <= 512]
+        sizes = sorted({size for size in sizes if size < limit} | {limit})
+        sizes = [size for size in sizes if size <= 512]
         self._deterministic = deterministic
         self._todo = [_shape(size, size, deterministic) for size in sizes]
         self._device = device

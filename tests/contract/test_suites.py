@@ -33,6 +33,7 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("attention", "Greedy", "supports gives reasons and never raises", {}),
         ("attention", "Windowless", "a step equals the reference", {}),
         ("attention", "Scribbler", "nothing is written outside the tokens slots", {}),
+        ("attention", "Believing", "recorded decodes serve shorter rows and padding", {}),
         ("attention", "Polluted", "nan left by another request does not spread", {}),
         ("executor", "Impatient", "steps reach every worker and answers keep their order", {}),
         ("executor", "Leaving", "closing twice closes every worker", {}),

@@ -135,6 +135,15 @@ class Scribbler(ReferenceAttention):
         return replace(batch, slot_mapping=batch.slot_mapping.clamp(min=0))
 
 
+class Believing(ReferenceAttention):
+    """Lets its steps be recorded, and takes lengths from the host."""
+
+    needs_python = False
+
+    def plan(self, batch: Any) -> Any:
+        return replace(batch, seq_lens=torch.from_numpy(batch.host_seq_lens))
+
+
 class Polluted(ReferenceAttention):
     """Multiplies whatever lies in the last block by zero."""
 

@@ -1,0 +1,149 @@
+"""Steps are recorded unless a collaborator of the runner is against it, and then one line says which."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from frame.core.config.flat import from_flat
+from frame.core.interfaces.attention import AttentionBackend
+from frame.core.interfaces.connector import NullConnectorWorker
+from frame.core.interfaces.model import LayerHooks
+from frame.core.interfaces.platform import EagerGraphs, Graphs
+from frame.core.registry import Registry
+from frame.core.testing.engines import SMALL, greedy, prompts, running
+from frame.core.testing.pooling_checkpoints import make_pooling_checkpoint
+from frame.core.testing.tiny import write_tiny
+from frame.plugins.attention.cudnn import CudnnAttention
+from frame.plugins.attention.flash import FlashAttention
+from frame.plugins.attention.torch import TorchAttention
+from frame.plugins.attention.triton import TritonAttention
+from frame.plugins.models.llama import LlamaForCausalLM
+from frame.plugins.platforms.cpu import CpuPlatform
+from tests.plugins.attention.batches import SPEC
+from tests.plugins.attention.stand_ins import CudnnOnCpu
+
+
+class Recording(Graphs):
+    """Runs every step as it is, but could do otherwise."""
+
+    prepare, shape, run = EagerGraphs.prepare, EagerGraphs.shape, EagerGraphs.run
+
+
+class Watching(LayerHooks):
+    """Needs each layer's call."""
+
+    def after(self, layer: str) -> None:
+        pass
+
+
+class Launching(Watching):
+    """Only launches device work, which is recorded with the rest."""
+
+    needs_python = False
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recording")
+    write_tiny(folder, "LlamaForCausalLM")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def recordable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuPlatform, "graphs", lambda self: Recording())
+    monkeypatch.setattr(TorchAttention, "needs_python", False)
+
+
+def chosen(folder: Path, caplog: pytest.LogCaptureFixture, **settings: object) -> tuple[type[Graphs], list[str]]:
+    """The kind of graphs of an engine's runner, and the lines that say why."""
+    with (
+        caplog.at_level(logging.INFO, "frame"),
+        running(from_flat({**SMALL, "model": str(folder), "dtype": "float32", **settings}), Registry.load()) as engine,
+    ):
+        kind = engine.executor.call("run", {"function": lambda worker: type(worker.runner.device.graphs)})[0]
+    return kind, [line for line in caplog.messages if "recorded" in line]
+
+
+def test_nobody_is_against_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert chosen(folder, caplog) == (Recording, [])
+
+
+def test_attention(folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchAttention, "needs_python", True)
+    line = "no step is recorded: attention backend 'torch' needs Python in each step"
+    assert chosen(folder, caplog, attention_backend="torch") == (EagerGraphs, [line])
+
+
+def test_the_model(folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaForCausalLM, "needs_python", True)
+    line = "no step is recorded: model LlamaForCausalLM needs Python in each step"
+    assert chosen(folder, caplog) == (EagerGraphs, [line])
+
+
+@pytest.mark.parametrize("hooks", [Watching, Launching, LayerHooks], ids=lambda kind: kind.__name__)
+def test_hooks_of_a_connector(
+    hooks: type[LayerHooks], folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are set in `register`."""
+    monkeypatch.setattr(NullConnectorWorker, "register", lambda self, caches: setattr(self, "hooks", hooks()))
+    kind, lines = chosen(folder, caplog)
+    assert (kind, len(lines)) == ((EagerGraphs, 1) if hooks is Watching else (Recording, 0))
+    assert all("needs Python in each layer" in line for line in lines)
+
+
+def test_all_reasons_are_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchAttention, "needs_python", True)
+    folder = make_pooling_checkpoint(tmp_path, "qwen3")
+    kind, (line,) = chosen(folder, caplog)
+    assert kind is EagerGraphs
+    assert "a pooling engine has no decodes; attention backend 'torch'" in line
+
+
+def test_graphs_that_only_pad_are_kept(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Padding(EagerGraphs):
+        pass
+
+    monkeypatch.setattr(TorchAttention, "needs_python", True)
+    monkeypatch.setattr(CpuPlatform, "graphs", lambda self: Padding())
+    assert chosen(folder, caplog) == (Padding, [])
+
+
+def test_hooks_that_override_a_call_need_it_unless_they_say_otherwise() -> None:
+    class Quiet(Launching):
+        """Inherits both the call and that it is not needed."""
+
+    class Loud(Launching):
+        def before(self, layer: str) -> None:
+            pass
+
+    needed = [kind.needs_python for kind in (LayerHooks, Watching, Launching, Quiet, Loud)]
+    assert needed == [False, True, False, False, True]
+
+
+def test_what_the_backends_of_frame_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign backend that says nothing is not recorded: what its plan decides on the host would go stale."""
+    monkeypatch.undo()
+    kinds = [AttentionBackend, TorchAttention, TritonAttention, FlashAttention]
+    assert [kind.needs_python for kind in kinds] == [True, True, False, False]
+    inner = CudnnOnCpu(SPEC, config=None, ops=None)
+    assert inner.needs_python is CudnnOnCpu.inner.needs_python is True
+    assert CudnnAttention.inner is TritonAttention
+
+
+def test_an_engine_that_is_not_recorded_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = from_flat({**SMALL, "model": str(folder), "dtype": "float32"})
+    found = []
+    for needs in (False, True):
+        monkeypatch.setattr(TorchAttention, "needs_python", needs)
+        with running(config, Registry.load()) as engine:
+            found.append(greedy(engine, prompts(512)))
+    assert torch.equal(torch.tensor(found[0]), torch.tensor(found[1]))
