@@ -24,8 +24,9 @@ _PACKAGES = (
 )  # fmt: skip
 #: Variables that change what torch, CUDA or frame do; no other is read, since any may hold a secret.
 _VARIABLES = (
-    "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LD_LIBRARY_PATH", "NCCL_DEBUG", "OMP_NUM_THREADS", "HF_HOME",
-    "HF_HUB_OFFLINE", "PYTORCH_CUDA_ALLOC_CONF", "TOKENIZERS_PARALLELISM", "TRITON_INTERPRET", "TRITON_CACHE_DIR",
+    "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LD_LIBRARY_PATH", "NCCL_DEBUG", "OMP_NUM_THREADS", "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT", "HF_HOME", "HF_HUB_OFFLINE", "PYTORCH_CUDA_ALLOC_CONF", "TOKENIZERS_PARALLELISM",
+    "TRITON_INTERPRET", "TRITON_CACHE_DIR",
 )  # fmt: skip
 _GPU_FIELDS = "name,driver_version,memory.total,memory.used,compute_cap,pcie.link.gen.current"
 _SECONDS = 20

@@ -160,7 +160,9 @@ class ExecutorConfig(Section):
     tensor_parallel_size: int = Field(1, ge=1, description="Devices that share each layer.")
     pipeline_parallel_size: int = Field(1, ge=1, description="Devices that share the layers in stages.")
     enforce_eager: bool = Field(False, description="Record no graphs.")
-    num_threads: int | None = Field(None, ge=1, description="CPU threads of a worker; default: all cores.")
+    num_threads: int | None = Field(
+        None, ge=1, description="CPU threads of a worker; default: one for each processor that it may use."
+    )
 
 
 class AttentionConfig(Section):

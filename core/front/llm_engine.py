@@ -11,6 +11,7 @@ from ..interfaces.client import EngineCore
 from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
+from ..openmp import import_torch
 from .front import Front
 from .metrics import Metric
 from .prompts import InvalidRequest
@@ -40,6 +41,7 @@ class LLMEngine:
     @classmethod
     def from_config(cls, config: FrameConfig) -> LLMEngine:
         """As `from_engine_args`, from a configuration tree."""
+        import_torch()
         from ..config.checkpoint import read_checkpoint
         from ..engine.assembly import make_engine
         from ..registry import Registry

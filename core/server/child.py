@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ..channel import AsyncChannel
 from ..config.plain import to_plain
 from ..config.tree import FrameConfig
+from ..openmp import child_environment
 
 STOP_SECONDS = 8.0
 
@@ -56,6 +57,7 @@ async def spawn(command: Sequence[str], arguments: Sequence[str], kind: object, 
                 pass_fds=(theirs.fileno(), *fds),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
+                env=child_environment(),
             )
         except BaseException:
             channel.close()

@@ -23,6 +23,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.executor import DeadWorkerError, StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
+from ..openmp import child_environment
 from ..registry import Choice, Registry
 
 #: Seconds that a worker gets to end by itself.
@@ -126,6 +127,7 @@ class RemoteWorker:
                 [sys.executable, "-m", "frame", "worker", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
+                env=child_environment(),
             )
         if self._process.stdin is None:
             raise RuntimeError("the worker process has no standard input")

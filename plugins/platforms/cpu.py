@@ -16,6 +16,7 @@ from frame.core.ops.linear import rows_are_alike
 
 from .cpu_ops import CpuOps
 from .options import CpuOptions
+from .processors import num_processors
 
 #: Without an explicit size the cache takes at most this: CPU memory belongs to other programs too.
 DEFAULT_KV_BYTES = 4 << 30
@@ -30,7 +31,7 @@ class CpuPlatform(Platform):
         super().__init__(config=config, options=options or CpuOptions(), local_rank=local_rank)
         self._memory = HostMemory()
         self._ops = CpuOps()
-        threads = config.executor.num_threads
+        threads = config.executor.num_threads or _fitting_threads()
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -65,6 +66,17 @@ class CpuPlatform(Platform):
 
     def memory(self) -> Memory:
         return self._memory
+
+
+def _fitting_threads() -> int | None:
+    """As many threads as processors, where torch would take more; None where it or the user decides.
+
+    torch knows the affinity of its process, and not the CPU limit of its container: beyond it threads only wait.
+    """
+    if any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
+        return None
+    processors = num_processors()
+    return processors if torch.get_num_threads() > processors else None
 
 
 class Arrived(HostCopy):

@@ -1,0 +1,44 @@
+"""How torch's threads on a CPU wait for each other. Imports no torch; knows no engine.
+
+libgomp, which torch's wheels for Linux carry, spins for about ten milliseconds wherever parallel work ends, before a
+thread sleeps. With a processor for each thread that costs nothing. Beside another busy process the spinning threads
+take the time of the one that they wait for, and each operation takes as long as the kernel's time slices. Spinning for
+about as long as it takes to wake a thread up is nearly as quick alone, and many times as quick in company. libgomp
+reads its variables when it is loaded, so they have to be there before torch is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+#: Whoever sets one of these has decided how threads wait.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
+#: Turns of libgomp's loop, 50 to 150 microseconds; docs/operating.md has what others cost.
+SPIN_COUNT = "3000"
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a child process that will import torch; what the user has set stays."""
+    return {**os.environ, **_wanted()}
+
+
+def import_torch() -> None:
+    """Imports torch so that its threads spin briefly, unless the user or an earlier import has decided it.
+
+    The environment of the process is afterwards what it was.
+    """
+    if "torch" in sys.modules:
+        return
+    wanted = _wanted()
+    os.environ.update(wanted)
+    try:
+        import_module("torch")
+    finally:
+        for name in wanted:
+            del os.environ[name]
+
+
+def _wanted() -> dict[str, str]:
+    return {} if any(name in os.environ for name in WAITING) else {"GOMP_SPINCOUNT": SPIN_COUNT}

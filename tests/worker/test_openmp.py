@@ -1,0 +1,54 @@
+"""How threads wait is decided before torch is imported, and never against the user."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frame.core.openmp import SPIN_COUNT, WAITING, child_environment
+from frame.core.server.child import spawn
+from frame.core.server.messages import EngineReport
+
+TELL = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ.get('GOMP_SPINCOUNT', 'unset'))"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+
+
+async def _spin_count_of_child(file: Path) -> str:
+    child = await spawn([sys.executable, "-c", TELL, str(file)], [], EngineReport)
+    await child.process.wait()
+    await child.stop(0)
+    return file.read_text()
+
+
+def test_children_spin_briefly(tmp_path: Path) -> None:
+    assert asyncio.run(_spin_count_of_child(tmp_path / "told")) == SPIN_COUNT
+
+
+def test_user_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # says nothing about waiting
+    assert child_environment()["GOMP_SPINCOUNT"] == SPIN_COUNT
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert "GOMP_SPINCOUNT" not in child_environment()
+    monkeypatch.setenv("GOMP_SPINCOUNT", "77")
+    assert asyncio.run(_spin_count_of_child(tmp_path / "told")) == "77"
+
+
+def test_libgomp_hears_of_it_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_DISPLAY_ENV", "VERBOSE")
+    code = (
+        "import os, sys\nfrom frame.core.openmp import import_torch\nimport_torch()\nimport_torch()\n"
+        "sys.exit('torch' not in sys.modules or 'GOMP_SPINCOUNT' in os.environ)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    if "GOMP_SPINCOUNT" not in done.stderr:
+        pytest.skip("this torch has another OpenMP library")
+    assert f"GOMP_SPINCOUNT = '{SPIN_COUNT}'" in done.stderr
