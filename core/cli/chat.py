@@ -16,7 +16,7 @@ class ChatCommand(Command):
     examples = (
         "frame chat",
         'frame chat -q "What is the capital of France?"',
-        'frame chat --url http://host:8000 --api-key "$KEY" --system-prompt "Answer in French."',
+        'FRAME_API_KEY=secret frame chat --url http://host:8000 --system-prompt "Answer in French."',
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

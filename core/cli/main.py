@@ -53,7 +53,8 @@ start here:
   frame serve /path/to/folder
 
 `frame COMMAND --help` has flags and examples; `frame --version` prints the version.
-exit codes: 0 done, 1 failed (one sentence on stderr says why), 2 misspelt command or flag, 130 interrupted."""
+exit codes: 0 done, 1 failed (one sentence on stderr says why), 2 misspelt command or flag, 130 cut short by ctrl-C.
+The first ctrl-C stops `frame serve` in order, which is 0; a second one cuts it short."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

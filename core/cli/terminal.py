@@ -8,11 +8,17 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
+import ssl
 from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 _CONNECT_SECONDS = 10.0
+#: Where a key is looked for without `--api-key`, the first that is set.
+_KEYS = ("FRAME_API_KEY", "OPENAI_API_KEY")
+#: OpenSSL's numbers of a certificate that is made for another name or address.
+_FOR_ANOTHER = (62, 64)
 #: Exit status of a command that ctrl-C has ended.
 INTERRUPTED = 130
 
@@ -28,7 +34,7 @@ def add_client_arguments(parser: argparse.ArgumentParser, *, sampling: bool = Tr
     """What every terminal client takes; those that ask no model leave `sampling` out."""
     shown = "" if url is None else f" (default: {url})"
     parser.add_argument("--url", default=url, help=f"Address of the server{shown}.")
-    parser.add_argument("--api-key", help="Key to present.")
+    parser.add_argument("--api-key", help=f"Key to present; default: {' or '.join(_KEYS)} of the environment.")
     if not sampling:
         return
     parser.add_argument("--model-name", help="Model to ask; default: the first that the server names.")
@@ -48,7 +54,7 @@ class TerminalClient:
         if not known:
             raise TerminalError(f"--url must be like {_URL}, got {arguments.url!r}")
         self._prefix = self._url.path.rstrip("/").removesuffix("/v1")
-        self._key = arguments.api_key
+        self._key = arguments.api_key or next((os.environ[name] for name in _KEYS if os.environ.get(name)), None)
         self._settings = {
             name: value
             for name in ("max_tokens", "temperature")
@@ -113,8 +119,7 @@ class TerminalClient:
             connection.request(method, self._prefix + path, body, headers)
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise TerminalError(f"no server answers at {self._url.geturl()}: {reason}") from None
+            raise TerminalError(_unreachable(self._url.geturl(), error)) from None
         if response.status != http.client.OK:
             with response:
                 raise TerminalError(_message(response.status, response.read()))
@@ -133,6 +138,24 @@ def show(pieces: Iterable[str]) -> tuple[str, bool]:
         ended = False
     print()
     return "".join(shown), ended
+
+
+def _unreachable(url: str, error: Exception) -> str:
+    """Why there is no answer, and what to do where it can be told."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = error.verify_message.rstrip(".")
+        if error.verify_code in _FOR_ANOTHER:
+            return f"the certificate of {url} is not for this address: {reason}; give the server's name with --url"
+        return (
+            f"the certificate of {url} is not trusted: {reason}; set SSL_CERT_FILE to a PEM file that holds it, or "
+            "the authority that has signed it"
+        )
+    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return f"what answers at {url} does not speak TLS; try --url {url.replace('https://', 'http://', 1)}"
+    if isinstance(error, http.client.RemoteDisconnected) and url.startswith("http://"):
+        return f"{url} hangs up without an answer; if it speaks TLS, try --url {url.replace('http://', 'https://', 1)}"
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return f"no server answers at {url}: {reason}"
 
 
 def _message(status: int, body: bytes) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,11 @@ from ..config.server import ServerConfig
 logger = logging.getLogger("frame.server")
 
 _LOOK_SECONDS = 1.0
+_CERTIFICATE = re.compile(rb"^-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----", re.MULTILINE)
+_KEY = re.compile(rb"^-----BEGIN ([A-Z]+ )?PRIVATE KEY-----", re.MULTILINE)
+#: What OpenSSL says of a key and a certificate that do not belong together, of one type or of two.
+_MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
+_LOCKED = re.compile(rb"^(-----BEGIN ENCRYPTED PRIVATE KEY-----|Proc-Type: 4,ENCRYPTED)", re.MULTILINE)
 
 
 class Certificates(ssl.SSLContext):
@@ -69,15 +75,43 @@ def _context(server: ServerConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.VerifyMode(server.ssl_cert_reqs)
+    files = _files(server)
+    _check(files)
     try:
         context.load_cert_chain(str(server.ssl_certfile), server.ssl_keyfile, password=lambda: "")  # asks nobody
         if server.ssl_ca_certs is not None:
             context.load_verify_locations(server.ssl_ca_certs)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        named = ", ".join(f"{flag} {file}" for flag, file in _files(server).items())
+        named = ", ".join(f"{flag} {file}" for flag, file in files.items())
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if getattr(error, "reason", None) in _MISMATCHES:
+            reason = "the private key is not that of the certificate"
         raise ConfigError(f"TLS cannot be had from {named}: {reason}") from None
     return context
+
+
+def _check(files: Mapping[str, str]) -> None:
+    """Raises `ConfigError` naming the first file that cannot be read or lacks what its flag is for."""
+    for flag, file in files.items():
+        try:
+            content = Path(file).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{flag} {file} cannot be read: {error.strerror or error}") from None
+        if flag != "--ssl-keyfile" and not _CERTIFICATE.search(content):
+            raise ConfigError(f"{flag} {file} holds no certificate (PEM: a line -----BEGIN CERTIFICATE-----)")
+        if flag == ("--ssl-keyfile" if "--ssl-keyfile" in files else "--ssl-certfile"):
+            _check_key(flag, file, content)
+
+
+def _check_key(flag: str, file: str, content: bytes) -> None:
+    if not _KEY.search(content):
+        remedy = "; give its file with --ssl-keyfile" if flag == "--ssl-certfile" else ""
+        raise ConfigError(f"{flag} {file} holds no private key (PEM: a line -----BEGIN PRIVATE KEY-----){remedy}")
+    if _LOCKED.search(content):
+        raise ConfigError(
+            f"the private key in {flag} {file} is locked with a password, which nobody is there to type; "
+            "`openssl pkey -in FILE -out NEW` unlocks it"
+        )
 
 
 def _files(server: ServerConfig) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shutil
 import ssl
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from cryptography.hazmat.primitives import serialization
 from pydantic import ValidationError
 
+from frame.core.cli.main import main
 from frame.core.config.errors import ConfigError
 from frame.core.config.server import ServerConfig
 from frame.core.server import certificates
@@ -269,15 +272,59 @@ def test_files_that_change_while_they_are_read_are_read_again(
         serving.look()
 
 
-def test_wrong_files_are_refused_at_the_start(folder: Folder, kept: Path) -> None:
-    first, second, none = kept / "first.crt", kept / "second.key", kept / "none.crt"
-    for certificate, key in ((none, None), (first, second), (second, None)):
-        config = ServerConfig(ssl_certfile=str(certificate), ssl_keyfile=None if key is None else str(key))
-        with pytest.raises(ConfigError, match="TLS cannot be had from --ssl-certfile"):
-            tls_context(config)
-    shutil.copy(second, folder.path / "clients.crt")
-    with pytest.raises(ConfigError, match="--ssl-ca-certs"):
+WRONG_FILES = {
+    "missing": ("none.crt", None, "--ssl-certfile .*none.crt cannot be read: No such file"),
+    "missing key": ("first.crt", "none.key", "--ssl-keyfile .*none.key cannot be read: No such file"),
+    "no key": ("first.crt", None, "--ssl-certfile .*first.crt holds no private key.*--ssl-keyfile"),
+    "key for a certificate": ("second.key", None, "--ssl-certfile .*second.key holds no certificate"),
+    "certificate for a key": ("first.crt", "second.crt", "--ssl-keyfile .*second.crt holds no private key"),
+    "another's key": ("first.crt", "second.key", "--ssl-certfile .*--ssl-keyfile .*not that of the certificate"),
+    "another's key of the same type": (
+        "first.crt",
+        "own.key",
+        "--ssl-certfile .*--ssl-keyfile .*not that of the certifi",
+    ),
+    "garbage inside": ("broken.crt", "first.key", "TLS cannot be had from --ssl-certfile"),
+    "locked key": ("first.crt", "locked.key", "--ssl-keyfile .*locked.key is locked with a password"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+def test_wrong_files_are_refused_at_the_start(folder: Folder, kept: Path, case: str) -> None:
+    certificate, key, said = WRONG_FILES[case]
+    for path in kept.iterdir():
+        shutil.copy(path, folder.path)
+    (folder.path / "broken.crt").write_text("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n")
+    locked = serialization.BestAvailableEncryption(b"secret")
+    pem = curve_key().private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    (folder.path / "locked.key").write_bytes(pem)
+    keyfile = None if key is None else str(folder.path / key)
+    with pytest.raises(ConfigError, match=said):
+        tls_context(ServerConfig(ssl_certfile=str(folder.path / certificate), ssl_keyfile=keyfile))
+
+
+def test_a_wrong_file_of_authorities_is_named(folder: Folder, kept: Path) -> None:
+    shutil.copy(kept / "second.key", folder.path / "clients.crt")
+    with pytest.raises(ConfigError, match=r"--ssl-ca-certs .*clients.crt holds no certificate"):
         tls_context(folder.config())
+
+
+def test_the_terminal_says_what_to_do_about_a_certificate(
+    running: Running, kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(kept / "foreign.crt"))
+    for url, said in (
+        (running.url, f"certificate of {running.url} is not trusted.*SSL_CERT_FILE"),
+        (running.url.replace("https", "http"), f"try --url {running.url}"),
+    ):
+        assert main(["chat", "-q", "Hello", "--url", url]) == 1
+        assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_missing_file_ends_the_command(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", "--ssl-certfile", str(folder.path / "none.crt")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--ssl-certfile" in line
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from .text_source import TextSource, text_source
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 #: Share of a processor from which on the client is taken for the limit.
 _BUSY = 0.85
-_KEYS = ("OPENAI_API_KEY", "FRAME_API_KEY")
+_KEYS = ("FRAME_API_KEY", "OPENAI_API_KEY")
 #: Sampling flags, sent only when given.
 _SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float}
 _SAMPLING_HELP = {
