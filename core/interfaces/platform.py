@@ -229,6 +229,14 @@ class Platform(ABC):
         """Recorded steps; eager by default."""
         return EagerGraphs()
 
+    def compile_ahead(self, rehearse: Callable[[Platform], None]) -> None:
+        """Called once, before the first memory is asked for; may begin to compile what steps will launch.
+
+        `rehearse(platform)` builds the model and runs steps of every kind on the platform it is given: a stand-in that
+        launches nothing, in another process. The default has nothing to compile.
+        """
+        del rehearse
+
     def prepare_kernels(self, run: Callable[[], None]) -> None:
         """Called once, before memory is profiled; `run` runs steps of every kind on a tiny cache, and may be called
         several times. The default has nothing to compile and does not call it.

@@ -45,6 +45,19 @@ def resolve_dtype(config: FrameConfig, checkpoint: Checkpoint, platform: Platfor
 def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry) -> LoadedModel:
     """Builds the model of the checkpoint's architecture on the platform's device and loads its weights."""
     start = time.perf_counter()
+    with platform.memory().pool("weights"):
+        model, build = build_model(config, checkpoint, platform, registry)
+        loader = choose_loader(config, checkpoint, registry)
+        load_weights(model, loader, platform.streams().fill)
+    model.requires_grad_(False)
+    weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    return LoadedModel(model.eval(), build, weights_bytes, time.perf_counter() - start)
+
+
+def build_model(
+    config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry
+) -> tuple[Model, ModelBuild]:
+    """The model of the checkpoint's architecture on the platform's device, its weights not yet read."""
     dtype = resolve_dtype(config, checkpoint, platform)
     group = SingleGroup()
     kv_name = config.cache.kv_cache_dtype
@@ -61,13 +74,7 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
         deterministic=config.model.deterministic,
         max_model_len=checkpoint.max_model_len,
     )
-    with platform.memory().pool("weights"):
-        model = model_class(build=build)
-        loader = choose_loader(config, checkpoint, registry)
-        load_weights(model, loader, platform.streams().fill)
-    model.requires_grad_(False)
-    weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    return LoadedModel(model.eval(), build, weights_bytes, time.perf_counter() - start)
+    return model_class(build=build), build
 
 
 def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:

@@ -12,7 +12,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from ..interfaces.model import Model
+from ..interfaces.platform import Graphs, StepShape
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.step import NewRequest, StepPlan
@@ -29,6 +32,26 @@ _FEATURES: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "logit_bias": {0: 0.5}, "min_tokens": 8, "bad_words_token_ids": [[0, 1], [2]]},
     {"temperature": 0.0, "allowed_token_ids": [0, 1, 2]},
 )
+
+
+class Unrecorded(Graphs):
+    """Graphs of a platform that record nothing: every step runs as it is, padded as the platform pads it."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self._graphs = graphs
+
+    def prepare(self, model: Model) -> Model:
+        return model
+
+    def shape(self, plan: StepPlan) -> StepShape:
+        return replace(self._graphs.shape(plan), graph=None)
+
+    def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
+        del shape
+        return forward()
+
+    def shapes(self) -> list[StepShape]:
+        return self._graphs.shapes()
 
 
 def warm_up(

@@ -30,7 +30,7 @@ from ..layers.weights import WeightMap, load_weights
 from ..registry import Registry
 from .attention_binding import BoundLayers, bind_layers
 from .kv_memory import KVMemory
-from .model_loading import LoadedModel, choose_loader, load_model, resolve_dtype
+from .model_loading import LoadedModel, build_model, choose_loader, load_model, resolve_dtype
 from .numerics import block_numerics
 from .pooling import Pooling
 from .processors import load_processors
@@ -39,7 +39,7 @@ from .profiler import Profiler
 from .recording import backend_reasons, choose_graphs, hook_reasons, model_reasons
 from .runner import Runner
 from .runner_setup import RunnerSetup
-from .warm_up import warm_up
+from .warm_up import Unrecorded, warm_up
 
 logger = logging.getLogger("frame.worker")
 
@@ -75,12 +75,15 @@ class Worker:
         checkpoint = self._checkpoint = read_checkpoint(self.config)
         platform = self._timed("device", lambda: self._start_platform(checkpoint))
         self._setup = RunnerSetup(self.config, self.registry, platform, checkpoint)
+        platform.compile_ahead(partial(self._rehearse, checkpoint))
         before = platform.memory().snapshot()
         loaded = self._timed("weights", lambda: load_model(self.config, checkpoint, platform, self.registry))
         self.model: Model | None = loaded.model
         platform.memory().claim("weights", list(loaded.model.parameters()))
-        layout: KVLayout = self._timed("kv cache", lambda: self._start_cache(checkpoint, platform, loaded, before))
+        layout: KVLayout = self._timed("kernels", lambda: self._start_kernels(checkpoint, loaded))
+        layout = self._timed("kv cache", lambda: self._start_cache(checkpoint, platform, loaded, before, layout))
         self._timed("warm up", self._warm_up)
+        logger.info("started: %s", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self.stages))
         return layout
 
     def execute(self, plan: StepPlan) -> None:
@@ -191,14 +194,31 @@ class Worker:
         self.facts.update(platform=platform.device_type, dtype=str(dtype).removeprefix("torch."))
         return platform
 
-    def _start_cache(self, checkpoint: Checkpoint, platform: Platform, loaded: LoadedModel, before: Any) -> KVLayout:
-        cache = self.config.cache
+    def _rehearse(self, checkpoint: Checkpoint, platform: Platform) -> None:
+        """Runs steps of every kind on `platform`, in a process that serves nothing."""
+        worker = Worker(self.config, self.registry, self.rank)
+        worker.platform, worker.facts = platform, dict(self.facts)
+        worker._checkpoint, worker._setup = checkpoint, RunnerSetup(self.config, self.registry, platform, checkpoint)
+        model, build = build_model(self.config, checkpoint, platform, self.registry)
+        model.finish_load()
+        loaded = LoadedModel(model.requires_grad_(False).eval(), build, 0, 0.0)
+        worker._run_spare([], checkpoint, worker._plan_layout(loaded), loaded)
+
+    def _plan_layout(self, loaded: LoadedModel) -> KVLayout:
         layers = loaded.build.attention_layers
         kept = {name: layer.kv_spec() for name, layer in layers.items() if layer.keeps_tokens}
-        groups = group_layers(kept, cache.block_size)
-        layout = plan_layout(groups)
+        return plan_layout(group_layers(kept, self.config.cache.block_size))
+
+    def _start_kernels(self, checkpoint: Checkpoint, loaded: LoadedModel) -> KVLayout:
+        layout = self._plan_layout(loaded)
+        self.platform.prepare_kernels(partial(self._run_spare, [], checkpoint, layout, loaded))
+        return layout
+
+    def _start_cache(
+        self, checkpoint: Checkpoint, platform: Platform, loaded: LoadedModel, before: Any, layout: KVLayout
+    ) -> KVLayout:
+        cache = self.config.cache
         needed = full_bytes(layout, self.config.scheduler.max_num_seqs, checkpoint.max_model_len)
-        platform.prepare_kernels(partial(self._run_spare, [], checkpoint, layout, loaded))
         if platform.memory().needs_profile:
             profile_step(self.config, checkpoint, loaded, platform)
         available = cache.kv_cache_memory_bytes or platform.memory().kv_bytes(
@@ -238,7 +258,7 @@ class Worker:
             self.memory = KVMemory(tiny, self.platform.device)
             bound = self._bind_layers(tiny, loaded)
             connector = NullConnectorWorker(config=self.config, layout=tiny, rank=self.rank)
-            graphs = choose_graphs(self.platform.graphs(), self._against(bound, loaded))
+            graphs = Unrecorded(choose_graphs(self.platform.graphs(), self._against(bound, loaded)))
             made.append(self._setup.make(tiny, loaded.model, bound.backends, graphs, connector, []))
         may = not self.facts["not_deterministic"]
         sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, checkpoint.max_model_len

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from frame.kernels.linear_invariant import linear_invariant
 from . import weight_copies
 from .cuda_graphs import CudaGraphs
 from .options import CudaOptions
-from .rehearsal import rehearse
+from .rehearsal import can_rehearse, rehearse, without_lines
 
 #: Kept free beside weights, cache and activations: library workspaces and recorded graphs' own memory.
 RESERVE_BYTES = 600 << 20
@@ -95,14 +96,17 @@ class CudaPlatform(Platform):
 
     def __init__(self, *, config: Any, options: CudaOptions | None = None, local_rank: int = 0) -> None:
         super().__init__(config=config, options=options or CudaOptions(), local_rank=local_rank)
+        self._ops = CudaOps()
+        self._ahead: Callable[[], bool] | None = None
+        self._open()
+
+    def _open(self) -> None:
+        """Makes the device this process's, but nothing on it yet: a context comes with the first memory or stream."""
         torch.cuda.set_device(self.device)
         # what an earlier engine of this process left must not count against this one
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
-        self._ops = CudaOps()
-        self._memory = CudaMemory(self.device)
-        self._streams = CudaStreams(self.device)
 
     @classmethod
     def probe(cls) -> str | None:
@@ -136,10 +140,30 @@ class CudaPlatform(Platform):
     def memory(self) -> Memory:
         return self._memory
 
+    @cached_property
+    def _streams(self) -> Streams:
+        return CudaStreams(self.device)
+
+    @cached_property
+    def _memory(self) -> Memory:
+        return CudaMemory(self.device)
+
+    def compile_ahead(self, rehearse: Callable[[Platform], None]) -> None:
+        """Starts compiling in a process of its own, before there is a context on the device that it would inherit."""
+        if can_rehearse():
+            from .absent_cuda import CompilingAhead
+
+            self._ahead = CompilingAhead(self, torch.cuda.get_device_properties(self.device), rehearse).wait
+
     def prepare_kernels(self, run: Callable[[], None]) -> None:
-        """Compiles what steps launch, all at once, then runs them, so that nothing is loaded or chosen later."""
-        rehearse(run)
-        run()
+        """Compiles what steps launch, all at once, then runs them, so that nothing is loaded or chosen later.
+
+        While another process compiles, everything but Triton's kernels runs for a first time already.
+        """
+        ahead, self._ahead = self._ahead, None
+        with without_lines():
+            rehearse(run, ahead)
+            run()
 
     def graphs(self) -> Graphs:
         if self.config.executor.enforce_eager or not self.options.graph_sizes:

@@ -5,6 +5,7 @@ A child shares nothing with its parent but what it leaves on disk. Knows no comp
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -67,10 +68,11 @@ class Forks:
         if self._end is not None and now > self._end:
             self.stop()
         while self._waiting and len(self._running) < self._limit:
-            self._running[_fork(self._waiting.popleft())] = now + self._seconds
+            self._running[fork(self._waiting.popleft())] = now + self._seconds
 
 
-def _fork(work: Callable[[], object]) -> int:
+def fork(work: Callable[[], object]) -> int:
+    """The id of a child that calls `work` and ends, with status 0 unless that raised."""
     with warnings.catch_warnings():
         # Newer Pythons warn of locks that other threads may hold: a child that waits for one is killed in the end.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -79,6 +81,7 @@ def _fork(work: Callable[[], object]) -> int:
         return child
     status = 1
     try:
+        gc.disable()  # a short life: what is not looked through stays shared with the parent
         work()
         status = 0
     finally:

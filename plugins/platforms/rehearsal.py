@@ -6,8 +6,12 @@ A cold start spends most of its time compiling one kernel after another, each at
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import Token
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +20,16 @@ from torch.overrides import TorchFunctionMode
 from .forks import Forks
 
 try:
+    from triton import knobs
     from triton.runtime import _async_compile, driver
 except ImportError:  # a later Triton: kernels compile when they are first launched
     _async_compile = None
 
 logger = logging.getLogger("frame.platforms.rehearsal")
 
+#: Compiles a kernel, or finds it in Triton's cache on disk.
+Compile = Callable[[], Any]
+_LINES = "TRITON_DISABLE_LINE_INFO"
 #: Compiling one kernel takes up to some seconds, all of a model's a dozen on a few processors.
 _KERNEL_SECONDS, _ALL_SECONDS = 60.0, 180.0
 
@@ -47,23 +55,22 @@ class Zeros(TorchFunctionMode):
 
 
 class CompileMode:
-    """Implements what Triton asks of its asynchronous compile mode; kernels are there when it ends.
+    """Implements what Triton asks of its asynchronous compile mode: keeps the kernels that it lacks, launches none.
 
-    Each is compiled in a forked process, which leaves it in Triton's cache on disk: a good part of a compilation is
-    Python. The children touch no device. What none of them could compile in its time is compiled here.
+    `lacks` is called with what compiles each of them, once.
     """
 
-    def __init__(self) -> None:
-        self._compiling: dict[str, tuple[Callable[[], Any], list[Callable[[Any], None]]]] = {}
-        self._forks = Forks(seconds=_KERNEL_SECONDS, all_seconds=_ALL_SECONDS)
+    def __init__(self, lacks: Callable[[Compile], None]) -> None:
+        self._lacks = lacks
+        self._kept: dict[str, tuple[Compile, list[Callable[[Any], None]]]] = {}
         self._token: Token[Any] | None = None
 
-    def submit(self, key: str, compile_kernel: Callable[[], Any], finalize: Callable[[Any], None]) -> Unlaunched:
+    def submit(self, key: str, compile_kernel: Compile, finalize: Callable[[Any], None]) -> Unlaunched:
         """Called by Triton for a kernel that it lacks; `finalize` puts one into its cache."""
-        if key not in self._compiling:
-            self._compiling[key] = (compile_kernel, [])
-            self._forks.start(lambda: _leave(compile_kernel))
-        self._compiling[key][1].append(finalize)
+        if key not in self._kept:
+            self._kept[key] = (compile_kernel, [])
+            self._lacks(compile_kernel)
+        self._kept[key][1].append(finalize)
         finalize(Unlaunched())
         return Unlaunched()
 
@@ -71,34 +78,92 @@ class CompileMode:
         self._token = _async_compile.active_mode.set(self)
         return self
 
-    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._token is not None:
             _async_compile.active_mode.reset(self._token)
-        if failure is not None:
-            self._forks.stop()
-        self._forks.wait()
-        for compile_kernel, finalizers in self._compiling.values():
+
+    def load(self) -> None:
+        """Gives Triton every kernel: from its cache on disk, or compiled here and now."""
+        for compile_kernel, finalizers in self._kept.values():
             kernel = compile_kernel()
             for finalize in finalizers:
                 finalize(kernel)
 
-
-def _leave(compile_kernel: Callable[[], Any]) -> None:
-    """Compiles a kernel, and the C function that launches it, which is compiled at the first launch otherwise."""
-    kernel = compile_kernel()
-    driver.active.launcher_cls(kernel.src, kernel.metadata)
+    def __len__(self) -> int:
+        return len(self._kept)
 
 
-def rehearse(run: Callable[[], None]) -> None:
-    """Calls `run` and compiles what it launches; its results mean nothing. Does nothing where Triton cannot.
+def compile_in_forks(run: Callable[[], None]) -> CompileMode:
+    """Calls `run` and compiles what it would launch, each kernel in a forked process; returns when all are done.
 
-    What reads on the host what an unlaunched kernel should have written may raise: then the rest is left to the first
-    real run, which raises again if the fault is its own.
+    A process leaves its kernel in Triton's cache on disk: a good part of a compilation is Python. It touches no device.
     """
-    if _async_compile is None:
+    forks = Forks(seconds=_KERNEL_SECONDS, all_seconds=_ALL_SECONDS)
+    mode = CompileMode(lambda compile_kernel: forks.start(partial(_leave, compile_kernel)))
+    try:
+        with mode:
+            run()
+    except BaseException:
+        forks.stop()
+        raise
+    finally:
+        forks.wait()
+    return mode
+
+
+def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -> None:
+    """Calls `run` and has compiled what it would launch; its results mean nothing. Does nothing where Triton cannot.
+
+    `ahead` waits for whoever compiles the same meanwhile, and says whether that went well. What reads on the host what
+    an unlaunched kernel should have written may raise: then the rest is left to the first real run, which raises again
+    if the fault is its own.
+    """
+    if not can_rehearse():
         return
-    with CompileMode(), Zeros():
+
+    def as_far_as_it_goes() -> None:
         try:
             run()
         except Exception as error:
             logger.debug("the rehearsal ended early: %s", error, exc_info=error)
+
+    with Zeros():
+        mode = compile_in_forks(as_far_as_it_goes) if ahead is None else _collect(as_far_as_it_goes, ahead)
+    start = time.perf_counter()
+    mode.load()
+    logger.debug("%d kernels loaded in %.2f s", len(mode), time.perf_counter() - start)
+
+
+def can_rehearse() -> bool:
+    """Whether this Triton has an asynchronous compile mode."""
+    return _async_compile is not None
+
+
+@contextmanager
+def without_lines() -> Iterator[None]:
+    """Kernels compiled inside know no source lines, a fifth of the work, unless TRITON_DISABLE_LINE_INFO is set."""
+    if not can_rehearse() or os.environ.get(_LINES) is not None:
+        yield
+        return
+    with knobs.compilation.scope():
+        knobs.compilation.disable_line_info = True
+        yield
+
+
+def _collect(run: Callable[[], None], ahead: Callable[[], bool]) -> CompileMode:
+    """Calls `run` while others compile, and compiles what it would launch when they could not."""
+    lacking: list[Compile] = []
+    with CompileMode(lacking.append) as mode:
+        run()
+    if not ahead():
+        forks = Forks(seconds=_KERNEL_SECONDS, all_seconds=_ALL_SECONDS)
+        for compile_kernel in lacking:
+            forks.start(partial(_leave, compile_kernel))
+        forks.wait()
+    return mode
+
+
+def _leave(compile_kernel: Compile) -> None:
+    """Compiles a kernel, and the C function that launches it, which is compiled at the first launch otherwise."""
+    kernel = compile_kernel()
+    driver.active.launcher_cls(kernel.src, kernel.metadata)

@@ -1,0 +1,195 @@
+"""A device that is not there: its tensors have shapes and types and no memory, and say that they are on it.
+
+Launch code runs on it as on a real one, except that nothing is launched; what the host asks for is zeros. Entering it
+changes what functions of torch and Triton answer, so it is done in a process of its own. Knows no model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import driver
+
+from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Streams
+
+_DEVICE_OF: Any = vars(torch._C.TensorBase)["device"].__get__
+_IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
+
+
+class Pretended(TorchFunctionMode):
+    """Tensors on `device` are made without memory, by torch's meta device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _DEVICE_OF:
+            found = func(*args)
+            return self._device if found.type == "meta" else found
+        if func == _IS_CUDA:
+            return self._device.type == "cuda" and _DEVICE_OF(*args).type == "meta"
+        quick = _QUICK.get(func)
+        if quick is not None and _DEVICE_OF(args[0] if isinstance(args[0], Tensor) else args[0][0]).type == "meta":
+            made = quick(*args, **(kwargs or {}))
+            if made is not None:
+                return made
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None:
+            kwargs["device"] = self._placed(kwargs["device"])
+            if func is torch.arange and kwargs["device"] == "meta":
+                return _range(*args, **kwargs)
+        if func is torch.Tensor.to:
+            args = tuple(self._placed(one) if isinstance(one, torch.device | str) else one for one in args)
+        return func(*args, **kwargs)
+
+    def _placed(self, device: Any) -> Any:
+        return "meta" if torch.device(device).type == self._device.type else device
+
+
+def _range(*bounds: int, dtype: torch.dtype = torch.int64, device: Any = None, **_: Any) -> Tensor:
+    """As `torch.arange`, whose form for the meta device imports a compiler: two seconds."""
+    return torch.empty(len(range(*bounds)), dtype=dtype, device=device)
+
+
+def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device="meta")
+
+
+def _same(x: Tensor, **others: Any) -> Tensor | None:
+    return None if others else _empty(x.shape, x)
+
+
+def _scaled(x: Tensor, factor: Any) -> Tensor | None:
+    return None if isinstance(factor, Tensor) else _empty(x.shape, x)
+
+
+def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    if len({part.dtype for part in parts}) > 1:
+        return None
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return _empty(shape, parts[0])
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    del bias
+    return _empty((*x.shape[:-1], weight.shape[0]), x)
+
+
+def _looked_up(ids: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+    return _empty((*ids.shape, weight.shape[1]), weight)
+
+
+#: What functions return whose form for the meta device is slow, or imports sympy (a second) before the first kernel;
+#: None where that form is called for.
+_QUICK: dict[Any, Callable[..., Tensor | None]] = {
+    functional.linear: _product,
+    functional.embedding: _looked_up,
+    torch.empty_like: _same,
+    torch.Tensor.cos: _same,
+    torch.Tensor.sin: _same,
+    torch.Tensor.mul: _scaled,
+    torch.Tensor.__mul__: _scaled,
+    torch.outer: lambda x, y: _empty((len(x), len(y)), x),
+    torch.cat: _joined,
+}
+
+
+class ZeroCopy(HostCopy):
+    """Zeros of the tensors' shapes and types."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._arrays = {name: torch.zeros(one.shape, dtype=one.dtype).numpy() for name, one in tensors.items()}
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> dict[str, np.ndarray]:
+        return self._arrays
+
+
+class AbsentStreams(Streams):
+    """Nothing is copied."""
+
+    def stage(self, array: np.ndarray) -> Tensor:
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        return torch.empty(host.shape, dtype=host.dtype, device="meta")
+
+    def copy_out(self, tensors: Mapping[str, Tensor]) -> HostCopy:
+        return ZeroCopy(tensors)
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def fill(self, pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
+        """Reads nothing."""
+
+
+class AbsentMemory(Memory):
+    """Counts nothing."""
+
+    def snapshot(self) -> MemorySnapshot:
+        return MemorySnapshot(total=0, free=0, held=0, peak=0)
+
+    def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int, full_bytes: int) -> int:
+        return full_bytes
+
+
+@contextmanager
+def absent_cuda(index: int, properties: Any) -> Iterator[None]:
+    """While inside, CUDA device `index` seems to be there, and tensors on it have no memory.
+
+    `properties` are torch's of the device, of which this reads name, major, minor and shared_memory_per_block_optin.
+    """
+    capability = properties.major, properties.minor
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "current_device": lambda: index,
+        "get_device_capability": lambda *_: capability,
+        "get_device_properties": lambda *_: properties,
+        "get_device_name": lambda *_: properties.name,
+    }
+    with ExitStack() as undo:
+        if "torch._dynamo" not in sys.modules:
+            undo.callback(sys.modules.pop, "torch._dynamo")
+            sys.modules["torch._dynamo"] = _no_dynamo()
+        for name, answer in answers.items():
+            undo.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
+            setattr(torch.cuda, name, answer)
+        undo.callback(setattr, driver, "_active", driver._active)
+        driver.set_active(_absent_driver(index, properties))
+        undo.enter_context(Pretended(torch.device("cuda", index)))
+        yield
+
+
+def _no_dynamo() -> ModuleType:
+    """Stands for the compiler that torch imports (two seconds) to switch it off in operations of the meta device."""
+    module = ModuleType("torch._dynamo")
+    vars(module)["disable"] = lambda function, *_, **__: function
+    return module
+
+
+def _absent_driver(index: int, properties: Any) -> Any:
+    """What Triton asks of a driver to compile for the device."""
+    target = GPUTarget("cuda", 10 * properties.major + properties.minor, 32)
+    shared = {"max_shared_mem": properties.shared_memory_per_block_optin}
+    return SimpleNamespace(
+        get_current_device=lambda: index,
+        get_current_stream=lambda _: 0,
+        get_current_target=lambda: target,
+        # from Triton 3.7 on, one function that is compiled with the driver launches all
+        launcher_cls=nvidia.CudaLauncher if hasattr(nvidia, "make_launcher") else lambda *_: None,
+        utils=SimpleNamespace(get_device_properties=lambda _: shared),
+    )

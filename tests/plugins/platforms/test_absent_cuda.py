@@ -1,0 +1,128 @@
+"""Steps on a CUDA device that is not there reach its kernels, in another process, and leave this one as it was."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.runtime import driver
+
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.flat import from_flat
+from frame.core.engine.step_budget import resolve_budget
+from frame.core.registry import Registry
+from frame.core.testing.checkpoints import make_checkpoint
+from frame.core.worker.worker import Worker
+from frame.plugins.platforms import rehearsal
+from frame.plugins.platforms.absent_cuda import AbsentCuda, CompilingAhead
+from frame.plugins.platforms.absent_device import AbsentStreams, absent_cuda
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1" or not rehearsal.can_rehearse(), reason="nothing is compiled"
+)
+H200 = SimpleNamespace(
+    name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 << 10
+)
+LONG = 600.0
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    """A worker of a model whose heads the Hopper kernel for prompts takes."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("absent"), "qwen3", head_dim=128)
+    flat = {"model": str(folder), "skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": 256}
+    config, registry = from_flat(flat), Registry.load()
+    checkpoint = read_checkpoint(config)
+    config = resolve_budget(config, checkpoint, registry)
+    found = Worker(config, registry)
+    found.facts["not_deterministic"] = ""
+    return found, checkpoint
+
+
+def compiling(worker, rehearse=None):
+    made, checkpoint = worker
+    platform = AbsentCuda(config=made.config)
+    return CompilingAhead(platform, H200, rehearse or partial(made._rehearse, checkpoint))
+
+
+def note(folder, compile_kernel):
+    """Instead of compiling: its name."""
+    source = dict(zip(compile_kernel.__code__.co_freevars, compile_kernel.__closure__, strict=True))["src"]
+    (folder / f"{source.cell_contents.name}-{os.getpid()}").touch()
+
+
+def test_every_kernel_of_a_model_is_met(worker, tmp_path, monkeypatch):
+    """Prompts, decodes, the sampler's features, deterministic steps, in a process of its own."""
+    monkeypatch.setattr(rehearsal, "_leave", partial(note, tmp_path))
+    assert compiling(worker).wait()
+    met = {file.name.rpartition("-")[0] for file in tmp_path.iterdir()}
+    usual = {"_prefill_attention_kernel", "_decode_attention_kernel", "_few_rows", "_rms_norm", "_rotary", "_gated"}
+    assert met >= usual | {"_build_inputs", "_best_of_part", "_top", "_filter", "_penalize"}
+    assert met >= {"_linear", "_paged_attention_kernel"}, "deterministic steps"
+    assert not torch.cuda.is_available() or driver.active.get_current_target().backend == "cuda"
+
+
+@pytest.mark.slow
+def test_kernels_lie_in_the_cache_on_disk(worker, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: compile_kernel())
+    assert compiling(worker).wait()
+    assert len(list(tmp_path.rglob("*.cubin"))) > 30
+
+
+def test_a_rehearsal_that_fails_is_told(worker, capfd):
+    def fail(platform):
+        raise ValueError(f"no {platform.device_type}")
+
+    assert not compiling(worker, fail).wait()
+
+
+def test_dropping_it_ends_the_process(worker):
+    ahead = compiling(worker, lambda platform: time.sleep(LONG))
+    (child,) = ahead._child
+    del ahead
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child, os.WNOHANG)
+
+
+def test_tensors_on_it_have_no_memory_and_others_do():
+    with absent_cuda(0, H200):
+        table = torch.zeros(1 << 40, device="cuda")
+        assert table.device == torch.device("cuda", 0)
+        assert table.is_cuda
+        assert torch.arange(3, 10, 2, device=torch.device("cuda")).shape == (4,)
+        assert torch.cat((table[:3], table[:2])).shape == (5,)
+        assert torch.nn.functional.linear(table[:8].view(2, 4), table[:12].view(3, 4)).shape == (2, 3)
+        assert torch.cuda.get_device_capability() == (9, 0)
+        here = torch.arange(4.0)
+        assert here.device.type == "cpu"
+        assert not here.is_cuda
+        assert (here.cos() * 2).tolist()[0] == 2.0
+        assert here.to("cuda").is_cuda
+        assert AbsentStreams().copy_out({"ids": table[:3]}).wait()["ids"].tolist() == [0.0, 0.0, 0.0]
+    assert torch.zeros(1).device.type == "cpu"
+
+
+def test_kernels_that_nobody_compiled_are_compiled_when_they_are_loaded(monkeypatch, tmp_path):
+    """After those who compile meanwhile failed, forked processes do, and then whoever loads."""
+    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: (tmp_path / "left").touch())
+    loaded = []
+
+    def run():
+        mode = rehearsal._async_compile.active_mode.get()
+        for _ in range(2):
+            mode.submit("key", lambda: "kernel", loaded.append)
+
+    for ahead, left in ((lambda: True, False), (lambda: False, True), (None, True)):
+        loaded.clear()
+        rehearsal.rehearse(run, ahead)
+        assert loaded[-2:] == ["kernel", "kernel"]
+        assert (tmp_path / "left").exists() == left
+        (tmp_path / "left").unlink(missing_ok=True)
