@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 
-from frame import EngineArgs, LLMEngine, SamplingParams
+from frame import EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
 
 Span = tuple[float, float]
 WIDTH, ROW, GAP = 1000.0, 14.0, 6.0
@@ -87,20 +87,26 @@ def start(shape: str, folder: str, **settings: Any) -> tuple[LLMEngine, int]:
 
 
 def record(engine: LLMEngine, vocabulary: int, options: argparse.Namespace) -> list[Span]:
-    """Fills the batch, lets it decode for a while, then traces steps; the device's spans in microseconds."""
+    """Fills the batch, lets it decode for a while, then traces steps; the device's spans in microseconds.
+
+    Requests answer at their end, as those of `LLM.generate`, and on a GPU nothing of the host is traced: either would
+    add host work that a user's steps do not have.
+    """
     draws = random.Random(1)
-    length = options.length + 64 + 2 * options.steps
-    params = SamplingParams(temperature=0.6, max_tokens=length, ignore_eos=True, detokenize=False)
+    length = options.length + 64 + 4 * options.steps
+    kind = RequestOutputKind.FINAL_ONLY
+    params = SamplingParams(temperature=0.6, max_tokens=length, ignore_eos=True, detokenize=False, output_kind=kind)
     for number in range(options.batch):
         prompt = [draws.randrange(vocabulary) for _ in range(options.prompt)]
         engine.add_request(f"{number}", {"prompt_token_ids": prompt}, params)
-    made = 0
-    while made < options.batch * options.length:
-        made = sum(len(output.outputs[0].token_ids) for output in engine.step()) or made
+    for _ in range(options.length):
+        engine.step()
     cuda = torch.cuda.is_available()
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU]
-    with profile(activities=activities) as trace:
-        for _ in range(options.steps):
+    activities = [ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]
+    with profile(activities=activities, schedule=schedule(wait=0, warmup=options.steps, active=options.steps)) as trace:
+        for step in range(2 * options.steps):
+            if step:
+                trace.step()
             engine.step()
         if cuda:
             torch.cuda.synchronize()

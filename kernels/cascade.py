@@ -46,7 +46,7 @@ def _prefix_attention_kernel(
     PARTS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of rows, the heads of one KV head, one split of the prefix."""
-    await_previous(CHAINED)
+    await_previous(CHAINED, LONG=True)
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_lens + tile) // PREFIX_ALIGN * PREFIX_ALIGN
     span = prefix_span(length, SPLITS)

@@ -2,7 +2,7 @@
 
 A decode step of one row is a chain of kernels of a few microseconds each, and as long again goes by between them. A
 chained kernel is launched early, may read weights at once, and waits before it reads what others wrote. Every program
-of it must wait: what comes after relies on that.
+of it must wait: what comes after relies on that, be it one that was let in before this one had waited.
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def await_previous(CHAINED: tl.constexpr):
-    """Waits for all that kernels before this one wrote, then lets the next one begin."""
+def await_previous(CHAINED: tl.constexpr, LONG: tl.constexpr = False):
+    """Waits for all that kernels before this one wrote, and lets the next one begin.
+
+    The next one begins when all programs have come here: before they wait, so that a launch is hidden behind two short
+    kernels. Programs of a LONG kernel wait first: those of the next one would sit beside it and do nothing.
+    """
     if CHAINED:
+        if not LONG:
+            gdc_launch_dependents()
         gdc_wait()
-        gdc_launch_dependents()
+        if LONG:
+            gdc_launch_dependents()
 
 
 @lru_cache(maxsize=16)

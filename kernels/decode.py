@@ -37,13 +37,17 @@ class PrefixParts:
 
 @dataclass(frozen=True)
 class DecodeLaunch:
-    """Sizes of one launch: padded query heads and keys of a tile, most splits of a row's keys (a power of two)."""
+    """Sizes of one launch: padded query heads and keys of a tile, most splits of a row's keys (a power of two).
+
+    With `min_span` no split is shorter: long rows are split, and short ones beside them are not.
+    """
 
     block_m: int
     block_n: int
     splits: int
     num_warps: int = 2
     num_stages: int = 3
+    min_span: int = 0
 
 
 def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1) -> DecodeLaunch:
@@ -120,11 +124,11 @@ def _decode_attention_kernel(
     stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, PREFIX: tl.constexpr, PARTS: tl.constexpr, LIMIT: tl.constexpr,
-    CHAINED: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, MIN_SPAN: tl.constexpr, PREFIX: tl.constexpr, PARTS: tl.constexpr,
+    LIMIT: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
-    await_previous(CHAINED)
+    await_previous(CHAINED, LONG=True)
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lane, dim = tl.arange(0, BLOCK_M), tl.arange(0, DIM)
     head = kv_head * GROUPS + lane
@@ -152,7 +156,8 @@ def _decode_attention_kernel(
     if SPLITS > 1:
         # Measured: more than 16 splits of less than 128 keys cost more to join than they save.
         length = seq_len - low
-        span = tl.maximum(tl.cdiv(length, SPLITS), tl.minimum(tl.cdiv(length, 16), 128))
+        shortest = MIN_SPAN if MIN_SPAN > 0 else tl.minimum(tl.cdiv(length, 16), 128)
+        span = tl.maximum(tl.cdiv(length, SPLITS), shortest)
         span = tl.cdiv(span, BLOCK_N) * BLOCK_N
         used = tl.cdiv(length, span)
         if split >= used:
@@ -267,7 +272,8 @@ def decode_attention(
         GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
         HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLITS=launch.splits,
-        PREFIX=prefix.splits if prefix is not None else 0, PARTS=parts, LIMIT=limit_of(kv_cache),
+        MIN_SPAN=launch.min_span, PREFIX=prefix.splits if prefix is not None else 0, PARTS=parts,
+        LIMIT=limit_of(kv_cache),
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
     return out

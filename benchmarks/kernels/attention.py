@@ -1,10 +1,11 @@
 """Speed of paged attention on a GPU: decode in TB/s of keys and values read, prefill in TFLOP/s.
 
-    python benchmarks/kernels/attention.py [--sweep] [--json FILE]
+    python benchmarks/kernels/attention.py [--sweep] [--ragged] [--json FILE]
 
 32 query heads, 8 KV heads, 128 wide, bf16, pages of 16. Every case is first compared with torch's own attention on the
 same keys. Medians: decode replayed from a CUDA graph (its keys exceed the L2 cache), prefill by do_bench with the cache
-flushed between runs, once by the kernel for any batch and once by Hopper's own. `--sweep` tries other sizes of decode.
+flushed between runs, once by the kernel for any batch and once by Hopper's own. `--sweep` tries other sizes of decode,
+`--ragged` decodes rows of 300 to 2,000 keys with other splits than the backend's.
 """
 
 from __future__ import annotations
@@ -122,6 +123,21 @@ def suited(rows: int, length: int) -> DecodeLaunch:
     return launch_for(DIM, HEADS // KV_HEADS, torch.bfloat16, splits)
 
 
+def ragged(rows: int) -> None:
+    """Prints the rates of decoding rows that differ in length, by splits of a row; the backend's choice comes first."""
+    lengths = torch.randint(300, 2001, (rows,), device="cuda")
+    inputs = case(rows, 2048, 1)
+    inputs["seq_lens"] = lengths.int()
+    total = int(lengths.sum())
+    chosen, found = suited(rows, 4096), []
+    for splits, span in ((1, 0), (2, 0), (4, 0), (8, 0), (8, 256), (4, 512), (8, 512), (4, 1024)):
+        for launch in {chosen, DecodeLaunch(16, 64, splits, 2, 3, span), DecodeLaunch(16, 32, splits, 1, 4, span)}:
+            rate = decode_rate(1, total, median(decoding(inputs, rows, launch), graph=True))
+            text = f"{launch.splits} from {launch.min_span}, {launch.block_n} by {launch.num_warps}: {rate:.2f}"
+            found.append((launch != chosen, -rate, text))
+    print(f"ragged {rows:4}, TB/s: " + ", ".join(text for _, _, text in sorted(set(found))[:8]), flush=True)
+
+
 def prompt_kernels(inputs: dict[str, Tensor]) -> dict[str, tuple[Callable[[], Tensor], dict[str, Any]]]:
     """The kernels that this device has for prompts, each with the features of the layer that it serves."""
     out = torch.empty_like(inputs["query"])
@@ -146,6 +162,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--ragged", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = []
@@ -160,6 +177,8 @@ def main() -> None:
         if options.sweep and (rows, length) in ((8, 4096), (256, 4096)):
             sweep(inputs, rows, length)
         del inputs, call
+    for rows in (16, 32, 64, 96, 128, 192, 256) if options.ragged else ():
+        ragged(rows)
     for rows, length in PROMPTS:
         inputs = case(rows, length, length)
         for name, (call, features) in prompt_kernels(inputs).items():

@@ -199,8 +199,7 @@ def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[...,
     """The prefill kernel for this layer on this device; None where there is none, or Triton's Gluon has changed."""
     if options.hopper_prefill == "off" or spec.device_type != "cuda" or spec.alibi or spec.kv_dtype != spec.dtype:
         return None
-    plain = spec.head_dim in (64, 128) and not (spec.window or spec.soft_cap or spec.sinks)
-    if options.hopper_prefill == "measured" and not plain:
+    if options.hopper_prefill == "measured" and spec.head_dim > 128:
         return None
     try:
         from frame.kernels import prefill

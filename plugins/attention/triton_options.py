@@ -15,7 +15,7 @@ class TritonOptions(BaseModel):
     hopper_prefill: Literal["measured", "all", "off"] = Field(
         default="measured",
         description="Prompts on Hopper by a kernel of their own: for the layers for which a GPU has shown it right and "
-        "faster (heads of 64 and 128, neither window nor soft cap nor sinks), for all that it can serve, or never.",
+        "faster (heads of up to 128), for all that it can serve, or never.",
     )
     persistent_prefill: bool = Field(
         default=False,
