@@ -93,7 +93,8 @@ def _plans(
     if length < 1:
         return
     step = 0
-    for chosen in [[0], list(range(count))] if count > 1 else [[0]]:
+    # all features first: among their kernels are those that take longest to compile
+    for chosen in [list(range(count)), [0]] if count > 1 else [[0]]:
         yield _plan(step, [make(slot, length) for slot in chosen], chosen, length, 0, samples=decodes)
         if decodes:
             yield _plan(step + 1, [], chosen, 1, length)

@@ -29,6 +29,7 @@ from ..interfaces.step import StepPlan
 from ..layers.weights import WeightMap, load_weights
 from ..registry import Registry
 from .attention_binding import BoundLayers, bind_layers
+from .distinct_layers import keep_distinct_layers
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel, build_model, choose_loader, load_model, resolve_dtype
 from .numerics import block_numerics
@@ -201,6 +202,7 @@ class Worker:
         worker._checkpoint, worker._setup = checkpoint, RunnerSetup(self.config, self.registry, platform, checkpoint)
         model, build = build_model(self.config, checkpoint, platform, self.registry)
         model.finish_load()
+        keep_distinct_layers(model)
         loaded = LoadedModel(model.requires_grad_(False).eval(), build, 0, 0.0)
         worker._run_spare([], checkpoint, worker._plan_layout(loaded), loaded)
 

@@ -19,6 +19,7 @@ from frame.core.config.flat import from_flat
 from frame.core.engine.step_budget import resolve_budget
 from frame.core.registry import Registry
 from frame.core.testing.checkpoints import make_checkpoint
+from frame.core.worker.distinct_layers import keep_distinct_layers
 from frame.core.worker.worker import Worker
 from frame.plugins.platforms import rehearsal
 from frame.plugins.platforms.absent_cuda import AbsentCuda, CompilingAhead
@@ -36,7 +37,10 @@ LONG = 600.0
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory):
     """A worker of a model whose heads the Hopper kernel for prompts takes."""
-    folder = make_checkpoint(tmp_path_factory.mktemp("absent"), "qwen3", head_dim=128)
+    return make_worker(make_checkpoint(tmp_path_factory.mktemp("absent"), "qwen3", head_dim=128))
+
+
+def make_worker(folder):
     flat = {"model": str(folder), "skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": 256}
     config, registry = from_flat(flat), Registry.load()
     checkpoint = read_checkpoint(config)
@@ -53,20 +57,41 @@ def compiling(worker, rehearse=None):
 
 
 def note(folder, compile_kernel):
-    """Instead of compiling: its name."""
-    source = dict(zip(compile_kernel.__code__.co_freevars, compile_kernel.__closure__, strict=True))["src"]
-    (folder / f"{source.cell_contents.name}-{os.getpid()}").touch()
+    """Instead of compiling: its name, and what it was to be compiled for."""
+    cells = dict(zip(compile_kernel.__code__.co_freevars, compile_kernel.__closure__, strict=True))
+    source, options = cells["src"].cell_contents, cells["options"].cell_contents
+    (folder / f"{source.name}-{source.hash()}-{options.hash()}").touch()
 
 
 def test_every_kernel_of_a_model_is_met(worker, tmp_path, monkeypatch):
     """Prompts, decodes, the sampler's features, deterministic steps, in a process of its own."""
     monkeypatch.setattr(rehearsal, "_leave", partial(note, tmp_path))
     assert compiling(worker).wait()
-    met = {file.name.rpartition("-")[0] for file in tmp_path.iterdir()}
+    met = {file.name.partition("-")[0] for file in tmp_path.iterdir()}
     usual = {"_prefill_attention_kernel", "_decode_attention_kernel", "_few_rows", "_rms_norm", "_rotary", "_gated"}
     assert met >= usual | {"_build_inputs", "_best_of_part", "_top", "_filter", "_penalize"}
     assert met >= {"_linear", "_paged_attention_kernel"}, "deterministic steps"
     assert not torch.cuda.is_available() or driver.active.get_current_target().backend == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3-moe", {"num_hidden_layers": 5, "mlp_only_layers": [1, 2]}),
+        ("gemma2", {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}),
+    ],
+)
+def test_layers_that_differ_launch_what_all_do(family, changes, tmp_path, monkeypatch):
+    made, checkpoint = make_worker(make_checkpoint(tmp_path / "model", family, **changes))
+    met = []
+    for name, keep in (("all", lambda model: None), ("distinct", keep_distinct_layers)):
+        monkeypatch.setattr("frame.core.worker.worker.keep_distinct_layers", keep)
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(rehearsal, "_leave", partial(note, tmp_path / name))
+        assert compiling((made, checkpoint)).wait()
+        met.append({file.name for file in (tmp_path / name).iterdir()})
+    assert met[0] == met[1]
+    assert len(met[0]) > 30
 
 
 @pytest.mark.slow

@@ -1,0 +1,25 @@
+"""Layers that launch what others launch are left out; places count."""
+
+from torch import nn
+
+from frame.core.worker.distinct_layers import keep_distinct_layers
+
+
+class Stack(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(size, size), nn.ReLU()) for size in sizes)
+
+
+def kept(sizes):
+    stack = Stack(sizes)
+    all_layers = list(stack.layers)
+    keep_distinct_layers(stack)
+    return [all_layers.index(layer) for layer in stack.layers]
+
+
+def test_the_first_one_of_each_pair_and_the_last_stay():
+    assert kept([8] * 6) == [0, 1, 5]
+    assert kept([8, 4] * 4) == [0, 1, 2, 7]
+    assert kept([8, 8, 4, 8, 8]) == [0, 1, 2, 3, 4]
+    assert kept([8]) == [0]
