@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: Names of a kind that an error lists; of more, the near ones.
 _MAX_LISTED = 30
+#: Characters of a line about a choice that holds the reasons against the others.
+_MAX_LINE = 100
 
 __all__ = ["Choice", "ModelRegistry", "PluginError", "Registry"]
 
@@ -59,6 +61,7 @@ class Registry:
         self.failures = list(failures)
         self._resolved: dict[str, type[Any]] = {}
         self._files: set[str] = set()
+        self._told: set[str] = set()  # lines about what was selected
 
     @classmethod
     def load(cls, only: Iterable[Sequence[str]] | None = None) -> Registry:
@@ -128,10 +131,10 @@ class Registry:
             against = reason(self.resolve(provider))
             if against is not None:
                 raise PluginError(f"{noun} {name!r} cannot be used here: {against}")
-            logger.info("%s: %s", noun, provider.name)
+            self._tell(noun, provider.name)
             return provider
         able: list[tuple[int, Provider]] = []
-        unable: list[str] = []
+        unable: dict[str, str] = {}
         for provider in self.providers(kind):
             try:
                 target = self.resolve(provider)
@@ -139,19 +142,35 @@ class Registry:
             except PluginError as error:
                 against = str(error)
             if against is not None:
-                unable.append(f"{provider.name}: {against}")
+                unable[provider.name] = against
                 continue
             own = preference(target) if preference is not None else None
             able.append((provider.preference if own is None else own, provider))
         if not able:
-            raise PluginError(f"no {noun} can be used here; {'; '.join(unable) or 'none is installed'}")
+            reasons = "; ".join(f"{other}: {against}" for other, against in unable.items()) or "none is installed"
+            raise PluginError(f"no {noun} can be used here; {reasons}")
         best = max(rank for rank, _ in able)
         names = [provider.name for rank, provider in able if rank == best]
         if len(names) > 1:
             raise PluginError(f"{noun}s {' and '.join(names)} have the same preference {best}; choose one by name")
         provider = next(provider for rank, provider in able if rank == best)
-        logger.info("%s: %s (auto%s)", noun, provider.name, f"; not {'; not '.join(unable)}" if unable else "")
+        self._tell(noun, provider.name, unable, level=logging.INFO if len(able) + len(unable) > 1 else logging.DEBUG)
         return provider
+
+    def _tell(
+        self, noun: str, name: str, unable: Mapping[str, str] | None = None, *, level: int = logging.INFO
+    ) -> None:
+        """Logs what was selected, each line once: who cannot be used, and at DEBUG all of the reasons."""
+        short = whole = f"{noun}: {name}"
+        if unable is not None:
+            reasons = "".join(f"; not {other}: {against}" for other, against in unable.items())
+            short = whole = f"{short} (auto{reasons})"
+        if unable and len(whole) > _MAX_LINE:
+            short = f"{noun}: {name} (auto; {', '.join(unable)} cannot be used, --log-level debug says why)"
+        for at, line in ((level, short), (logging.DEBUG, whole)):
+            if line not in self._told:
+                self._told.add(line)
+                logger.log(at, "%s", line)
 
     def resolve(self, provider: Provider, part: str = "") -> type[Any]:
         """Imports the class that a provider names; `part` names a tag that holds another target ("worker").

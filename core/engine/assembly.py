@@ -60,7 +60,6 @@ class EngineStart:
     def finish(self) -> Engine:
         """Starts the workers and returns the engine; raises as the constructor does, and then nothing is left."""
         executor, config = self._executor, self._config
-        self._progress("workers")
         try:
             layout = executor.start()
             facts = executor.call("describe")[0]

@@ -49,6 +49,7 @@ class EngineProcess:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's to answer
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         show_as("frame-standby")
+        self._hush(at_least=logging.WARNING)  # what it chooses is told where it is used
         bind_to_parent(self._parent, self._take, self._stop)
         try:
             build = self._prepare(self._config, self._stage)
@@ -71,8 +72,14 @@ class EngineProcess:
             engine.close()
         return 0
 
+    def _hush(self, at_least: int) -> None:
+        """Logs nothing below a level, unless everything is asked for."""
+        wanted = logging.getLevelNamesMapping()[self._config.server.log_level.upper()]
+        logging.getLogger("frame").setLevel(wanted if wanted <= logging.DEBUG else max(wanted, at_least))
+
     def _take(self, order: Begin) -> None:
         show_as("frame-engine")
+        self._hush(at_least=logging.NOTSET)
         self._started = time.monotonic()
         self._orders.put(order.verdict)
 

@@ -78,10 +78,13 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: Certificates | None = N
 
 
 def _worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn's access log is of a request that is not polled, or that failed."""
+    """Whether a record of uvicorn's access log is of a request that is not polled, or that failed.
+
+    503 is what probes ask for again and again until the engine is ready.
+    """
     match record.args:
         case (_, _, str(path), _, int(status)):
-            return status >= 400 or path.partition("?")[0] not in _POLLED
+            return path.partition("?")[0] not in _POLLED or (status >= 400 and status != 503)
     return True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,8 +14,6 @@ from ..ops import Ops
 from ..registry import Registry
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel
-
-logger = logging.getLogger("frame.worker")
 
 
 @dataclass
@@ -54,7 +51,6 @@ def bind_layers(
             bound.not_deterministic = f"attention backend {provider.name!r}: {reason}"
         bound.backends.append(backend)
         bound.names.append(provider.name)
-    logger.info("attention: %s", ", ".join(sorted(set(bound.names))))
     return bound
 
 

@@ -136,6 +136,7 @@ class RemoteWorker:
         self._channel = Channel(ours, FromWorker)
 
     def start(self) -> KVLayout:
+        self._progress("worker process")
         self._channel.send(Start())
         answer = self._next_value()
         if not isinstance(answer, Started):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import subprocess
 import sys
@@ -206,6 +207,25 @@ def test_auto_takes_the_most_preferred_that_can(package):
         registry.select("scheduler", "auto", lambda kind: "too slow")
     with pytest.raises(PluginError, match="scheduling policy 'low' cannot be used here: too slow"):
         registry.select("scheduler", "low", lambda kind: "too slow")
+
+
+def test_a_choice_is_told_once_and_in_few_words(package, caplog):
+    package("fake-one", source(policy("a", more=", preference=3"), policy("b", target="Policy")))
+    registry = Registry.load()
+    registry.offers = [offer for offer in registry.offers if offer.package == "fake-one"]
+    reasons = iter(("too slow", None, "too slow", None, "too slow " * 20, None, "too slow " * 21, None))
+    with caplog.at_level(logging.DEBUG, "frame"):
+        for _ in range(4):
+            registry.select("scheduler", "auto", lambda kind: next(reasons))
+        registry.offers.pop(0)
+        registry.select("scheduler", "auto", lambda kind: None)
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "scheduling policy: b (auto; not a: too slow)"),
+        ("INFO", "scheduling policy: b (auto; a cannot be used, --log-level debug says why)"),
+        ("DEBUG", f"scheduling policy: b (auto; not a: {'too slow ' * 20})"),
+        ("DEBUG", f"scheduling policy: b (auto; not a: {'too slow ' * 21})"),
+        ("DEBUG", "scheduling policy: b (auto)"),  # there was no other
+    ]
 
 
 def test_auto_tie_is_an_error(package):

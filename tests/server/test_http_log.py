@@ -61,3 +61,23 @@ def test_they_have_a_level_of_their_own(level: str, wanted: int) -> None:
         assert (config.log_level, logging.getLogger("frame").level) == ("warning", before)
     finally:
         make_server(application, ServerConfig())
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "told"),
+    [
+        ("/health", 200, False),
+        ("/health", 503, False),  # the engine is loading
+        ("/ready?verbose=1", 503, False),
+        ("/metrics", 401, True),
+        ("/load", 500, True),
+        ("/v1/models", 200, True),
+        ("/v1/completions", 503, True),
+    ],
+)
+def test_what_is_polled_has_a_line_only_when_it_fails(handler: Kept, path: str, status: int, told: bool) -> None:
+    make_server(application, ServerConfig())
+    logging.getLogger("frame").addHandler(handler)
+    arguments = ("127.0.0.1:5000", "GET", path, "1.1", status)
+    logging.getLogger("uvicorn.access").error('%s - "%s %s HTTP/%s" %d', *arguments)
+    assert [path in line for line in handler.lines] == [True] * told
