@@ -100,6 +100,7 @@ _QUICK: dict[Any, Callable[..., Tensor | None]] = {
     torch.empty_like: _same,
     torch.Tensor.cos: _same,
     torch.Tensor.sin: _same,
+    torch.Tensor.log: _same,
     torch.Tensor.mul: _scaled,
     torch.Tensor.__mul__: _scaled,
     torch.outer: lambda x, y: _empty((len(x), len(y)), x),
