@@ -55,11 +55,19 @@ class CompilingAhead:
         gc.unfreeze()
         with suppress(OSError):  # as the child does: whichever is first
             os.setpgid(self._child[0], self._child[0])
-        self._end = time.monotonic() + _SECONDS
+        self._start = time.monotonic()
+        self._end = self._start + _SECONDS
         weakref.finalize(self, _stop, self._child)
 
     def wait(self) -> bool:
         """Returns when the process has ended; whether it did all it was to do."""
+        start = time.monotonic()
+        done = self._reaped()
+        now = time.monotonic()
+        logger.info("kernels compiled for %.2f s, %.2f s of them waited for", now - self._start, now - start)
+        return done
+
+    def _reaped(self) -> bool:
         while self._child:
             found, status = os.waitpid(self._child[0], os.WNOHANG)
             if found:

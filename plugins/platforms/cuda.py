@@ -33,7 +33,7 @@ from frame.kernels.linear_invariant import linear_invariant
 from . import weight_copies
 from .cuda_graphs import CudaGraphs
 from .options import CudaOptions
-from .rehearsal import can_rehearse, rehearse, without_lines
+from .rehearsal import can_rehearse, read_triton, rehearse, without_lines
 
 #: Kept free beside weights, cache and activations: library workspaces and recorded graphs' own memory.
 RESERVE_BYTES = 600 << 20
@@ -112,6 +112,7 @@ class CudaPlatform(Platform):
     def probe(cls) -> str | None:
         if not torch.cuda.is_available():
             return "torch sees no CUDA device"
+        read_triton()  # while torch and the driver get to know each other
         capability = torch.cuda.get_device_capability()
         if capability < (8, 0):
             return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
@@ -153,6 +154,7 @@ class CudaPlatform(Platform):
         if can_rehearse():
             from .absent_cuda import CompilingAhead
 
+            read_triton()()  # for the forked process too
             self._ahead = CompilingAhead(self, torch.cuda.get_device_properties(self.device), rehearse).wait
 
     def prepare_kernels(self, run: Callable[[], None]) -> None:

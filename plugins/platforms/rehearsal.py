@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Token
-from functools import partial
+from functools import cache, partial
+from threading import Thread
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from .forks import Forks
 try:
     from triton import knobs
     from triton.runtime import _async_compile, driver
+    from triton.runtime.cache import triton_key
 except ImportError:  # a later Triton: kernels compile when they are first launched
     _async_compile = None
 
@@ -131,12 +133,24 @@ def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -
         mode = compile_in_forks(as_far_as_it_goes) if ahead is None else _collect(as_far_as_it_goes, ahead)
     start = time.perf_counter()
     mode.load()
-    logger.debug("%d kernels loaded in %.2f s", len(mode), time.perf_counter() - start)
+    logger.info("%d kernels loaded in %.2f s", len(mode), time.perf_counter() - start)
 
 
 def can_rehearse() -> bool:
     """Whether this Triton has an asynchronous compile mode."""
     return _async_compile is not None
+
+
+def read_triton() -> Callable[[], None]:
+    """Begins once to hash Triton's own files, which every kernel's key holds; what it returns waits for the end."""
+    return _reading().join if can_rehearse() else lambda: None
+
+
+@cache
+def _reading() -> Thread:
+    thread = Thread(target=triton_key, name="frame-triton-key", daemon=True)
+    thread.start()
+    return thread
 
 
 @contextmanager
