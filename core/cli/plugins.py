@@ -40,17 +40,20 @@ class PluginsCommand(Command):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares `[check NAME]` and `--json`."""
+        """Declares `[check NAME]` and what is printed of it."""
         parser.add_argument("action", nargs="?", choices=("list", "check"), default="list", help="Default: list.")
         parser.add_argument("name", nargs="?", metavar="NAME", help="The plugin to check: NAME or PACKAGE:NAME.")
         parser.add_argument("--kind", choices=tuple(KINDS), help="Only plugins of this kind.")
         parser.add_argument("--json", action="store_true", help="Print the table as JSON.")
+        parser.add_argument(
+            "-v", "--verbose", action="store_true", help="Of a check: print what passed and was skipped."
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Prints the table, or checks; status 1 when the check fails."""
         registry = Registry.load()
         if arguments.action == "check":
-            return check(registry, arguments.name, arguments.kind)
+            return check(registry, arguments.name, arguments.kind, verbose=arguments.verbose)
         rows = [row for row in table(registry) if arguments.kind in (None, row.kind)]
         print(json.dumps([asdict(row) for row in rows], indent=1) if arguments.json else _text(rows))
         return 0
@@ -63,8 +66,11 @@ def table(registry: Registry) -> list[Row]:
     return [_row(offer) for offer in offers] + [_failed(failure) for failure in registry.failures]
 
 
-def check(registry: Registry, name: str | None, kind: str | None = None) -> int:
-    """Runs the contract suite of each kind in which a plugin is called `name`; 0 when all of it passes."""
+def check(registry: Registry, name: str | None, kind: str | None = None, *, verbose: bool = False) -> int:
+    """Runs the contract suite of each kind in which a plugin is called `name`; 0 when all of it passes.
+
+    Prints a line for each kind, and each check that fails; `verbose`: every check, and why some were skipped.
+    """
     if name is None:
         raise PluginError("frame plugins check needs the NAME of a plugin")
     bare = name.rpartition(":")[2]
@@ -78,21 +84,27 @@ def check(registry: Registry, name: str | None, kind: str | None = None) -> int:
             registry.choose(kind, name)  # raises with the names that there are
         known = {offer.provider.name for offer in registry.offers}
         raise PluginError(f"no plugin {name!r}{near(bare, known)}; `frame plugins` lists them")
-    return max(_run_suite(other, f"{registry.offer(other, name).package}:{bare}") for other in kinds)
+    return max(_run_suite(other, f"{registry.offer(other, name).package}:{bare}", verbose=verbose) for other in kinds)
 
 
-def _run_suite(kind: str, plugin: str) -> int:
+def _run_suite(kind: str, plugin: str, *, verbose: bool) -> int:
     try:
         from ..testing.contract_run import run_suite, summary
     except ImportError as error:
         raise PluginError(
             f"frame plugins check needs pytest ({error}); `pip install 'frame-llm[test]'` brings it"
         ) from None
-    print(f"{KINDS[kind].noun} {plugin}", flush=True)
+    print(f"{KINDS[kind].noun} {plugin}: ", end="", flush=True)
     outcomes = run_suite(kind, plugin=plugin)
+    counts = {status: sum(case.status == status for case in outcomes) for status in ("passed", "failed", "skipped")}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no check ran"
+    hint = " (-v says why)" if counts["skipped"] and not verbose else ""
+    print(f"{told}{hint}", flush=True)
     last = ""
     for name, cases in summary(outcomes).items():
         failed = [case for case in cases if case.status == "failed"]
+        if not failed and not verbose:
+            continue
         skipped = [case for case in cases if case.status == "skipped"]
         status = "FAIL" if failed else "skip" if len(skipped) == len(cases) else "pass"
         count = f" ({len(cases) - len(skipped)} of {len(cases)} cases)" if skipped and status != "skip" else ""
@@ -101,8 +113,6 @@ def _run_suite(kind: str, plugin: str) -> int:
             last = case.reason
             where = f"[{case.case}] " if case.case else ""
             print(textwrap.indent("\n".join(textwrap.wrap(where + case.reason, _WIDTH)), " " * 8))
-    counts = {status: sum(case.status == status for case in outcomes) for status in ("passed", "failed", "skipped")}
-    print("  " + ", ".join(f"{count} {status}" for status, count in counts.items()), flush=True)
     return int(counts["failed"] > 0 or not outcomes)
 
 

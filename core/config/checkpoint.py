@@ -19,6 +19,8 @@ from .pooling import PoolingPlan, read_pooling
 from .tree import FrameConfig
 
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
+#: What the demo model is served as, and may be asked for by.
+DEMO_NAME = "demo"
 _SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
     "n_embd", "n_layer", "n_head", "max_position_embeddings",
@@ -61,7 +63,7 @@ class Checkpoint:
 
 
 def read_checkpoint(config: FrameConfig) -> Checkpoint:
-    """Reads the folder that `config.model` names; an empty name is the demo model.
+    """Reads the folder that `config.model` names; an empty name, or "demo" without such a folder, is the demo model.
 
     Raises `ConfigError`, one sentence: folder or config.json missing, unreadable, without an architecture, or
     `max_model_len` above what the model was made for.
@@ -100,6 +102,8 @@ def find_folder(model: str, revision: str | None = None) -> Path:
         if folder.exists():
             raise ConfigError(f"model {model!r} is a file; name the folder of the checkpoint")
         cached = _hub_cache() / f"models--{model.replace('/', '--')}"
+        if model == DEMO_NAME and not cached.is_dir():
+            return DEMO_FOLDER
         if not cached.is_dir():
             raise ConfigError(
                 f"no folder {model!r}; give the path of a checkpoint (downloads are left to other tools: `hf download`)"

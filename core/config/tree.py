@@ -20,7 +20,7 @@ class ModelConfig(Section):
     """The model and how its text side behaves."""
 
     model: str = Field(
-        "", description="Folder of a Hugging Face checkpoint; empty means the demo model that ships with frame."
+        "", description="Folder of a Hugging Face checkpoint; none, or demo: the demo model that ships with frame."
     )
     revision: str | None = Field(
         None, description="Subfolder or snapshot of the checkpoint: a name under `snapshots/`."

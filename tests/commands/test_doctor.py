@@ -52,6 +52,13 @@ def test_predicted_blocks_and_bytes_are_those_of_the_engine(family, tmp_path, ca
     assert found["weights"]["dtype"] == engine.core.info.dtype
 
 
+def test_the_demo_model_has_a_name(capsys):
+    assert main(["doctor", "demo"]) == 0
+    named = capsys.readouterr().out
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == named.splitlines()[0]
+
+
 def test_the_default_cache_of_a_cpu_is_the_engines(tmp_path, capsys):
     folder = make_checkpoint(tmp_path, "gemma3", max_shard_size="100KB")
     found = doctor(capsys, str(folder), "--max-num-seqs", "3")

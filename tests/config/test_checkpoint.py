@@ -6,10 +6,11 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.checkpoint import DEMO_FOLDER, find_folder, read_checkpoint
 from frame.core.config.context_length import derive_max_model_len
 from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig
@@ -206,6 +207,14 @@ def test_folder_that_is_not_there(tmp_path):
     (tmp_path / "f").write_text("")
     with pytest.raises(ConfigError, match="is a file; name the folder"):
         read(tmp_path / "f")
+
+
+def test_demo_is_the_demo_model_unless_there_is_such_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert find_folder("") == find_folder("demo") == DEMO_FOLDER
+    (tmp_path / "demo").mkdir()
+    assert find_folder("demo") == Path("demo")
 
 
 @pytest.mark.parametrize(("name", "value"), [("hidden_size", -4), ("num_attention_heads", "x"), ("head_dim", 0.5)])

@@ -3,39 +3,58 @@
 from __future__ import annotations
 
 import os
+import re
+
+import pytest
 
 from frame.core.cli.main import main
 from frame.core.testing import contract_run
 from frame.core.testing.contract_run import Outcome
 
 
-def test_a_good_plugin_gives_a_table_and_status_0(capsys, monkeypatch):
+def test_a_good_plugin_gives_one_line_and_status_0(capsys, monkeypatch):
     monkeypatch.setenv("PYTEST_ADDOPTS", "--an-option-of-a-plugin-that-is-off")
     assert main(["plugins", "check", "priority"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "scheduling policy frame-llm:priority"
-    assert "  pass  keys depend on the request alone" in lines
-    assert lines[-1].endswith("0 failed, 0 skipped")
+    assert re.fullmatch(r"scheduling policy frame-llm:priority: \d+ passed\n", capsys.readouterr().out)
     assert os.environ["PYTEST_ADDOPTS"].startswith("--an")
 
 
-def test_a_bad_one_gives_the_reason_and_status_1(capsys, monkeypatch):
-    outcomes = [
-        Outcome("one thing", "", "passed"),
-        Outcome("another thing", "a", "passed"),
-        Outcome("another thing", "b", "failed", "it broke"),
-        Outcome("a third thing", "", "skipped", "no device"),
-    ]
-    monkeypatch.setattr(contract_run, "run_suite", lambda kind, **attributes: outcomes)
-    assert main(["plugins", "check", "frame-llm:priority", "--kind", "scheduler"]) == 1
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "  pass  one thing",
-        "  FAIL  another thing",
-        "        [b] it broke",
-        "  skip  a third thing",
-        "        no device",
-        "  2 passed, 1 failed, 1 skipped",
-    ]
+OUTCOMES = [
+    Outcome("one thing", "", "passed"),
+    Outcome("another thing", "a", "passed"),
+    Outcome("another thing", "b", "failed", "it broke"),
+    Outcome("a third thing", "", "skipped", "no device"),
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines"),
+    [
+        ([], ["1 passed, 1 skipped (-v says why)"]),
+        (["-v"], ["1 passed, 1 skipped", "  pass  one thing", "  skip  a third thing", "        no device"]),
+    ],
+)
+def test_what_is_skipped_is_told_when_asked(flags, lines, capsys, monkeypatch):
+    monkeypatch.setattr(contract_run, "run_suite", lambda kind, **attributes: [OUTCOMES[0], OUTCOMES[3]])
+    assert main(["plugins", "check", "priority", *flags]) == 0
+    assert capsys.readouterr().out.partition(": ")[2].splitlines() == lines
+
+
+@pytest.mark.parametrize("flags", [[], ["--verbose"]])
+def test_a_bad_one_gives_the_reason_and_status_1(flags, capsys, monkeypatch):
+    monkeypatch.setattr(contract_run, "run_suite", lambda kind, **attributes: OUTCOMES)
+    assert main(["plugins", "check", "frame-llm:priority", "--kind", "scheduler", *flags]) == 1
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("scheduling policy frame-llm:priority: 2 passed, 1 failed, 1 skipped")
+    failed = ["  FAIL  another thing", "        [b] it broke"]
+    others = ["  pass  one thing", "  skip  a third thing", "        no device"]
+    assert lines == ([others[0], *failed, *others[1:]] if flags else failed)
+
+
+def test_a_suite_that_runs_nothing_is_no_success(capsys, monkeypatch):
+    monkeypatch.setattr(contract_run, "run_suite", lambda kind, **attributes: [])
+    assert main(["plugins", "check", "priority"]) == 1
+    assert capsys.readouterr().out.endswith(": no check ran\n")
 
 
 def test_an_unknown_name_is_one_sentence(capsys):
