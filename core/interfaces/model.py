@@ -48,16 +48,23 @@ class LayerHooks:
         """The layer's new keys and values are in its cache."""
 
 
+def attend(call: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:
+    """Calls a layer's attention: `call(query, key, value, step)` gives [T, H, D]."""
+    return call(query, key, value, step)
+
+
 @dataclass
 class ForwardStep:
     """What a forward pass needs beside its inputs. `plans[g]` is the attention plan of KV group g.
 
+    `attend` calls the attention of each layer; a platform that records what lies between two of them puts its own here.
     `tokens_per_rank` [data-parallel ranks] int32 when ranks run in lockstep. `segments` int64 [T] says which text of a
     pair each token is of (0 or 1); None when no row holds a pair.
     """
 
     plans: Sequence[Any]
     hooks: LayerHooks = field(default_factory=LayerHooks)
+    attend: Callable[..., Tensor] = attend
     tokens_per_rank: Tensor | None = None
     segments: Tensor | None = None
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from .loader import fill_each
 if TYPE_CHECKING:
     from ..ops import Ops
     from ..parallel.group import ProcessGroup
-    from .model import Model
+    from .model import ForwardStep, Model
     from .step import StepPlan
 
 
@@ -134,6 +134,16 @@ class StepShape:
     shared: bool = False
 
 
+class Forward(Protocol):
+    """The forward pass of a step over inputs that lie ready. Calling it runs it on what `step` gives."""
+
+    def __call__(self, step: ForwardStep | None = None) -> Tensor:
+        """Hidden states [T, hidden_size] of the padded tokens."""
+
+    def step(self) -> ForwardStep:
+        """The attention plans of this step."""
+
+
 class Graphs(ABC):
     """Recorded steps. The null object `EagerGraphs` pads nothing and records nothing."""
 
@@ -146,7 +156,7 @@ class Graphs(ABC):
         """Chooses the sizes for a step; a static-shape platform pads every step here."""
 
     @abstractmethod
-    def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
+    def run(self, shape: StepShape, forward: Forward) -> Tensor:
         """Runs `forward` (or replays its recording); returns the hidden states, valid until the next run."""
 
     def shapes(self) -> list[StepShape]:
@@ -173,7 +183,7 @@ class EagerGraphs(Graphs):
         shared = bool(plan.prefixes)
         return StepShape(tokens, rows, tokens, rows, deterministic=plan.deterministic, shared=shared)
 
-    def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
+    def run(self, shape: StepShape, forward: Forward) -> Tensor:
         del shape
         return forward()
 

@@ -69,12 +69,16 @@ class Attention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:
         """query [T, H, D], key and value [T, Hk, D] → [T, H · D]; stores key and value where there is a cache."""
+        out: Tensor = step.attend(self._attend, query, key, value, step)
+        return out.flatten(1)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:
         if self.backend is None:
             raise RuntimeError(f"attention layer {self.name!r} has no backend: bind() was not called")
         step.hooks.before(self.name)
         out = self.backend.forward(self.params, query, key, value, self.kv_cache, step.plans[self.group])
         step.hooks.after(self.name)
-        return out.flatten(1)
+        return out
 
     def weight_slots(self) -> list[WeightSlot]:
         slots = []

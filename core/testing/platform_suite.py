@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ..interfaces.model import Model
+from ..interfaces.model import ForwardStep, Model
 from ..interfaces.platform import Graphs, HostCopy, MemorySnapshot, Platform, PlatformSpec, Streams
 from ..interfaces.step import StepPlan
 from ..ops import Ops
@@ -171,7 +171,7 @@ class PlatformSuite(PluginSuite):
         assert isinstance(graphs, Graphs)
         shape = graphs.shape(step_of([3]))
         want = torch.ones(shape.padded_tokens, 4, device=platform.device)
-        assert torch.equal(graphs.run(shape, lambda: want + 1), want + 1)
+        assert torch.equal(graphs.run(shape, _Given(want + 1)), want + 1)
         assert isinstance(graphs.capture(lambda shape: None), bool)
 
     def test_one_rank_is_its_own_group(self, platform: Platform) -> None:
@@ -265,6 +265,20 @@ class PlatformSuite(PluginSuite):
         for _ in range(20):
             value = value * 3 + 1
         return value
+
+
+class _Given:
+    """Implements `Forward` by what it gives."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self._hidden = hidden
+
+    def step(self) -> ForwardStep:
+        return ForwardStep(plans=[])
+
+    def __call__(self, step: ForwardStep | None = None) -> Tensor:
+        del step
+        return self._hidden
 
 
 def step_of(rows: Sequence[int]) -> StepPlan:

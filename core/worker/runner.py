@@ -18,11 +18,12 @@ from torch import Tensor
 from ..interfaces.attention import AttentionBackend
 from ..interfaces.connector import ConnectorWorker
 from ..interfaces.kv import KVLayout
-from ..interfaces.model import ForwardStep, Model
+from ..interfaces.model import Model
 from ..interfaces.platform import Graphs, StepShape, Streams
 from ..interfaces.step import StepPlan, TransferReport
 from ..ops import Ops
 from ..ops.step import StepBuffers
+from .forward_pass import ForwardPass
 from .pooling import NullPooling
 from .prompt_logprobs import PromptLogprobs
 from .request_state import BlockTables, RequestState
@@ -153,13 +154,7 @@ class Runner:
         self.speculation.apply_staged_writes()
 
     def _forward(self, inputs: StepInputs, shape: StepShape, segments: Tensor | None = None) -> Tensor:
-        def forward() -> Tensor:
-            pairs = zip(self.backends, inputs.batches, strict=True)
-            plans = [backend.plan(batch) for backend, batch in pairs]
-            step = ForwardStep(plans=plans, hooks=self.connector.hooks, segments=segments)
-            hidden: Tensor = self.model(inputs.input_ids, inputs.positions, step)
-            return hidden
-
+        forward = ForwardPass(self.model, self.backends, inputs, self.connector.hooks, segments)
         return self.device.graphs.run(shape, forward)
 
     @torch.inference_mode()

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from ..interfaces.model import Model
-from ..interfaces.platform import Graphs, StepShape
+from ..interfaces.platform import Forward, Graphs, StepShape
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.step import NewRequest, StepPlan
@@ -48,7 +48,7 @@ class Unrecorded(Graphs):
     def shape(self, plan: StepPlan) -> StepShape:
         return replace(self._graphs.shape(plan), graph=None)
 
-    def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
+    def run(self, shape: StepShape, forward: Forward) -> Tensor:
         del shape
         return forward()
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from frame.core.interfaces.model import Model
-from frame.core.interfaces.platform import Graphs, StepShape
+from frame.core.interfaces.platform import Forward, Graphs, StepShape
 from frame.core.interfaces.step import StepPlan
 
 
@@ -53,7 +53,7 @@ class CudaGraphs(Graphs):
             return eager
         return shape
 
-    def run(self, shape: StepShape, forward: Callable[[], Tensor]) -> Tensor:
+    def run(self, shape: StepShape, forward: Forward) -> Tensor:
         if shape.graph is None:
             return forward()
         if self._recording == shape.graph:

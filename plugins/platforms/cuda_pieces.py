@@ -1,0 +1,161 @@
+"""Steps with prompts, recorded in pieces: all of a model but its attention, which runs as it is between two of them.
+
+What attention launches follows the rows of a step; the rest of a model knows only the number of tokens. A piece is what
+lies between the attention of one layer and that of the next. Its results lie where they lay when it was recorded, and
+attention's are copied to where the next piece reads them. To launch a piece takes the host less than to launch one of
+its kernels, and for few tokens, or a small model, launching is all that a step takes. Knows no device.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from frame.core.interfaces.model import ForwardStep
+from frame.core.interfaces.platform import Forward
+
+logger = logging.getLogger("frame.platforms.cuda")
+
+#: Sizes in tokens; a step is padded to the next.
+SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+#: Tokens times bytes of weights beyond which the device is busy for longer than the host takes to launch kernels one by
+#: one: 20 ms at 600 TFLOP/s for weights of two bytes.
+WORTHWHILE = 12e12
+
+#: Attention of a layer: `call(query, key, value, step)`.
+Attend = Callable[[Tensor, Tensor, Tensor, ForwardStep], Tensor]
+Replay = Callable[[], None]
+
+
+def most_tokens(weights_bytes: int) -> int:
+    """Up to how many tokens steps of a model with so many bytes of weights are worth recording."""
+    worthwhile = WORTHWHILE / max(1, weights_bytes)
+    return max((size for size in SIZES if size <= worthwhile), default=0)
+
+
+class Recorder(Protocol):
+    """What makes recordings: `cuda_piece_recorder.PieceRecorder`."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Around a forward pass while it is recorded; also ends a piece that an error has left open."""
+
+    def begin(self) -> None:
+        """Begins a piece: nothing runs."""
+
+    def end(self) -> Replay:
+        """Ends it."""
+
+    def see(self, tensor: Tensor) -> Tensor:
+        """The tensor's memory, which a later piece may use again."""
+
+    def forget(self) -> None:
+        """All recordings are gone."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a model does up to the attention of a layer; that attention, what it reads, and where its result goes."""
+
+    replay: Replay
+    attend: Attend
+    inputs: tuple[Tensor, Tensor, Tensor]
+    out: Tensor
+
+    def run(self, step: ForwardStep) -> None:
+        """Replays, and attends."""
+        self.replay()
+        self.out.copy_(self.attend(*self.inputs, step))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A forward pass of one size."""
+
+    pieces: list[Piece]
+    last: Replay
+    hidden: Tensor
+
+
+class Pieces:
+    """Recordings by padded number of tokens.
+
+    A size is recorded when it is met for the second time: that step runs piece by piece while they are recorded. Steps
+    of more than `limit` tokens are not.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.limit = 0
+        self._recorder = recorder
+        self._met: set[int] = set()
+        self._recordings: dict[int, Recording] = {}
+        self._places: dict[tuple[int, ...], Tensor] = {}
+
+    def padded(self, tokens: int) -> int:
+        """The size that a step of so many tokens is padded to; 0 where it is not to be recorded."""
+        return SIZES[bisect_left(SIZES, tokens)] if tokens <= self.limit else 0
+
+    def drop(self) -> None:
+        """Forgets all recordings: what they read has moved."""
+        self._met.clear()
+        self._recordings.clear()
+        self._places.clear()
+        self._recorder.forget()
+
+    def run(self, size: int, forward: Forward) -> Tensor:
+        """The hidden states of a step of that size, valid until the next run."""
+        recording = self._recordings.get(size)
+        if recording is None:
+            if size in self._met:
+                return self._record(size, forward)
+            self._met.add(size)
+            return forward()
+        step = forward.step()
+        for piece in recording.pieces:
+            piece.run(step)
+        recording.last()
+        return recording.hidden
+
+    def _record(self, size: int, forward: Forward) -> Tensor:
+        """Runs a step and records it: each piece is replayed as soon as it ends, so that the results are real."""
+        pieces: list[Piece] = []
+        recorder = self._recorder
+
+        def attend(call: Attend, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:
+            replay = recorder.end()
+            replay()
+            out = call(query, key, value, step)
+            place = self._place_for(out)
+            place.copy_(out)
+            inputs = recorder.see(query), recorder.see(key), recorder.see(value)
+            pieces.append(Piece(replay, call, inputs, place))
+            recorder.begin()
+            return place
+
+        step = replace(forward.step(), attend=attend)
+        try:
+            with recorder.recording():
+                recorder.begin()
+                hidden = forward(step)
+                last = recorder.end()
+                last()
+        except Exception as error:
+            self.limit = 0
+            self.drop()
+            logger.warning("steps with prompts are no longer recorded: %s: %s", type(error).__name__, error)
+            return forward()
+        self._recordings[size] = Recording(pieces, last, hidden)
+        return hidden
+
+    def _place_for(self, out: Tensor) -> Tensor:
+        """Where the next piece reads attention's result: one place for all layers and sizes of a shape."""
+        key = *out.shape[1:], out.dtype.itemsize
+        place = self._places.get(key)
+        if place is None or len(place) < len(out):
+            place = self._places[key] = out.new_empty((max(self.limit, len(out)), *out.shape[1:]))
+        return place[: len(out)]

@@ -1,0 +1,185 @@
+"""Steps that run as recorded pieces equal those that do not. Here recordings are tapes of torch's operators."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from frame.core.interfaces.model import ForwardStep
+from frame.plugins.platforms.cuda_pieces import SIZES, Pieces, most_tokens
+
+WIDTH, LAYERS = 8, 3
+
+
+class Tape(TorchDispatchMode):
+    """Operators in the order in which they were called; replaying writes their results where they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable, tuple, dict, Tensor]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        places = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        new = isinstance(out, Tensor) and out.untyped_storage().data_ptr() not in places
+        if new:
+            out.fill_(torch.nan)  # as on a device that only records: nothing has its value yet
+            self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.calls:
+            out.copy_(func(*args, **kwargs))
+
+
+class TapeRecorder:
+    """Implements `Recorder`; counts what is begun, ended and forgotten."""
+
+    def __init__(self, fails_after: int = 1 << 30) -> None:
+        self.fails_after = fails_after
+        self.open: Tape | None = None
+        self.ended = self.forgotten = 0
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self.open is not None:
+                self.open.__exit__(None, None, None)
+                self.open = None
+
+    def begin(self) -> None:
+        assert self.open is None
+        self.open = Tape()
+        self.open.__enter__()
+
+    def end(self) -> Callable[[], None]:
+        assert self.open is not None
+        if self.ended == self.fails_after:
+            raise torch.OutOfMemoryError("no memory")
+        tape, self.open = self.open, None
+        tape.__exit__(None, None, None)
+        self.ended += 1
+        return tape.replay
+
+    def see(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+class Toy(nn.Module):
+    """Layers of a product, attention that needs Python (a running mean scaled by the step's plan), and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(LAYERS))
+        self.after = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.attended: list[float] = []
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:
+        (scale,) = step.plans
+        self.attended.append(scale)
+        total = (key * value).cumsum(0)
+        assert not total.isnan().any(), "attention ran before what it reads"
+        return (query + total * scale).view(len(query), 2, WIDTH // 2)
+
+    def forward(self, x: Tensor, step: ForwardStep) -> Tensor:
+        for before, after in zip(self.before, self.after, strict=True):
+            query, key, value = before(x).chunk(3, -1)
+            x = x + after(step.attend(self.attend, query, key, value, step).flatten(1)).tanh()
+        return x.clone()
+
+
+class Pass:
+    """A forward pass of the toy over a buffer that does not move."""
+
+    def __init__(self, toy: Toy, buffer: Tensor, size: int, scale: float) -> None:
+        self.toy, self.buffer, self.size, self.scale = toy, buffer, size, scale
+
+    def step(self) -> ForwardStep:
+        return ForwardStep(plans=[self.scale])
+
+    def __call__(self, step: ForwardStep | None = None) -> Tensor:
+        hidden: Tensor = self.toy(self.buffer[: self.size], step or self.step())
+        return hidden
+
+
+@pytest.fixture
+def toy() -> Iterator[Toy]:
+    with torch.inference_mode():
+        yield Toy()
+
+
+def pieces_of(recorder: TapeRecorder, limit: int = 64) -> Pieces:
+    pieces = Pieces(recorder)
+    pieces.limit = limit
+    return pieces
+
+
+def test_a_recorded_step_equals_an_eager_one_on_new_inputs_and_plans(toy: Toy) -> None:
+    recorder = TapeRecorder()
+    pieces = pieces_of(recorder)
+    buffer = torch.empty(64, WIDTH)
+    for turn in range(5):
+        for size in (16, 32):
+            buffer.copy_(torch.randn(64, WIDTH))
+            want = Pass(toy, buffer, size, 0.1 * turn)()
+            toy.attended.clear()
+            found = pieces.run(size, Pass(toy, buffer, size, 0.1 * turn))
+            torch.testing.assert_close(found, want)
+            assert toy.attended == [0.1 * turn] * LAYERS
+    assert recorder.ended == 2 * (LAYERS + 1)  # each size once, when it came for the second time
+
+
+def test_a_size_that_comes_once_is_not_recorded(toy: Toy) -> None:
+    recorder = TapeRecorder()
+    pieces_of(recorder).run(16, Pass(toy, torch.randn(16, WIDTH), 16, 1.0))
+    assert recorder.ended == 0
+
+
+def test_recordings_that_are_dropped_are_made_again(toy: Toy) -> None:
+    recorder = TapeRecorder()
+    pieces = pieces_of(recorder)
+    for _ in range(2):
+        moved = torch.randn(16, WIDTH)
+        for _ in range(3):
+            torch.testing.assert_close(pieces.run(16, Pass(toy, moved, 16, 1.0)), Pass(toy, moved, 16, 1.0)())
+        pieces.drop()
+    assert (recorder.ended, recorder.forgotten) == (2 * (LAYERS + 1), 2)
+
+
+@pytest.mark.parametrize("fails_after", range(LAYERS + 1))
+def test_a_recording_that_fails_leaves_an_eager_step(
+    fails_after: int, toy: Toy, caplog: pytest.LogCaptureFixture
+) -> None:
+    pieces = pieces_of(TapeRecorder(fails_after))
+    given = torch.randn(16, WIDTH)
+    want = Pass(toy, given, 16, 1.0)()
+    with caplog.at_level(logging.WARNING, "frame.platforms.cuda"):
+        for _ in range(3):
+            torch.testing.assert_close(pieces.run(16, Pass(toy, given, 16, 1.0)), want)
+    assert ["no longer recorded: OutOfMemoryError: no memory" in line for line in caplog.messages] == [True]
+    assert pieces.padded(10) == 0
+
+
+def test_sizes_hold_the_tokens_and_end_at_the_limit() -> None:
+    pieces = pieces_of(TapeRecorder(), 512)
+    for tokens in range(1, 513):
+        assert pieces.padded(tokens) == min(size for size in SIZES if size >= tokens)
+    assert {pieces.padded(tokens) for tokens in (513, 600, 8192, 100_000)} == {0}
+
+
+@pytest.mark.parametrize(("billions", "tokens"), [(0.6, 8192), (8.0, 512), (70.0, 64), (1000.0, 0)])
+def test_larger_models_are_recorded_for_fewer_tokens(billions: float, tokens: int) -> None:
+    assert most_tokens(int(billions * 2e9)) == tokens
