@@ -74,6 +74,7 @@ def test_every_kernel_of_a_model_is_met(worker, tmp_path, monkeypatch):
     assert not torch.cuda.is_available() or driver.active.get_current_target().backend == "cuda"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
