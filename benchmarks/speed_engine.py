@@ -50,6 +50,10 @@ class SpeedEngine:
         """Whether a step has something to do; streams that wait for others have not."""
         return bool(self._new or self._ended or self._complete())
 
+    def has_idle_work(self) -> bool:
+        """Nothing is recorded."""
+        return False
+
     def _complete(self) -> bool:
         first = next(iter(self._running.values()), None)
         return first is not None and (first[1] > 1 or len(self._running) >= first[0].params.extra_args["streams"])

@@ -65,13 +65,14 @@ class EngineStart:
             facts = executor.call("describe")[0]
             self._progress("scheduler")
             compiler, no_grammars = make_compiler(config, self._registry, self._vocabulary)
-            return self._assemble(layout, _describe(config, layout, facts, self._checkpoint), compiler, no_grammars)
+            info = _describe(config, layout, facts, self._checkpoint)
+            return self._assemble(layout, info, compiler, no_grammars, records=facts.get("records", False))
         except BaseException:
             executor.close()
             raise
 
     def _assemble(
-        self, layout: KVLayout, info: EngineInfo, compiler: GrammarCompiler | None, no_grammars: str
+        self, layout: KVLayout, info: EngineInfo, compiler: GrammarCompiler | None, no_grammars: str, *, records: bool
     ) -> Engine:
         config, registry, executor = self._config, self._registry, self._executor
         name = config.transfer.kv_connector
@@ -92,7 +93,9 @@ class EngineStart:
             no_grammars=no_grammars,
             shares_prefixes=info.shares_prefixes,
         )
-        return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)
+        return Engine(
+            scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth, records=records
+        )
 
 
 def make_engine(

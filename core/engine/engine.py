@@ -20,6 +20,7 @@ from ..interfaces.step import StepPlan
 from .draft import LaunchedStep
 from .journal import NullJournal
 from .pause import Pause
+from .recording import Recording
 from .scheduler import Scheduler
 from .suspects import Suspects
 from .weight_update import update_weights
@@ -36,7 +37,14 @@ class Engine:
     """Implements `frame.interfaces.EngineCore`. One thread calls it."""
 
     def __init__(
-        self, *, scheduler: Scheduler, executor: Executor, connector: ConnectorScheduler, info: EngineInfo, depth: int
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        connector: ConnectorScheduler,
+        info: EngineInfo,
+        depth: int,
+        records: bool = False,
     ) -> None:
         self.info = info
         self.scheduler = scheduler
@@ -47,6 +55,7 @@ class Engine:
         self._late: list[EngineOutput] = []
         self._journal = NullJournal()
         self._pause = Pause(scheduler)
+        self._recording = Recording(records)
         self._broken: set[str] | None = None  # the requests of a step that raised, until a step succeeds
         self._suspected = False
         self._steps = 0
@@ -77,6 +86,10 @@ class Engine:
             return bool(self._in_flight or self._late)
         busy = self.scheduler.has_unfinished() or self.scheduler.has_transfers()
         return busy or bool(self._in_flight) or bool(self._late)
+
+    def has_idle_work(self) -> bool:
+        """Whether `step`, with nothing unfinished, would ready workers for later requests; it takes at most 50 ms."""
+        return self._recording.wanted and not self._pause.stops_steps
 
     def step(self) -> list[EngineOutput]:
         """Launches what can be launched and answers the oldest step; [] when nothing is left to do."""
@@ -185,9 +198,10 @@ class Engine:
         if self._pause.stops_steps:
             return False
         while len(self._in_flight) < self._depth:
-            plan = self.scheduler.schedule()
+            plan = self.scheduler.schedule(empty=self._recording.wanted and not self._in_flight)
             if plan is None:
                 return False
+            self._recording.allow(plan)
             step = self.scheduler.constrained(plan)
             behind = bool(self._in_flight)
             self._journal.launch(plan)
@@ -195,6 +209,7 @@ class Engine:
                 masks = self._execute(plan) if step is None else self._execute_constrained(step)
                 self._in_flight.append((plan, self.executor.sample(masks)))
             except Exception as error:
+                self._recording.answer(plan, None)
                 self._fail(plan, error)
                 self._journal.retract()
             if step is not None and behind:
@@ -239,12 +254,14 @@ class Engine:
         try:
             result = handle.result()
         except Exception as error:
+            self._recording.answer(plan, None)
             self._fail(plan, error)
             self._journal.answer()
             outputs, self._late = self._late, []
             return outputs
         self._journal.answer()
         self._broken = None
+        self._recording.answer(plan, result)
         return self.scheduler.update(plan, result)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:

@@ -124,8 +124,8 @@ class Scheduler:
         found = [self._lifecycle.requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
         return [self._lifecycle.finish(request, "abort") for request in found if request is not None]
 
-    def schedule(self) -> StepPlan | None:
-        """Plans one step, or None when nothing can be done before an answer (or ever).
+    def schedule(self, empty: bool = False) -> StepPlan | None:
+        """Plans one step, or None when nothing can be done before an answer (or ever); with `empty` one without rows.
 
         The plan counts as launched: `update` or `fail` must be called with it.
         """
@@ -146,7 +146,7 @@ class Scheduler:
         if self._drafting.active:
             self._drafting.extend(draft, decodes)
         lifecycle = self._lifecycle
-        if not self._worth_a_step(draft):
+        if not (self._worth_a_step(draft) or empty):
             return None
         launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
         lifecycle.removed_slots, lifecycle.finished_ids = [], []

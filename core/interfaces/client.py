@@ -55,6 +55,9 @@ class EngineCore(Protocol):
     def has_unfinished(self) -> bool:
         """Whether requests are waiting or running."""
 
+    def has_idle_work(self) -> bool:
+        """Whether `step`, with nothing unfinished, would ready the engine for later requests; for at most 50 ms."""
+
     def stats(self) -> EngineStats:
         """Counters and gauges now."""
 

@@ -147,6 +147,9 @@ class Forward(Protocol):
 class Graphs(ABC):
     """Recorded steps. The null object `EagerGraphs` pads nothing and records nothing."""
 
+    #: for debugging: whether the runner checks, before a recorded step, that what it reads lies where it lay
+    checks_inputs: bool = False
+
     @abstractmethod
     def prepare(self, model: Model) -> Model:
         """Called once after loading; may compile. Returns the model to call."""
@@ -163,13 +166,32 @@ class Graphs(ABC):
         """Steps that will be or may be recorded, as they run eagerly before; deterministic ones where one may come."""
         return []
 
-    def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
-        """Records one more shape between steps, `run_dummy` running it; returns whether more are left.
+    def reserve(self, run_dummy: Callable[[StepShape], None]) -> int:
+        """Bytes of the device's memory that all recordings will take; called once, before the KV cache is sized.
 
-        Called until none is left at the start, then before every step: a shape may be wanted by a step that met none.
+        `run_dummy` runs a shape on a cache of two blocks: it may be recorded, but what is must be dropped.
+        """
+        del run_dummy
+        return 0
+
+    def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
+        """Records one more shape, `run_dummy` running it; returns whether more are to be before the first request.
+
+        Called at the start until that is False, and then between two steps where `wanted` and the plan (`capture`) say
+        so. Takes at most 50 ms. Ends `wanted` sooner or later.
         """
         del run_dummy
         return False
+
+    def wanted(self) -> bool:
+        """Whether `capture` has something to do: shapes that are left, or that steps met which none was recorded for.
+
+        Depends on nothing but the plans, so that all workers of an engine agree.
+        """
+        return False
+
+    def drop(self) -> None:
+        """Forgets all recordings: what they read has moved. They may be made again."""
 
 
 class EagerGraphs(Graphs):

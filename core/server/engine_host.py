@@ -116,7 +116,7 @@ class EngineHost:
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
         try:
             while self._running:
-                wait = not self._engine.has_unfinished()
+                wait = not (self._engine.has_unfinished() or self._engine.has_idle_work())
                 self._journal.beat(wait)
                 self._drain(wait)
                 if self._running:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces.model import ForwardStep, Model
-from ..interfaces.platform import Graphs, HostCopy, MemorySnapshot, Platform, PlatformSpec, Streams
+from ..interfaces.platform import Graphs, HostCopy, MemorySnapshot, Platform, PlatformSpec, StepShape, Streams
 from ..interfaces.step import StepPlan
 from ..ops import Ops
 from ..ops.step import StepBuffers
@@ -173,6 +173,27 @@ class PlatformSuite(PluginSuite):
         want = torch.ones(shape.padded_tokens, 4, device=platform.device)
         assert torch.equal(graphs.run(shape, _Given(want + 1)), want + 1)
         assert isinstance(graphs.capture(lambda shape: None), bool)
+
+    def test_recordings_come_to_an_end_and_can_be_dropped(self, platform: Platform) -> None:
+        graphs = platform.graphs()
+
+        def run_dummy(shape: StepShape) -> None:
+            graphs.run(shape, _Given(torch.zeros(shape.padded_tokens, 4, device=platform.device)))
+
+        reserved = graphs.reserve(run_dummy)
+        assert isinstance(reserved, int), f"reserve must give bytes, gave {reserved!r}"
+        assert reserved >= 0
+        while graphs.capture(run_dummy):
+            pass
+        for _ in range(1000):
+            if not graphs.wanted():
+                break
+            graphs.capture(run_dummy)
+        assert not graphs.wanted(), "1000 captures did not end wanted(): an idle engine would never rest"
+        graphs.drop()
+        shape = graphs.shape(step_of([1, 1, 1]))
+        want = torch.ones(shape.padded_tokens, 4, device=platform.device)
+        assert torch.equal(graphs.run(shape, _Given(want + 1)), want + 1), "a dropped recording was replayed"
 
     def test_one_rank_is_its_own_group(self, platform: Platform) -> None:
         group = platform.collectives([0])

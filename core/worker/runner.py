@@ -2,7 +2,8 @@
 
 finish → add → extend → staged writes → (no tokens: connector only) → shape → inputs and attention plans → connector
 begin → forward → connector end | logits → sample → keep and propose drafts → copy out → advance. Anything rarer than
-"every model" lives in a collaborator with a null default. Knows no scheduling, no text and no particular device.
+"every model" lives in a collaborator with a null default. Where the plan says so, a shape is recorded after all that.
+Knows no scheduling, no text and no particular device.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..ops.step import StepBuffers
 from .forward_pass import ForwardPass
 from .pooling import NullPooling
 from .prompt_logprobs import PromptLogprobs
+from .recorded_inputs import RecordedInputs
 from .request_state import BlockTables, RequestState
 from .sampler import Sampler
 from .shared_prefixes import PrefixTiles
@@ -98,6 +100,7 @@ class Runner:
         self.prompt_logprobs = PromptLogprobs(ops=device.ops, logprobs_mode=sampler.logprobs_mode)
         self.connector = connector
         self.pooling = pooling
+        self.recorded_inputs = RecordedInputs(model, buffers, prefixes)
         self._executed: _Executed | None = None
         self._pending: deque[PendingStep] = deque()
 
@@ -112,7 +115,6 @@ class Runner:
         self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
         inputs = hidden = None
         if len(plan.slots):
-            self.device.graphs.capture(self.run_dummy)
             shape = self.device.graphs.shape(plan)
             self.device.ops.invariant = plan.deterministic or self.device.deterministic
             inputs = self.inputs.build(plan, shape)
@@ -131,6 +133,9 @@ class Runner:
         self._pending.append(step)
         while self._pending and self._pending[0].delivered:
             self._pending.popleft()
+        if executed.plan.capture:
+            self.device.graphs.capture(self.run_dummy)
+        step.records = self.device.graphs.wanted()
         return step
 
     def _apply_changes(self, plan: StepPlan) -> None:
@@ -155,6 +160,8 @@ class Runner:
 
     def _forward(self, inputs: StepInputs, shape: StepShape, segments: Tensor | None = None) -> Tensor:
         forward = ForwardPass(self.model, self.backends, inputs, self.connector.hooks, segments)
+        if shape.graph is not None and self.device.graphs.checks_inputs:
+            self.recorded_inputs.check(shape.graph)
         return self.device.graphs.run(shape, forward)
 
     @torch.inference_mode()

@@ -21,7 +21,7 @@ class PrefixTiles:
 
     def __init__(self, max_rows: int, streams: Streams, device: torch.device) -> None:
         size = num_tiles(max_rows) * (PREFIX_ROWS + 1) + max_rows
-        self._memory = torch.zeros(size, dtype=torch.int32, device=device)
+        self.memory = torch.zeros(size, dtype=torch.int32, device=device)
         self._streams = streams
         self._written: np.ndarray | None = None
 
@@ -45,12 +45,12 @@ class PrefixTiles:
             row_lens[group.rows] = group.num_tokens
             tile += needed
         if self._written is None or not np.array_equal(packed, self._written):
-            self._memory[: len(packed)].copy_(self._streams.stage(packed))
+            self.memory[: len(packed)].copy_(self._streams.stage(packed))
             self._written = packed
         return self._views(tiles, num_rows)
 
     def _views(self, tiles: int, num_rows: int) -> SharedPrefix:
-        parts: tuple[Tensor, ...] = self._memory[: tiles * (PREFIX_ROWS + 1) + num_rows].split(
+        parts: tuple[Tensor, ...] = self.memory[: tiles * (PREFIX_ROWS + 1) + num_rows].split(
             (tiles * PREFIX_ROWS, tiles, num_rows)
         )
         return SharedPrefix(parts[0].view(tiles, PREFIX_ROWS), parts[1], parts[2])

@@ -23,6 +23,7 @@ class PendingStep:
         self.plan = plan
         self.prompt_logprobs: PromptChunks | None = None
         self.pooled: PooledRows | None = None
+        self.records = False
         self._transfer = transfer
         self._sampler = sampler
         self._sampled: Sampled | None = None
@@ -54,6 +55,7 @@ class PendingStep:
             token_ids=np.full((len(plan.slots), 1), -1, dtype=np.int32),
             num_tokens=plan.samples.astype(np.int32),
             transfer=self._transfer,
+            records=self.records,
         )
         if self._copy is not None and self._sampled is not None:
             self._sampled.fill(result, self._copy.wait(), plan.samples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,13 +18,14 @@ from msgspec import structs
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..config.weight_source import require_same_model, with_weights
+from ..interfaces.attention import AttentionBackend
 from ..interfaces.connector import ConnectorWorker, NullConnectorWorker
 from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import full_bytes, group_layers, plan_layout, with_blocks
 from ..interfaces.loader import WeightLoader
 from ..interfaces.model import Model
-from ..interfaces.platform import Platform, PlatformSpec
+from ..interfaces.platform import EagerGraphs, Platform, PlatformSpec
 from ..interfaces.step import StepPlan
 from ..layers.weights import WeightMap, load_weights
 from ..registry import Registry
@@ -130,6 +131,7 @@ class Worker:
             for old, new in zip(self.model.parameters(), fresh.parameters(), strict=True):
                 old.copy_(new)
             self._weights_gone = False
+        self._drop_stale_recordings()
 
     def check_weights(self, **source: Any) -> None:
         """Raises with the reason why `update_weights` would fail; changes nothing."""
@@ -144,6 +146,7 @@ class Worker:
         streams = self.platform.streams()
         streams.synchronize()
         load_weights(model, loader, streams.fill)
+        self._drop_stale_recordings()
         self.config = config
 
     def _awake_model(self) -> Model:
@@ -212,9 +215,20 @@ class Worker:
         return plan_layout(group_layers(kept, self.config.cache.block_size))
 
     def _start_kernels(self, checkpoint: Checkpoint, loaded: LoadedModel) -> KVLayout:
-        layout = self._plan_layout(loaded)
-        self.platform.prepare_kernels(partial(self._run_spare, [], checkpoint, layout, loaded))
+        layout, made = self._plan_layout(loaded), list[Runner]()
+        self.platform.prepare_kernels(partial(self._run_spare, made, checkpoint, layout, loaded))
+        self._graphs = self.platform.graphs()
+        sized = self.config.cache.kv_cache_memory_bytes or self.config.cache.num_gpu_blocks_override
+        self._reserved = 0 if sized or isinstance(self._graphs, EagerGraphs) else self._reserve(made, layout, loaded)
         return layout
+
+    def _reserve(self, made: list[Runner], layout: KVLayout, loaded: LoadedModel) -> int:
+        """Bytes that recorded steps will take, tried on the spare runner."""
+        spare = made[0] if made else self._make_spare(layout, loaded)
+        if self._against(spare.backends, loaded):
+            return 0
+        spare.device.graphs = self._graphs
+        return self._graphs.reserve(spare.run_dummy)
 
     def _start_cache(
         self, checkpoint: Checkpoint, platform: Platform, loaded: LoadedModel, before: Any, layout: KVLayout
@@ -223,9 +237,10 @@ class Worker:
         needed = full_bytes(layout, self.config.scheduler.max_num_seqs, checkpoint.max_model_len)
         if platform.memory().needs_profile:
             profile_step(self.config, checkpoint, loaded, platform)
-        available = cache.kv_cache_memory_bytes or platform.memory().kv_bytes(
-            before, cache.gpu_memory_utilization, loaded.weights_bytes, needed
-        )
+        available = cache.kv_cache_memory_bytes
+        if available is None:
+            share = cache.gpu_memory_utilization
+            available = platform.memory().kv_bytes(before, share, loaded.weights_bytes, needed) - self._reserved
         layout = with_blocks(layout, available, cache.num_gpu_blocks_override)
         with platform.memory().pool("kv_cache"):
             self.memory = KVMemory(layout, platform.device)
@@ -240,10 +255,10 @@ class Worker:
         layout = structs.replace(layout, numerics=numerics)
         connector = self._make_connector(layout)
         connector.register(self.memory.layer_bytes())
-        against = self._against(bound, loaded) + hook_reasons(connector.hooks, self.config.transfer.kv_connector)
-        offered = platform.graphs()
-        graphs = choose_graphs(offered, against)
-        if graphs is not offered:
+        hooked = hook_reasons(connector.hooks, self.config.transfer.kv_connector)
+        against = self._against(bound.backends, loaded) + hooked
+        graphs = choose_graphs(self._graphs, against)
+        if graphs is not self._graphs:
             logger.info("no step is recorded: %s", "; ".join(against))
         model = graphs.prepare(loaded.model)
         processors = load_processors(self.config, self.registry, platform.device)
@@ -256,12 +271,7 @@ class Worker:
         """Runs steps of every kind on a runner of its own (`made` keeps it), whose cache has two blocks."""
         scheduler = self.config.scheduler
         if not made:
-            tiny = with_blocks(layout, 0, 2)
-            self.memory = KVMemory(tiny, self.platform.device)
-            bound = self._bind_layers(tiny, loaded)
-            connector = NullConnectorWorker(config=self.config, layout=tiny, rank=self.rank)
-            graphs = Unrecorded(choose_graphs(self.platform.graphs(), self._against(bound, loaded)))
-            made.append(self._setup.make(tiny, loaded.model, bound.backends, graphs, connector, []))
+            made.append(self._make_spare(layout, loaded))
         may = not self.facts["not_deterministic"]
         sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, checkpoint.max_model_len
         shares = self.config.attention.shared_prefix_min_tokens > 0 and self.facts["shares_prefixes"]
@@ -271,15 +281,34 @@ class Worker:
             made.clear()  # its requests are in the middle of a step
             raise
 
-    def _against(self, bound: BoundLayers, loaded: LoadedModel) -> list[str]:
+    def _make_spare(self, layout: KVLayout, loaded: LoadedModel) -> Runner:
+        tiny = with_blocks(layout, 0, 2)
+        self.memory = KVMemory(tiny, self.platform.device)
+        backends = self._bind_layers(tiny, loaded).backends
+        connector = NullConnectorWorker(config=self.config, layout=tiny, rank=self.rank)
+        graphs = Unrecorded(choose_graphs(self.platform.graphs(), self._against(backends, loaded)))
+        return self._setup.make(tiny, loaded.model, backends, graphs, connector, [])
+
+    def _against(self, backends: Sequence[AttentionBackend], loaded: LoadedModel) -> list[str]:
         """Why no step is recorded, whatever moves blocks; none when steps may be."""
         pools = self._checkpoint.pooling is not None
-        return model_reasons(loaded.model, pools=pools) + backend_reasons(bound.backends, bound.names)
+        return model_reasons(loaded.model, pools=pools) + backend_reasons(backends, self.facts["attention"])
 
     def _warm_up(self) -> None:
         """Records what the platform wants recorded before the first request."""
-        while self.runner.device.graphs.capture(self.runner.run_dummy):
+        graphs = self.runner.device.graphs
+        while graphs.capture(self.runner.run_dummy):
             pass
+        self.facts["records"] = graphs.wanted()
+        self._addresses = self.runner.recorded_inputs.addresses()
+
+    def _drop_stale_recordings(self) -> None:
+        """What recorded steps read may have moved: then they are made again, when the engine lets them."""
+        inputs = self.runner.recorded_inputs
+        if (addresses := inputs.addresses()) != self._addresses:
+            self._addresses = addresses
+            self.runner.device.graphs.drop()
+            inputs.forget()
 
     def _bind_layers(self, layout: KVLayout, loaded: LoadedModel) -> BoundLayers:
         bound = bind_layers(layout, loaded, self.memory, self.platform.ops(), self.config, self.registry)

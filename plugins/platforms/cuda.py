@@ -32,11 +32,12 @@ from frame.kernels.linear_invariant import linear_invariant
 
 from . import weight_copies
 from .cuda_graphs import CudaGraphs
+from .cuda_recorder import Recorder
 from .options import CudaOptions
 from .rehearsal import can_rehearse, read_triton, rehearse, without_lines
 
-#: Kept free beside weights, cache and activations: library workspaces and recorded graphs' own memory.
-RESERVE_BYTES = 600 << 20
+#: Kept free beside weights, cache, activations and recorded steps: library workspaces, and what fragments take.
+RESERVE_BYTES = 400 << 20
 
 
 class CudaOps(Ops):
@@ -170,8 +171,13 @@ class CudaPlatform(Platform):
     def graphs(self) -> Graphs:
         if self.config.executor.enforce_eager or not self.options.graph_sizes:
             return EagerGraphs()
-        limit = min(self.config.scheduler.max_num_seqs, self.config.scheduler.max_num_batched_tokens)
-        return CudaGraphs(self.options.graph_sizes, limit, self.device, self.config.model.deterministic)
+        return CudaGraphs(
+            Recorder(self.device),
+            self.options,
+            min(self.config.scheduler.max_num_seqs, self.config.scheduler.max_num_batched_tokens),
+            deterministic=self.config.model.deterministic,
+            shares_prefixes=self.config.attention.shared_prefix_min_tokens > 0,
+        )
 
 
 class PinnedCopy(HostCopy):

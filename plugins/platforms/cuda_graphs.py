@@ -1,15 +1,17 @@
-"""Recorded decode steps: which sizes, how a batch is padded to one, and replay.
+"""Recorded decode steps: which sizes are recorded when, how a batch is padded to one, and replay.
 
 A recorded step is a decode step of every row (one token each): its inputs lie in the runner's buffers at fixed
-addresses, so replaying needs no arguments. Everything else runs eagerly. Knows no model.
+addresses, so replaying needs no arguments. Everything else runs eagerly. Knows no model and no device.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import logging
+import time
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,25 +20,68 @@ from frame.core.interfaces.model import Model
 from frame.core.interfaces.platform import Forward, Graphs, StepShape
 from frame.core.interfaces.step import StepPlan
 
+from .cuda_recorder import Recorded
+from .options import CudaOptions
+
+logger = logging.getLogger("frame.platforms.cuda")
+
+#: Larger batches run eagerly: their launches take less time than their work.
+MAX_ROWS = 512
+#: The driver gives memory out in pieces of this size, so a recording that shows none may still take some.
+LEAST_BYTES = 2 << 20
+
+
+class StepRecorder(Protocol):
+    """What makes recordings: `cuda_recorder.Recorder`."""
+
+    def record(self, forward: Callable[[], Tensor]) -> Recorded:
+        """Records what `forward` launches."""
+
+    def forget(self) -> None:
+        """All recordings are gone."""
+
 
 class CudaGraphs(Graphs):
-    """Graphs by batch size and numerics, all in one memory pool.
+    """Recordings by batch size and kind of step, all in one memory pool.
 
-    At the start those of the engine's own mode (`deterministic` or not) are recorded, largest first, so that smaller
-    ones reuse its memory. Steps of the other mode, and those whose rows share prefixes, run eagerly where they are
-    first met, and from then on as recorded.
+    Before the first request the largest size and the small ones are recorded, of the engine's own kind (`deterministic`
+    or not); the others while nothing else is to do, or between steps. A batch runs at the next larger size that is
+    recorded; the size that it would rather have is recorded next. Where there is none it runs eagerly. `kinds` are all
+    that may come, for the memory that they will take.
     """
 
-    def __init__(self, sizes: list[int], limit: int, device: torch.device, deterministic: bool = False) -> None:
-        sizes = sorted({size for size in sizes if size < limit} | {limit})
-        sizes = [size for size in sizes if size <= 512]
+    def __init__(
+        self,
+        recorder: StepRecorder,
+        options: CudaOptions,
+        limit: int,
+        *,
+        deterministic: bool = False,
+        shares_prefixes: bool = False,
+    ) -> None:
+        sizes = {size for size in options.graph_sizes if size < limit} | {min(limit, MAX_ROWS)}
+        self._sizes = sorted(size for size in sizes if size <= MAX_ROWS)
+        self.checks_inputs = options.check_recorded_inputs
+        self._recorder = recorder
         self._deterministic = deterministic
-        self._todo = [_shape(size, size, deterministic) for size in sizes]
-        self._device = device
-        self._sizes: list[int] = []
-        self._graphs: dict[str, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._num_kinds = 1 if deterministic else 2 + shares_prefixes
+        self._at_start = options.graph_sizes_at_start
+        self._budget = options.graph_memory_bytes
+        self._recorded: dict[str, Recorded] = {}
         self._recording: str | None = None
-        self._pool: Any = None
+        self.drop()
+
+    def drop(self) -> None:
+        first = [size for size in self._sizes if size <= self._at_start or size == self._sizes[-1]]
+        later = [size for size in self._sizes if size not in first]
+        self._todo = [_shape(size, size, self._deterministic) for size in (*later, *first)]  # the next one last
+        self._num_first = len(first)
+        self._used = 0
+        self._exhausted = False
+        if self._recorded:
+            self._recorded.clear()
+            self._recorder.forget()
+        self._ready: dict[str, list[int]] = {}  # by kind: the sizes that are recorded, ascending
 
     def prepare(self, model: Model) -> Model:
         return model
@@ -45,57 +90,108 @@ class CudaGraphs(Graphs):
         rows, tokens, deterministic = len(plan.slots), plan.num_tokens, plan.deterministic or self._deterministic
         shared = bool(plan.prefixes)
         eager = StepShape(tokens, rows, tokens, rows, deterministic=deterministic, shared=shared)
-        if tokens != rows or not self._sizes or rows > self._sizes[-1]:
+        if tokens != rows or rows > self._sizes[-1]:
             return eager
-        shape = _shape(rows, self._sizes[bisect_left(self._sizes, rows)], deterministic, shared)
-        if shape.graph not in self._graphs:
-            self._todo.append(_shape(shape.padded_rows, shape.padded_rows, deterministic, shared))
-            return eager
-        return shape
+        best = self._sizes[bisect_left(self._sizes, rows)]
+        ready = self._ready.get(_kind(deterministic, shared), [])
+        place = bisect_left(ready, rows)
+        if place == len(ready) or ready[place] != best:
+            self._want(_shape(best, best, deterministic, shared))
+        return eager if place == len(ready) else _shape(rows, ready[place], deterministic, shared)
 
     def run(self, shape: StepShape, forward: Forward) -> Tensor:
         if shape.graph is None:
             return forward()
         if self._recording == shape.graph:
-            return self._record(shape.graph, forward)
-        graph, hidden = self._graphs[shape.graph]
-        graph.replay()
-        return hidden
+            self._record(shape, forward)
+        recorded = self._recorded[shape.graph]
+        recorded.replay()
+        return recorded.hidden
 
     def shapes(self) -> list[StepShape]:
         # sizes between two powers of two launch the kernels of one of them
-        powers = [shape for shape in self._todo if shape.padded_rows & (shape.padded_rows - 1) == 0]
-        plain = [replace(shape, graph=None) for shape in powers]
+        powers = [size for size in self._sizes if size & (size - 1) == 0]
+        plain = [replace(_shape(size, size, self._deterministic), graph=None) for size in reversed(powers)]
         return plain if self._deterministic else plain + [replace(shape, deterministic=True) for shape in plain]
 
+    def reserve(self, run_dummy: Callable[[StepShape], None]) -> int:
+        """Records the largest two and drops them: the second tells what each further one takes at most."""
+        if self._budget is None:
+            try:
+                taken = [self._measure(size, run_dummy) for size in reversed(self._sizes[-2:])]
+            except torch.OutOfMemoryError:
+                self._budget = 0
+                return 0
+            finally:
+                self.drop()
+            further = len(self._sizes) * self._num_kinds - 1
+            self._budget = taken[0] + further * max(taken[-1], LEAST_BYTES)
+            logger.info(
+                "recorded steps: %d MiB reserved; the largest took %.1f MiB, the next %.1f MiB",
+                self._budget >> 20, taken[0] / 2**20, taken[-1] / 2**20,
+            )  # fmt: skip
+        return self._budget
+
+    def wanted(self) -> bool:
+        return bool(self._todo)
+
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
-        """Records the shape asked for last (at the start: the largest left); False when there was none."""
+        """Records the shape asked for last (at the start: the largest, then small ones); False when there was none."""
+        if self._budget is not None and self._used >= self._budget:
+            self._stop(f"{self._used >> 20} MiB of the {self._budget >> 20} MiB of graph_memory_bytes are taken")
         if not self._todo:
             return False
         shape = self._todo.pop()
+        self._num_first -= 1
+        start = time.perf_counter()
+        try:
+            self._run_recording(shape, run_dummy)
+            seconds = time.perf_counter() - start
+            logger.debug("%s recorded in %.0f ms; all take %d MiB", shape.graph, 1e3 * seconds, self._used >> 20)
+        except torch.OutOfMemoryError:
+            self._stop("the device has no memory left")
+        return bool(self._todo) and self._num_first > 0
+
+    def _measure(self, size: int, run_dummy: Callable[[StepShape], None]) -> int:
+        before = self._used
+        self._run_recording(_shape(size, size, self._deterministic), run_dummy)
+        return self._used - before
+
+    def _run_recording(self, shape: StepShape, run_dummy: Callable[[StepShape], None]) -> None:
         self._recording = shape.graph
         try:
             run_dummy(shape)
         finally:
             self._recording = None
-        if shape.deterministic == self._deterministic:
-            self._sizes = sorted({*self._sizes, shape.padded_rows})
-        return bool(self._todo)
 
-    def _record(self, name: str, forward: Callable[[], Tensor]) -> Tensor:
-        # once eagerly first: kernels compile and libraries allocate outside the recording
-        forward()
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            hidden = forward()
-        self._pool = self._pool or graph.pool()
-        self._graphs[name] = (graph, hidden)
-        graph.replay()
-        return hidden
+    def _record(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
+        recorded = self._recorder.record(forward)
+        self._recorded[str(shape.graph)] = recorded
+        self._used += recorded.num_bytes
+        insort(self._ready.setdefault(_kind(shape.deterministic, shape.shared), []), shape.padded_rows)
+
+    def _want(self, shape: StepShape) -> None:
+        """Puts this one first."""
+        if self._exhausted or (self._todo and self._todo[-1] == shape):
+            return
+        if shape in self._todo:
+            self._todo.remove(shape)
+        self._todo.append(shape)
+
+    def _stop(self, reason: str) -> None:
+        """No more is recorded."""
+        if not self._exhausted and self._todo:
+            sizes = len(self._recorded)
+            logger.warning("%s: %d recorded steps stay, others are padded to them or run eagerly", reason, sizes)
+        self._exhausted = True
+        self._todo.clear()
+
+
+def _kind(deterministic: bool, shared: bool) -> str:
+    return "deterministic" if deterministic else "shared" if shared else "decode"
 
 
 def _shape(rows: int, padded: int, deterministic: bool, shared: bool = False) -> StepShape:
-    """A decode step of `rows` rows in the graph of `padded`."""
-    kind = "deterministic" if deterministic else "shared" if shared else "decode"
-    return StepShape(rows, rows, padded, padded, graph=f"{kind}-{padded}", deterministic=deterministic, shared=shared)
+    """A decode step of `rows` rows in the recording of `padded`."""
+    graph = f"{_kind(deterministic, shared)}-{padded}"
+    return StepShape(rows, rows, padded, padded, graph=graph, deterministic=deterministic, shared=shared)

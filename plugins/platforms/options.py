@@ -14,6 +14,23 @@ class CudaOptions(BaseModel):
         default_factory=lambda: [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512],
         description="Decode batch sizes that are recorded; a batch is padded to the next of them.",
     )
+    graph_sizes_at_start: int = Field(
+        64,
+        ge=0,
+        description="The largest of these sizes and those up to this one are recorded before the first request, the "
+        "others while nothing else is to do, or between steps.",
+    )
+    graph_memory_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Memory kept for recorded steps; once it is taken, no more are recorded. Default: enough for all, "
+        "by what the largest takes.",
+    )
+    check_recorded_inputs: bool = Field(
+        False,
+        description="Check before each replay of a recorded step that all it reads lies where it lay; for debugging, "
+        "as it costs about as much as the step.",
+    )
 
 
 class CpuOptions(BaseModel):

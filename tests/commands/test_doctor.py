@@ -107,7 +107,9 @@ def test_a_gpu_is_planned_without_one(tmp_path, capsys):
     assert main(["doctor", str(folder), "--platform", "cuda", "--memory-gib", "24"]) == 0
     text = capsys.readouterr().out
     assert "binding limit    max_num_seqs" in text
-    assert "reserve          600.00 MiB" in text
+    assert "reserve          400.00 MiB" in text
+    less = plan(folder, device, plugin={"cuda": {"graph_memory_bytes": 0}})
+    assert less.budget.kv_bytes == made.budget.kv_bytes + made.graph_bytes
 
 
 def test_constants_are_those_of_the_platforms():
@@ -119,7 +121,8 @@ def test_constants_are_those_of_the_platforms():
         "cpu": (cpu.CpuPlatform.default_num_seqs, cpu.CpuPlatform.default_num_batched_tokens),
         "cuda": (cuda.CudaPlatform.default_num_seqs, cuda.CudaPlatform.default_num_batched_tokens),
     } == prediction.STEP_SIZES
-    assert max(options.CudaOptions().graph_sizes) == prediction.CUDA_MAX_GRAPH_ROWS
+    recorded = options.CudaOptions().graph_sizes
+    assert (max(recorded), len(recorded)) == (prediction.CUDA_MAX_GRAPH_ROWS, prediction.CUDA_GRAPH_SIZES)
 
 
 def test_a_family_of_a_plugin_is_planned_with_a_note(tmp_path, capsys):

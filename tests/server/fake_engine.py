@@ -143,6 +143,9 @@ class FakeEngine:
     def has_unfinished(self) -> bool:
         return bool(self._running or self._pending)
 
+    def has_idle_work(self) -> bool:
+        return False
+
     def stats(self) -> EngineStats:
         self._counters.running = len(self._running)
         return self._counters

@@ -227,6 +227,29 @@ def test_the_last_words_of_an_engine_are_out_before_its_process_may_end(monkeypa
     assert (reply.id, "neither the new nor the old weights" in reply.error) == (7, True)
 
 
+def test_an_engine_that_nobody_asks_readies_itself_and_then_waits() -> None:
+    class Unready(FakeEngine):
+        left, told = 3, threading.Event()
+
+        def has_idle_work(self) -> bool:
+            return self.left > 0
+
+        def step(self) -> list[EngineOutput]:
+            self.left -= 1
+            if not self.left:
+                self.told.set()
+            return super().step()
+
+    engine = Unready(FrameConfig())
+    host = EngineHost(engine, listen(f"@frame-test-idle-{os.getpid()}"), NullJournal(), Verdict())
+    thread = threading.Thread(target=host.run)
+    thread.start()
+    assert engine.told.wait(60)
+    host.stop()
+    thread.join(60)
+    assert engine.left == 0, "it went on without work"
+
+
 async def test_too_many_deaths_in_a_row_are_final() -> None:
     client = await start_engine(config(restarts=1), command=COMMAND)
     try:

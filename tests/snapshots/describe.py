@@ -102,7 +102,7 @@ def _default(kind: type[Any], name: str) -> str:
         field = kind.__dataclass_fields__.get(name)
         if field is None or (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING):
             return ""
-        return " = …" if field.default is dataclasses.MISSING else f" = {field.default!r}"
+        return " = …" if field.default is dataclasses.MISSING else f" = {_shown(field.default)}"
     value = getattr(kind, name, None)
     return f" = {value!r}" if isinstance(value, (bool, int, float, str, tuple)) else ""
 
@@ -173,6 +173,11 @@ def write() -> None:
     for sort, where in found:
         print(f"{sort:<8}{where}")
     print(f"{SNAPSHOT.name}: {len(found)} differences written")
+
+
+def _shown(value: Any) -> str:
+    """A default as it is written, the same in every process."""
+    return value.__name__ if inspect.isfunction(value) else repr(value)
 
 
 if __name__ == "__main__":

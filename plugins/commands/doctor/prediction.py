@@ -31,10 +31,10 @@ from .weights import Weights, read_weights
 STEP_SIZES = {"cpu": (128, 2048), "cuda": (512, 8192)}
 #: A CPU's cache takes at most this, and at most a quarter of what is free, unless its size is given.
 CPU_KV_BYTES = 4 << 30
-#: What a GPU keeps free beside weights, cache and activations; recorded graphs live in it.
-CUDA_RESERVE_BYTES = 600 << 20
-#: The largest decode batch that is recorded.
-CUDA_MAX_GRAPH_ROWS = 512
+#: What a GPU keeps free beside weights, cache, activations and recorded steps.
+CUDA_RESERVE_BYTES = 400 << 20
+#: The largest decode batch that is recorded, how many sizes are by default, and what each takes besides the largest.
+CUDA_MAX_GRAPH_ROWS, CUDA_GRAPH_SIZES, CUDA_GRAPH_BYTES = 512, 19, 4 << 20
 #: Seconds before any weight is read: imports and the device; kernels that are tried at a first start on a GPU.
 START_SECONDS = {"cpu": 3.0, "cuda": 8.0}
 KV_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
@@ -158,7 +158,8 @@ def kv_budget(
         rule = min(rules, key=lambda name: rules[name])
         return Budget(max(0, rules[rule]), rule, {"weights": weights_bytes})
     activations = activation_bytes(sizes, shape, vocab_size)
-    parts = {"weights": weights_bytes, "activations": activations, "reserve": CUDA_RESERVE_BYTES}
+    graphs = graph_bytes(config, device, sizes, shape)
+    parts = {"weights": weights_bytes, "activations": activations, "graphs": graphs, "reserve": CUDA_RESERVE_BYTES}
     if device.free_bytes < requested:
         raise ConfigError(
             f"gpu_memory_utilization {cache.gpu_memory_utilization} asks for {requested >> 20} MiB, "
@@ -176,11 +177,15 @@ def activation_bytes(sizes: Sizes, shape: Shape, vocab_size: int) -> int:
 
 
 def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape) -> int:
-    """What recorded decode steps take: one layer's activations of the largest batch; 0 where nothing is recorded."""
+    """What is kept for recorded decode steps, deterministic ones too; 0 where nothing is recorded."""
     if device.kind == "cpu" or config.executor.enforce_eager:
         return 0
+    given = config.plugin.get("cuda", {}).get("graph_memory_bytes")
+    if given is not None:
+        return int(given)
     rows = min(CUDA_MAX_GRAPH_ROWS, sizes.max_num_seqs)
-    return rows * (4 * shape.hidden_size + 3 * shape.intermediate_size) * DTYPE_BYTES[sizes.dtype]
+    largest = rows * (4 * shape.hidden_size + 3 * shape.intermediate_size) * DTYPE_BYTES[sizes.dtype]
+    return largest + 2 * CUDA_GRAPH_SIZES * CUDA_GRAPH_BYTES
 
 
 def bytes_per_token(layout: KVLayout) -> int:
@@ -198,7 +203,7 @@ def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float) -> list[st
         found += [
             "activations: four hidden and three intermediate rows for each token of the largest step, or the logits of "
             "the largest batch with two copies, whichever is more",
-            f"graphs: as much for a decode batch; it lies in the reserve of {CUDA_RESERVE_BYTES >> 20} MiB",
+            f"graphs: as much for the largest decode batch, and {CUDA_GRAPH_BYTES >> 20} MiB for each recorded step",
         ]
     if device.stated:
         found.append("all of the memory that was named is free")

@@ -1,0 +1,219 @@
+"""Which decode steps are recorded when, and which recording serves a step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from frame.core.interfaces.platform import StepShape
+from frame.core.interfaces.step import PrefixRows, StepPlan
+from frame.core.testing.platform_suite import step_of
+from frame.plugins.platforms.cuda_graphs import LEAST_BYTES, CudaGraphs
+from frame.plugins.platforms.options import CudaOptions
+from tests.plugins.platforms.recorder import FakeRecorder
+
+SIZES = [1, 2, 4, 8, 16, 32]
+
+
+class Device:
+    """Runs dummy steps as a runner does; `recorded` are the graphs that were asked for, in order."""
+
+    def __init__(self, *sizes: int | None, limit: int = 64, deterministic: bool = False, **options: object) -> None:
+        self.recorder = FakeRecorder(*sizes)
+        given = CudaOptions(**{"graph_sizes": SIZES, "graph_sizes_at_start": 4, **options})
+        self.graphs = CudaGraphs(self.recorder, given, limit, deterministic=deterministic)
+        self.recorded: list[str] = []
+
+    def run_dummy(self, shape: StepShape) -> None:
+        self.recorded.append(str(shape.graph))
+        hidden = self.graphs.run(shape, lambda: torch.ones(shape.padded_tokens, 2))
+        assert torch.equal(hidden, torch.ones(shape.padded_tokens, 2))
+
+    def capture(self) -> bool:
+        return self.graphs.capture(self.run_dummy)
+
+    def start(self) -> Device:
+        while self.capture():
+            pass
+        return self
+
+    def finish(self) -> list[str]:
+        """What is recorded between steps, all of it."""
+        before = len(self.recorded)
+        while self.graphs.wanted():
+            self.capture()
+        return self.recorded[before:]
+
+    def serve(self, rows: int, **kind: object) -> str | None:
+        """The recording that a decode step of so many rows runs on."""
+        shape = self.graphs.shape(decodes(rows, **kind))
+        assert (shape.num_tokens, shape.num_rows) == (rows, rows)
+        assert shape.padded_rows == shape.padded_tokens == int((shape.graph or f"-{rows}").split("-")[1])
+        self.graphs.run(shape, lambda: torch.zeros(shape.padded_tokens, 2))
+        return shape.graph
+
+
+def decodes(rows: int, *, deterministic: bool = False, shared: bool = False) -> StepPlan:
+    plan = step_of([1] * rows)
+    plan.deterministic = deterministic
+    plan.prefixes = [PrefixRows(rows=np.arange(rows, dtype=np.int32), num_tokens=64)] if shared else []
+    return plan
+
+
+def names(sizes: Sequence[int], kind: str = "decode") -> list[str]:
+    return [f"{kind}-{size}" for size in sizes]
+
+
+def test_the_largest_and_small_ones_are_there_before_the_first_request() -> None:
+    device = Device().start()
+    assert device.recorded == names([64, 4, 2, 1])
+    assert device.graphs.wanted()
+    assert device.finish() == names([32, 16, 8])
+    assert not device.graphs.wanted()
+    assert not device.capture()
+
+
+@pytest.mark.parametrize(
+    ("limit", "at_start", "first", "later"),
+    [
+        (64, 64, [64, 32, 16, 8, 4, 2, 1], []),
+        (64, 0, [64], [32, 16, 8, 4, 2, 1]),
+        (1, 4, [1], []),
+        (5, 4, [5, 4, 2, 1], []),
+    ],
+)
+def test_limits(limit: int, at_start: int, first: list[int], later: list[int]) -> None:
+    device = Device(limit=limit, graph_sizes_at_start=at_start).start()
+    assert device.recorded == names(first)
+    assert device.finish() == names(later)
+
+
+def test_batches_above_512_are_not_recorded() -> None:
+    device = Device(limit=4000, graph_sizes=[256, 1024]).start()
+    assert device.recorded == names([512])
+    assert (device.serve(512), device.serve(513)) == ("decode-512", None)
+
+
+def test_until_a_size_is_recorded_the_next_larger_one_serves_and_it_is_the_next() -> None:
+    device = Device().start()
+    assert [device.serve(rows) for rows in (1, 3, 4, 64, 65)] == ["decode-1", "decode-4", "decode-4", "decode-64", None]
+    assert [device.serve(rows) for rows in (5, 20, 5)] == ["decode-64"] * 3
+    device.capture()
+    assert device.serve(5) == "decode-8"
+    assert device.finish() == names([32, 16])
+    assert [device.serve(rows) for rows in (9, 17, 33)] == ["decode-16", "decode-32", "decode-64"]
+
+
+def test_other_kinds_run_eagerly_until_the_first_of_them_is_recorded() -> None:
+    device = Device().start()
+    device.finish()
+    for kind in ("deterministic", "shared"):
+        assert device.serve(3, **{kind: True}) is None
+        assert device.graphs.wanted()
+        assert device.finish() == names([4], kind)
+        assert [device.serve(rows, **{kind: True}) for rows in (2, 3, 4, 5)] == [*names([4, 4, 4], kind), None]
+        assert sorted(device.finish()) == sorted(names([2, 8], kind))
+    assert device.serve(3) == "decode-4"
+
+
+def test_in_a_deterministic_engine_every_step_is() -> None:
+    device = Device(deterministic=True).start()
+    assert device.recorded == names([64, 4, 2, 1], "deterministic")
+    assert device.serve(3) == "deterministic-4"
+
+
+def test_prompts_and_chunks_run_eagerly() -> None:
+    device = Device().start()
+    for rows in ([2], [1, 1, 3], [64]):
+        shape = device.graphs.shape(step_of(rows))
+        assert (shape.graph, shape.padded_tokens, shape.padded_rows) == (None, sum(rows), len(rows))
+    assert torch.equal(device.graphs.run(shape, lambda: torch.ones(3)), torch.ones(3))
+
+
+def test_what_is_warmed_are_the_powers_of_two_of_both_numerics() -> None:
+    shapes = Device(graph_sizes=[1, 2, 3, 4, 24], limit=32).graphs.shapes()
+    found = [(shape.padded_rows, shape.deterministic, shape.graph) for shape in shapes]
+    assert found == [(size, numerics, None) for numerics in (False, True) for size in (32, 4, 2, 1)]
+    assert all(shape.deterministic for shape in Device(deterministic=True).graphs.shapes())
+
+
+MIB = 1 << 20
+
+
+def test_memory_is_reserved_for_all_by_what_the_largest_two_take() -> None:
+    device = Device(50 * MIB, 5 * MIB)
+    assert device.graphs.reserve(device.run_dummy) == (50 + (7 * 2 - 1) * 5) * MIB
+    assert device.recorded == names([64, 32])
+    assert device.recorder.num_forgotten == 1
+    assert device.serve(64) is None, "a recording on trial must not serve"
+    device.start()
+    assert device.recorded == names([64, 32]) + names([64, 4, 2, 1])
+
+
+def test_a_recording_that_seems_to_take_nothing_is_counted_as_a_piece_of_the_drivers() -> None:
+    device = Device(0)
+    assert device.graphs.reserve(device.run_dummy) == 13 * LEAST_BYTES
+    one = Device(7 * MIB, limit=1, deterministic=True)
+    assert one.graphs.reserve(one.run_dummy) == 7 * MIB
+
+
+def test_memory_that_is_given_is_not_measured(caplog: pytest.LogCaptureFixture) -> None:
+    """When it is taken, one line says so, and what was recorded until then serves."""
+    device = Device(6 * MIB, 3 * MIB, graph_memory_bytes=10 * MIB)
+    assert device.graphs.reserve(device.run_dummy) == 10 * MIB
+    assert not device.recorded
+    with caplog.at_level(logging.WARNING, "frame"):
+        device.start()
+        assert device.recorded == names([64, 4, 2])
+        assert [device.serve(rows) for rows in (1, 2, 5)] == ["decode-2", "decode-2", "decode-64"]
+        assert device.serve(2, deterministic=True) is None
+        assert not device.graphs.wanted()
+        assert not device.capture()
+    (line,) = caplog.messages
+    assert line.startswith("12 MiB of the 10 MiB of graph_memory_bytes are taken: 3 recorded steps stay, others are")
+
+
+def test_a_device_without_memory_left_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    device = Device(1, 1, None)
+    with caplog.at_level(logging.WARNING, "frame"):
+        device.start()
+    assert (device.serve(3), device.serve(1)) == ("decode-4", "decode-4")
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("the device has no memory left: 2 recorded steps stay")
+    device = Device(None)
+    device.start()
+    assert device.serve(1) is None
+
+
+@pytest.mark.parametrize("given", [None, 0])
+def test_without_memory_nothing_is_recorded(given: int | None) -> None:
+    device = Device(None, graph_memory_bytes=given)
+    assert device.graphs.reserve(device.run_dummy) == 0
+    device.recorded.clear()
+    assert not device.start().recorded
+    assert not device.graphs.wanted()
+    assert device.serve(1) is None
+
+
+def test_what_fails_otherwise_is_raised_and_not_tried_again() -> None:
+    device = Device()
+    with pytest.raises(RuntimeError, match="not permitted"):
+        device.graphs.capture(lambda shape: (_ for _ in ()).throw(RuntimeError("operation not permitted")))
+    device.start()
+    assert device.recorded == names([4, 2, 1])
+
+
+def test_dropped_recordings_are_made_again() -> None:
+    device = Device().start()
+    device.finish()
+    device.graphs.drop()
+    assert device.recorder.num_forgotten == 1
+    assert device.serve(3) is None
+    device.recorded.clear()
+    assert device.finish()[0] == "decode-4"
+    assert sorted(device.recorded) == sorted(names([*SIZES, 64]))
+    assert device.serve(3) == "decode-4"

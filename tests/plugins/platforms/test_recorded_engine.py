@@ -1,0 +1,215 @@
+"""A whole engine on recorded steps, on a CPU: a recorder that replays what the host believed at the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from frame.core.config.flat import from_flat
+from frame.core.engine import recording
+from frame.core.engine.engine import Engine
+from frame.core.interfaces.platform import EagerGraphs
+from frame.core.interfaces.step import StepPlan
+from frame.core.registry import Registry
+from frame.core.testing.engines import drain, greedy, prompts, request, running, tokens_of
+from frame.core.testing.reference_attention import ReferenceAttention
+from frame.core.testing.tiny import write_tiny
+from frame.core.worker.worker import Worker
+from frame.plugins.attention import torch as torch_attention
+from frame.plugins.platforms.cpu import CpuPlatform, HostMemory
+from frame.plugins.platforms.cuda_graphs import CudaGraphs
+from frame.plugins.platforms.options import CudaOptions
+from tests.plugins.platforms.recorder import FakeRecorder
+
+SETTINGS = {"max_model_len": 96, "max_num_seqs": 8, "num_gpu_blocks_override": 80, "dtype": "float32"}
+GIVEN = prompts(512, (3, 17, 40, 1, 9, 22))
+
+
+class Launched(ReferenceAttention):
+    """Decides nothing on the host."""
+
+    needs_python = False
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    write_tiny(folder, "LlamaForCausalLM")
+    return folder
+
+
+@pytest.fixture
+def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Starts an engine: (engine, its worker, its recorder, the plans that it launches)."""
+    monkeypatch.setattr(torch_attention, "TorchAttention", Launched)
+
+    @contextmanager
+    def started(*sizes: int | None, settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Any]:
+        recorder = FakeRecorder(*sizes)
+        given = CudaOptions(**{"graph_sizes": [1, 2, 4, 8], "graph_sizes_at_start": 1, **options})
+        monkeypatch.setattr(CpuPlatform, "graphs", lambda self: CudaGraphs(recorder, given, 8))
+        config = from_flat({"model": str(folder), **SETTINGS, "attention_backend": "torch", **(settings or {})})
+        plans: list[StepPlan] = []
+        with running(config, Registry.load()) as engine:
+            execute = engine.executor.execute
+            monkeypatch.setattr(engine.executor, "execute", lambda plan: (plans.append(plan), execute(plan))[1])
+            worker = engine.executor.call("run", {"function": lambda worker: worker})[0]
+            yield engine, worker, recorder, plans
+
+    return started
+
+
+@pytest.fixture
+def wanted(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The tokens of an engine that records nothing."""
+    with start() as (engine, worker, recorder, _):
+        worker.runner.device.graphs = EagerGraphs()
+        tokens = greedy(engine, GIVEN)
+        assert recorder.num_replayed == recorder.num_recorded == 2
+    return tokens
+
+
+def idle(engine: Engine, limit: int = 20) -> int:
+    """Steps that the engine takes while nobody asks for anything."""
+    for count in range(limit):
+        if not engine.has_idle_work():
+            return count
+        assert engine.step() == []
+        assert not engine.has_unfinished()
+    raise AssertionError("there is no end to it")
+
+
+def test_the_rest_is_recorded_while_nothing_else_is_to_do(start: Callable[..., Any], wanted: list[list[int]]) -> None:
+    with start() as (engine, worker, recorder, plans):
+        assert recorder.num_recorded == 2
+        assert idle(engine) == 2
+        assert recorder.num_recorded == 4
+        assert [(len(plan.slots), plan.capture) for plan in plans] == [(0, True)] * 2
+        assert not worker.runner.device.graphs.wanted()
+        before = recorder.num_replayed
+        assert greedy(engine, GIVEN) == wanted
+        assert recorder.num_replayed > before + 5
+        assert not any(plan.capture for plan in plans[2:])
+        assert idle(engine) == 0
+
+
+def test_while_requests_run_steps_are_recorded_now_and_then(
+    start: Callable[..., Any], wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then a batch is padded to a larger size, and the tokens are the same."""
+    monkeypatch.setattr(recording, "BUSY_STEPS", 3)
+    with start() as (engine, _, recorder, plans):
+        assert greedy(engine, GIVEN) == wanted
+        assert recorder.num_recorded == 4
+        asked = [place for place, plan in enumerate(plans) if plan.capture]
+        assert asked[0] >= 3
+        assert all(later - earlier > 3 for earlier, later in pairwise(asked))
+        assert len(asked) <= 4
+        assert greedy(engine, GIVEN) == wanted
+
+
+def test_a_kind_that_comes_later_is_recorded_later(start: Callable[..., Any], wanted: list[list[int]]) -> None:
+    with start() as (engine, worker, recorder, _):
+        idle(engine)
+        monkey = request("strict", GIVEN[0], 8, deterministic=True)
+        monkey.params.deterministic = False  # the reference cannot: only the plan says so
+        execute = worker.runner.execute
+
+        def as_if(plan: StepPlan) -> None:
+            plan.deterministic = True
+            execute(plan)
+
+        worker.runner.execute = as_if
+        found = tokens_of(drain(engine, [monkey])["strict"])
+        assert found == wanted[0][:8]
+        assert idle(engine) == 1
+        assert recorder.num_recorded == 5
+        assert greedy(engine, GIVEN[:1]) == wanted[:1]
+
+
+def test_memory_for_recordings_is_not_the_caches(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostMemory, "kv_bytes", lambda self, *given: 128 << 20)
+    found = []
+    for each, given in ((2 << 20, None), (8 << 20, None), (8 << 20, 14 << 20)):
+        with start(each, settings={"num_gpu_blocks_override": None}, graph_memory_bytes=given) as (
+            engine,
+            _,
+            recorder,
+            _,
+        ):
+            block = 3 * engine.executor.call("run", {"function": lambda worker: worker.memory.layout.page_bytes})[0]
+            found.append((recorder.num_forgotten, recorder.num_recorded, round(engine.info.num_blocks * block / 2**20)))
+    # two are recorded on trial, of the eight that may come: four sizes, deterministic and not
+    assert found == [(1, 4, 112), (1, 4, 64), (0, 2, 114)]
+
+
+@pytest.mark.parametrize("moved", ["input_ids", "layers.0", "KV cache"])
+def test_a_replay_that_would_read_where_nothing_is_any_more_is_an_error(moved: str, start: Callable[..., Any]) -> None:
+    with start(check_recorded_inputs=True) as (engine, worker, recorder, _):
+        found = greedy(engine, GIVEN[:1])
+        runner = worker.runner
+        if moved == "input_ids":
+            buffers = runner.inputs.buffers
+            object.__setattr__(buffers, "input_ids", buffers.input_ids.clone())
+            runner.inputs._cut = None
+        elif moved == "KV cache":
+            for layer in (one for one in runner.model.modules() if hasattr(one, "kv_cache")):
+                layer.kv_cache = layer.kv_cache.clone()
+        else:
+            weight = next(iter(runner.model.parameters()))
+            weight.data = weight.data.clone()
+        with pytest.raises(RuntimeError, match=r"recorded step 'decode-1' would read .* has moved"):
+            runner.recorded_inputs.check("decode-1")
+        worker._drop_stale_recordings()
+        before = recorder.num_recorded
+        assert greedy(engine, GIVEN[:1]) == found
+        idle(engine)
+        assert recorder.num_recorded == before + 4
+        assert greedy(engine, GIVEN[:1]) == found
+
+
+def test_recordings_are_dropped_where_memory_moved_in_its_sleep(
+    start: Callable[..., Any], wanted: list[list[int]]
+) -> None:
+    with start(check_recorded_inputs=True) as (engine, worker, recorder, _):
+        idle(engine)
+        assert greedy(engine, GIVEN) == wanted
+        before = worker.runner.recorded_inputs.addresses()
+        sizes = [one.untyped_storage().nbytes() for one in worker.memory.slots]
+        engine.call("sleep")
+        assert not engine.has_idle_work(), "what recorded steps read is not there"
+        held = [torch.empty(size, dtype=torch.uint8) for size in sizes]  # where the cache was, in all likelihood
+        engine.call("wake_up")
+        moved = worker.runner.recorded_inputs.addresses() != before
+        assert recorder.num_forgotten == moved
+        assert greedy(engine, GIVEN) == wanted
+        idle(engine)
+        assert recorder.num_recorded == (8 if moved else 4)
+        assert greedy(engine, GIVEN) == wanted
+        del held
+
+
+def test_new_weights_are_read_by_the_recordings_there_are(start: Callable[..., Any]) -> None:
+    with start(check_recorded_inputs=True) as (engine, _, recorder, _):
+        idle(engine)
+        old = greedy(engine, GIVEN)
+        engine.call("update_weights", {"load_format": "dummy"})
+        new = greedy(engine, GIVEN)
+        engine.call("update_weights", {"load_format": "auto"})
+        assert greedy(engine, GIVEN) == old != new
+        assert (recorder.num_forgotten, recorder.num_recorded) == (0, 4)
+
+
+def test_a_worker_says_whether_it_has_more_to_record(start: Callable[..., Any]) -> None:
+    with start() as (_, worker, _, _):
+        assert isinstance(worker, Worker)
+        assert worker.describe()["records"] is True
+    with start(graph_sizes_at_start=8) as (engine, worker, _, _):
+        assert worker.describe()["records"] is False
+        assert not engine.has_idle_work()
