@@ -23,6 +23,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.executor import DeadWorkerError, StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
+from ..logging import configure_logging
 from ..openmp import child_environment
 from ..registry import Choice, Registry
 
@@ -222,6 +223,7 @@ def serve_worker(descriptor: int) -> int:
     start = json.load(sys.stdin)
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
     config = FrameConfig.model_validate(start["config"])
+    configure_logging(config.server.log_level)
     worker = Worker(
         config, Registry.load(only=start["plugins"]), start["rank"], lambda stage: channel.send(Stage(stage))
     )
