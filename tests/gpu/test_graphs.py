@@ -1,0 +1,98 @@
+"""Recorded steps on a GPU: when they are made, what time and memory that takes, and that tokens stay equal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from frame.core.config.flat import from_flat
+from frame.core.engine.engine import Engine
+from frame.core.registry import Registry
+from frame.core.testing.checkpoints import make_checkpoint
+from frame.core.testing.engines import greedy, prompts, running
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+GIVEN = prompts(512, (3, 17, 40, 1, 9, 22, 5, 64, 30))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("graphs"), "qwen3")
+
+
+def started(folder: Path, plugin: dict[str, Any] | None = None, **settings: Any) -> Any:
+    given = {"max_model_len": 256, "gpu_memory_utilization": 0.2, "dtype": "float32", "max_num_seqs": 512, **settings}
+    config = from_flat({"model": str(folder), **given, "plugin": {"cuda": plugin or {}}})
+    return running(config, Registry.load())
+
+
+def graphs_of(engine: Engine) -> Any:
+    return engine.executor.call("run", {"function": lambda worker: worker.runner.device.graphs})[0]
+
+
+def test_sizes_are_recorded_at_the_start_then_while_idle_each_within_50_ms(folder: Path) -> None:
+    with started(folder) as engine:
+        graphs = graphs_of(engine)
+        assert graphs._ready["decode"] == [1, 2, 4, 8, 16, 24, 32, 48, 64, 512]
+        before = greedy(engine, GIVEN)
+        taken = []
+        while engine.has_idle_work():
+            start = time.perf_counter()
+            engine.step()
+            taken.append(time.perf_counter() - start)
+        assert len(graphs._ready["decode"]) == 19
+        print(f"recordings: {[round(1e3 * seconds) for seconds in taken]} ms, {graphs._used / 2**20:.1f} MiB "
+              f"of {graphs._budget / 2**20:.1f} MiB reserved")  # fmt: skip
+        assert sorted(taken)[len(taken) // 2] < 0.05
+        assert graphs._used <= graphs._budget
+        assert greedy(engine, GIVEN) == before
+
+
+def test_replays_read_where_recordings_did(folder: Path) -> None:
+    with started(folder, {"check_recorded_inputs": True}) as engine:
+        checked = greedy(engine, GIVEN)
+    with started(folder, enforce_eager=True) as engine:
+        assert greedy(engine, GIVEN) == checked
+
+
+def test_recordings_stop_where_their_memory_is_taken(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with started(folder, {"graph_memory_bytes": 1 << 20}) as engine:
+        assert len(graphs_of(engine)._recorded) < 19
+        found = greedy(engine, GIVEN)
+    assert sum("recorded steps stay" in line for line in caplog.messages) == 1
+    with started(folder, {"graph_memory_bytes": 0}) as engine:
+        assert not graphs_of(engine)._recorded
+        assert greedy(engine, GIVEN) == found
+
+
+def test_an_attention_backend_that_needs_python_serves_unrecorded(folder: Path) -> None:
+    with started(folder, attention_backend="torch") as engine:
+        assert not engine.has_idle_work()
+        found = greedy(engine, GIVEN)
+    with started(folder) as engine:
+        assert greedy(engine, GIVEN) == found
+
+
+def test_deterministic_steps_are_recorded_after_they_were_met(folder: Path) -> None:
+    with started(folder) as engine:
+        while engine.has_idle_work():
+            engine.step()
+        first = greedy_deterministic(engine)
+        assert engine.has_idle_work()
+        while engine.has_idle_work():
+            engine.step()
+        assert graphs_of(engine)._ready["deterministic"]
+        assert greedy_deterministic(engine) == first
+
+
+def greedy_deterministic(engine: Engine) -> list[list[int]]:
+    from frame.core.testing.engines import drain, request, tokens_of
+
+    asked = [request(str(index), prompt, 12, deterministic=True) for index, prompt in enumerate(GIVEN)]
+    outputs = drain(engine, asked)
+    return [tokens_of(outputs[str(index)]) for index in range(len(GIVEN))]
