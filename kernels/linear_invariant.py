@@ -2,19 +2,23 @@
 
 An output is the sum over the depth in steps of one length, in order, in float32, in one program: no split of the depth,
 and one kind of matrix instruction (tiles of 64 rows or more, which on Hopper is always the one of 64 rows and 16 of the
-depth). Only the number of rows and outputs of a tile follows the batch, and no sum knows those. Knows no layer.
+depth). Only the number of rows and outputs of a tile follows the batch, and no sum knows those; so many rows may go
+through `linear_hopper`, which sums alike. Knows no layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import ModuleType
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .activation import silu_mul
 
 #: Elements of the depth in a step: the same in every launch of a type, or the bits would follow the launch.
 BLOCK_K = 64
@@ -48,6 +52,8 @@ CANDIDATES: tuple[Tile, ...] = (
 )  # fmt: skip
 #: float32 has no such instruction and is multiplied exactly: one tile for all batches.
 WIDE_TILE = Tile(64, 64, 4, 2)
+#: More rows than these go through `linear_hopper` where it can serve them.
+TWIN_ROWS = 128
 
 
 @triton.jit
@@ -89,21 +95,37 @@ def _linear(
     tl.store(at, acc.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < outputs)[None, :])
 
 
-def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None, tile: Tile | None = None) -> Tensor:
-    """x Wᵀ + b for x [..., in_features] and weight [out_features, in_features], the last dimensions contiguous.
+def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b for x [..., in_features] and weight [out_features, in_features], the last dimensions contiguous."""
+    flat = _rows(x)
+    hopper = _hopper_for(flat, weight, len(weight))
+    product = tiled_product if hopper is None else hopper.product
+    out: Tensor = product(flat, weight, bias)
+    return out.view(*x.shape[:-1], len(weight))
+
+
+def linear_silu_mul_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """silu(a) · b of the halves a, b of `linear_invariant`, for x [rows, in_features]."""
+    flat = _rows(x)
+    hopper = _hopper_for(flat, weight, len(weight) // 2)
+    if hopper is None:
+        return silu_mul(tiled_product(flat, weight, bias))
+    out: Tensor = hopper.product(flat, weight, bias, gated=True)
+    return out
+
+
+def tiled_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, tile: Tile | None = None) -> Tensor:
+    """The product in Triton, of rows [rows, in_features], on any chip.
 
     `tile` replaces the sizes that suit the batch; it changes no bit of a 16-bit product.
     """
-    flat = x.reshape(-1, x.shape[-1])
-    if flat.stride(1) != 1:
-        flat = flat.contiguous()
     rows, depth = flat.shape
     outputs = weight.shape[0]
-    out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, outputs), dtype=flat.dtype, device=flat.device)
     if not rows:
         return out
-    wide = x.dtype.itemsize > 2
-    tile = tile or (WIDE_TILE if wide else tile_for(rows, outputs, _programs(x.device)))
+    wide = flat.dtype.itemsize > 2
+    tile = tile or (WIDE_TILE if wide else tile_for(rows, outputs, _programs(flat.device)))
     step = BLOCK_K_WIDE if wide else BLOCK_K
     copier = not wide and _copies(flat) and _copies(weight)
     left, right = flat, weight
@@ -127,6 +149,30 @@ def tile_for(rows: int, outputs: int, programs: int) -> Tile:
     while tile.block_n > 32 and triton.cdiv(rows, tile.block_m) * triton.cdiv(outputs, tile.block_n) < programs:
         tile = replace(tile, block_n=tile.block_n // 2, num_stages=min(8, tile.num_stages + 1))
     return tile
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x as [rows, in_features], the last dimension contiguous."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def _hopper_for(flat: Tensor, weight: Tensor, outputs: int) -> ModuleType | None:
+    """`linear_hopper` if it has a kernel for this product, whose result has so many columns."""
+    if len(flat) <= TWIN_ROWS or flat.device.type != "cuda" or flat.dtype.itemsize > 2:
+        return None
+    if outputs % 8 or not (_copies(flat) and _copies(weight)):
+        return None
+    return _hopper() if torch.cuda.get_device_capability(flat.device) == (9, 0) else None
+
+
+@lru_cache(maxsize=1)
+def _hopper() -> ModuleType | None:
+    try:
+        from . import linear_hopper
+    except ImportError:  # Triton's Gluon has changed
+        return None
+    return linear_hopper
 
 
 @lru_cache(maxsize=16)

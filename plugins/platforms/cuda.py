@@ -28,7 +28,7 @@ from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers, StepSizes
 from frame.kernels import activation, experts, filters, logits, logprobs, norm, rotary, routing, sampling, step
 from frame.kernels import linear as few_rows
-from frame.kernels.linear_invariant import linear_invariant
+from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant
 
 from . import weight_copies
 from .cuda_graphs import CudaGraphs
@@ -82,7 +82,9 @@ class CudaOps(Ops):
         return product(hidden, gate_up, down, weights, ids)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """In one kernel where one row leaves nothing but reading the weight."""
+        """In one kernel for one row, which leaves nothing but reading the weight, and where bits must not change."""
+        if self.invariant and x.dim() == 2:
+            return linear_silu_mul_invariant(x, weight, bias)
         if x.dim() == 2 and x.shape[0] == 1 and not self.invariant:
             return few_rows.linear_silu_mul(x, weight, bias)
         return super().linear_silu_mul(x, weight, bias)

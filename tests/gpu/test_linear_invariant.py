@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from frame.core.ops import linear as reference
-from frame.kernels.linear_invariant import CANDIDATES, TILES, Tile, linear_invariant, tile_for
+from frame.kernels import linear_hopper
+from frame.kernels.activation import silu_mul
+from frame.kernels.linear_hopper import HopperTile
+from frame.kernels.linear_invariant import (
+    CANDIDATES,
+    TILES,
+    Tile,
+    linear_invariant,
+    linear_silu_mul_invariant,
+    tile_for,
+    tiled_product,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -24,6 +35,10 @@ SHAPES = (
     else [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (1000, 520), (151, 96), (333, 77)]
 )
 ROWS = [*range(1, 301), 512, 1100, 8192]
+hopper = pytest.mark.skipif(
+    INTERPRETED or not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="Gluon kernels are not interpreted, and this one is for Hopper",
+)
 
 
 def inputs(rows: int, outputs: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,14 +78,46 @@ def test_bits_do_not_depend_on_the_number_of_rows(shape: tuple[int, int], dtype:
 def test_no_tile_changes_a_bit(tile: Tile) -> None:
     dtype = torch.float16 if INTERPRETED else torch.bfloat16
     x, weight, _ = inputs(130, 96, 200, dtype) if INTERPRETED else inputs(1100, 1536, 4096, dtype)
-    found, other = linear_invariant(x, weight, tile=tile), linear_invariant(x, weight, tile=TILES[0][1])
+    found, other = tiled_product(x, weight, tile=tile), tiled_product(x, weight, tile=TILES[0][1])
     assert torch.equal(found, other) or (INTERPRETED and torch.allclose(found, other, atol=0.1))
 
 
-def test_other_layouts() -> None:
-    x, weight, _ = inputs(12, 40, 64, torch.float16)
+@hopper
+@pytest.mark.parametrize("tile", [*linear_hopper.CANDIDATES, *linear_hopper.TILES.values()], ids=str)
+def test_no_tile_for_hopper_changes_a_bit(tile: HopperTile) -> None:
+    for rows, outputs, depth, dtype in (
+        (1, 8, 8, torch.bfloat16),
+        (129, 1000, 520, torch.float16),
+        (200, 144, 200, torch.bfloat16),
+        (1100, 1536, 4096, torch.bfloat16),
+        (8192, 6144, 4096, torch.bfloat16),
+    ):
+        x, weight, bias = inputs(rows, outputs, depth, dtype)
+        for given in (None, bias):
+            twin = tiled_product(x, weight, given)
+            assert torch.equal(linear_hopper.product(x, weight, given, tile), twin), (rows, outputs)
+            if tile.block_n > 64 and outputs % 16 == 0:
+                assert torch.equal(linear_hopper.product(x, weight, given, tile, gated=True), silu_mul(twin)), rows
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["plain", "bias"])
+def test_the_gated_product_is_the_product_and_its_gate(given: bool) -> None:
+    shape = (96, 64) if INTERPRETED else (28672, 4096)
+    for dtype in DTYPES[1:]:
+        x, weight, bias = inputs(20 if INTERPRETED else 1100, *shape, dtype)
+        offered = bias if given else None
+        whole = linear_silu_mul_invariant(x, weight, offered)
+        assert torch.equal(whole, silu_mul(linear_invariant(x, weight, offered)))
+        for rows in (1, 17) if INTERPRETED else (1, 64, 128, 129, 300, 512):
+            part = linear_silu_mul_invariant(x[-rows:], weight, offered)
+            assert INTERPRETED or torch.equal(part, whole[-rows:]), rows
+
+
+@pytest.mark.parametrize("rows", [12] if INTERPRETED else [12, 300])
+def test_other_layouts(rows: int) -> None:
+    x, weight, _ = inputs(rows, 40, 64, torch.float16)
     want = linear_invariant(x, weight)
-    assert torch.equal(linear_invariant(x.view(3, 4, 64), weight), want.view(3, 4, 40))
+    assert torch.equal(linear_invariant(x.view(3, rows // 3, 64), weight), want.view(3, rows // 3, 40))
     spread = torch.cat((x, x), 1)
     assert torch.equal(linear_invariant(spread[:, :64], weight), want)
     assert torch.equal(linear_invariant(x.t().contiguous().t(), weight), want)
@@ -82,3 +129,8 @@ def test_tiles_are_narrower_where_there_are_few() -> None:
     assert tile_for(8192, 4096, 132) == TILES[-1][1]
     assert {tile.block_m for _, tile in TILES} >= {64}
     assert all(tile.block_m >= 64 for tile in (*CANDIDATES, *(tile for _, tile in TILES)))
+    assert linear_hopper.tile_for(8192, 28672, 132).block_n == 256
+    assert linear_hopper.tile_for(256, 4096, 132).block_n == 64
+    assert linear_hopper.tile_for(256, 4096, 132, 128).block_n == 128
+    every = (*linear_hopper.CANDIDATES, *linear_hopper.TILES.values())
+    assert all(tile.shared_bytes + 1024 <= 227 << 10 for tile in every)

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from frame.kernels import activation, experts, linear, norm, rotary, routing
+from frame.kernels import activation, experts, linear, linear_hopper, norm, rotary, routing
 from frame.kernels.expert_launch import Shape, read_table
-from frame.kernels.linear_invariant import linear_invariant
+from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 
 from .ahead import DEVICE, H200
 
@@ -37,6 +37,23 @@ def invariant(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *
     """The product that heeds no batch."""
     given = _empty(outputs, dtype=dtype) if bias else None
     linear_invariant(_empty(rows, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype), given)
+
+
+def tiled(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
+    """Such a product where there is no kernel for Hopper."""
+    given = _empty(outputs, dtype=dtype) if bias else None
+    tiled_product(_empty(rows, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype), given)
+
+
+def gated_invariant(rows: int, size: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
+    """The gated product that heeds no batch."""
+    given = _empty(2 * size, dtype=dtype) if bias else None
+    linear_silu_mul_invariant(_empty(rows, inputs, dtype=dtype), _empty(2 * size, inputs, dtype=dtype), given)
+
+
+def hopper_tile(tile: linear_hopper.HopperTile, *, gated: bool = False) -> None:
+    """A tile of the product of many rows."""
+    linear_hopper.product(_empty(8192, 4096), _empty(28672, 4096), None, tile, gated=gated)
 
 
 def routed(
@@ -124,11 +141,29 @@ def product_launches() -> dict[str, Callable[[], None]]:
         found[f"two rows, {dtype}"] = partial(few_rows, 2, 2048, 4096, dtype)
         found[f"deterministic, {dtype}"] = partial(invariant, 300, 4096, 4096, dtype, bias=True)
     for rows, outputs in ((1, 4096), (100, 6144), (100, 151936), (400, 1024), (400, 6144), (400, 151936), (8192, 6144)):
-        found[f"deterministic, {rows} rows, {outputs} outputs"] = partial(invariant, rows, outputs, 4096)
-    found["deterministic, bias"] = partial(invariant, 8192, 6144, 4096, bias=True)
-    found["deterministic, uneven depth"] = partial(invariant, 400, 6144, 4104)
+        found[f"deterministic, {rows} rows, {outputs} outputs"] = partial(tiled, rows, outputs, 4096)
+    found["deterministic, bias"] = partial(tiled, 8192, 6144, 4096, bias=True)
+    found["deterministic, uneven depth"] = partial(tiled, 400, 6144, 4104)
     found["deterministic, no bulk copies"] = partial(invariant, 400, 6144, 4097)
     found["deterministic, float32, uneven depth"] = partial(invariant, 400, 6144, 4097, F32)
+    return found
+
+
+def hopper_products() -> dict[str, Callable[[], None]]:
+    """Products of many rows that heed no batch: by number of rows, gated, and in every tile."""
+    found: dict[str, Callable[[], None]] = {}
+    for rows, outputs in ((256, 4096), (512, 4096), (8192, 6144)):
+        found[f"many rows, {rows} x {outputs}"] = partial(invariant, rows, outputs, 4096)
+    for rows, size in ((130, 1024), (8192, 14336)):
+        found[f"many gated rows, {rows} x {size}"] = partial(gated_invariant, rows, size, 4096)
+    found["many rows, float16, bias"] = partial(invariant, 8192, 6144, 4104, F16, bias=True)
+    found["many gated rows, float16, bias"] = partial(gated_invariant, 8192, 11008, 4104, F16, bias=True)
+    found["many gated rows, one output"] = partial(gated_invariant, 300, 1, 8)  # the twin's
+    for tile in linear_hopper.CANDIDATES:
+        name = f"{tile.block_n} outputs, {tile.stages} stages, {tile.parts} parts, groups of {tile.group}"
+        found[f"many rows, {name}"] = partial(hopper_tile, tile)
+        if tile.block_n > 64:
+            found[f"many gated rows, {name}"] = partial(hopper_tile, tile, gated=True)
     return found
 
 
