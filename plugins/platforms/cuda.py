@@ -32,6 +32,8 @@ from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_inv
 
 from . import weight_copies
 from .cuda_graphs import CudaGraphs
+from .cuda_piece_recorder import PieceRecorder
+from .cuda_pieces import Pieces, most_tokens
 from .cuda_recorder import Recorder
 from .options import CudaOptions
 from .rehearsal import can_rehearse, read_triton, rehearse, without_lines
@@ -150,7 +152,12 @@ class CudaPlatform(Platform):
 
     @cached_property
     def _memory(self) -> Memory:
-        return CudaMemory(self.device)
+        recorded = self.options.record_prompts and not self.config.executor.enforce_eager
+        return CudaMemory(self.device, self._max_tokens if recorded else 0)
+
+    @property
+    def _max_tokens(self) -> int:
+        return int(self.config.scheduler.max_num_batched_tokens)
 
     def compile_ahead(self, rehearse: Callable[[Platform], None]) -> None:
         """Starts compiling in a process of its own, before there is a context on the device that it would inherit."""
@@ -176,7 +183,9 @@ class CudaPlatform(Platform):
         return CudaGraphs(
             Recorder(self.device),
             self.options,
-            min(self.config.scheduler.max_num_seqs, self.config.scheduler.max_num_batched_tokens),
+            min(self.config.scheduler.max_num_seqs, self._max_tokens),
+            pieces=Pieces(PieceRecorder(self.device)),
+            max_tokens=self._max_tokens,
             deterministic=self.config.model.deterministic,
             shares_prefixes=self.config.attention.shared_prefix_min_tokens > 0,
         )
@@ -234,12 +243,16 @@ class CudaStreams(Streams):
 
 
 class CudaMemory(Memory):
-    """The device's memory as the driver and torch's allocator report it."""
+    """The device's memory as the driver and torch's allocator report it.
+
+    `max_tokens` are those of the step that is profiled where steps with prompts are recorded, else 0.
+    """
 
     needs_profile = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, max_tokens: int = 0) -> None:
         self._device = device
+        self._max_tokens = max_tokens
 
     def snapshot(self) -> MemorySnapshot:
         free, total = torch.cuda.mem_get_info(self._device)
@@ -251,8 +264,11 @@ class CudaMemory(Memory):
         )
 
     def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int, full_bytes: int) -> int:
-        """The configured share, less what weights and the profiling step took at most, less a reserve."""
-        del weights_bytes, full_bytes
+        """The configured share, less what weights and the profiling step took at most, less a reserve.
+
+        Of what the profiling step took, recorded steps with prompts will take their part once more.
+        """
+        del full_bytes
         now = self.snapshot()
         requested = int(now.total * utilization)
         if start.free < requested:
@@ -263,4 +279,8 @@ class CudaMemory(Memory):
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         outside = (total - free) - torch.cuda.memory_reserved(self._device) - (start.total - start.free)
-        return requested - now.peak - max(0, outside) - RESERVE_BYTES
+        recorded = 0
+        if self._max_tokens:
+            share = most_tokens(weights_bytes, self._max_tokens) / self._max_tokens
+            recorded = int(share * max(0, now.peak - weights_bytes))
+        return requested - now.peak - recorded - max(0, outside) - RESERVE_BYTES

@@ -1,7 +1,8 @@
-"""Recorded decode steps: which sizes are recorded when, how a batch is padded to one, and replay.
+"""Recorded steps: which sizes are recorded when, how a batch is padded to one, and replay.
 
-A recorded step is a decode step of every row (one token each): its inputs lie in the runner's buffers at fixed
-addresses, so replaying needs no arguments. Everything else runs eagerly. Knows no model and no device.
+A step that is recorded whole is a decode step of every row (one token each): its inputs lie in the runner's buffers at
+fixed addresses, so replaying needs no arguments. Steps with prompts are recorded in pieces (`cuda_pieces`) where that
+is worth it, everything else runs eagerly. Knows no model and no device.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from frame.core.interfaces.model import Model
 from frame.core.interfaces.platform import Forward, Graphs, StepShape
 from frame.core.interfaces.step import StepPlan
 
+from .cuda_pieces import Pieces, most_tokens
 from .cuda_recorder import Recorded
 from .options import CudaOptions
 
@@ -29,6 +31,7 @@ logger = logging.getLogger("frame.platforms.cuda")
 MAX_ROWS = 512
 #: The driver gives memory out in pieces of this size, so a recording that shows none may still take some.
 LEAST_BYTES = 2 << 20
+_PIECES = "pieces"
 
 
 class StepRecorder(Protocol):
@@ -46,8 +49,8 @@ class CudaGraphs(Graphs):
 
     Before the first request the largest size and the small ones are recorded, of the engine's own kind (`deterministic`
     or not); the others while nothing else is to do, or between steps. A batch runs at the next larger size that is
-    recorded; the size that it would rather have is recorded next. Where there is none it runs eagerly. `kinds` are all
-    that may come, for the memory that they will take.
+    recorded; the size that it would rather have is recorded next. Where there is none it runs eagerly. Ordinary steps
+    of other shapes run in pieces. `limit` rows and `max_tokens` tokens are the most of a step.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class CudaGraphs(Graphs):
         options: CudaOptions,
         limit: int,
         *,
+        pieces: Pieces,
+        max_tokens: int,
         deterministic: bool = False,
         shares_prefixes: bool = False,
     ) -> None:
@@ -63,6 +68,8 @@ class CudaGraphs(Graphs):
         self._sizes = sorted(size for size in sizes if size <= MAX_ROWS)
         self.checks_inputs = options.check_recorded_inputs
         self._recorder = recorder
+        self._pieces = pieces
+        self._max_tokens = max_tokens if options.record_prompts else 0
         self._deterministic = deterministic
         self._num_kinds = 1 if deterministic else 2 + shares_prefixes
         self._at_start = options.graph_sizes_at_start
@@ -81,9 +88,13 @@ class CudaGraphs(Graphs):
         if self._recorded:
             self._recorded.clear()
             self._recorder.forget()
+        self._pieces.drop()
         self._ready: dict[str, list[int]] = {}  # by kind: the sizes that are recorded, ascending
 
     def prepare(self, model: Model) -> Model:
+        if not (model.whole_prompts or model.segments):
+            weights_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+            self._pieces.limit = most_tokens(weights_bytes, self._max_tokens)
         return model
 
     def shape(self, plan: StepPlan) -> StepShape:
@@ -91,7 +102,8 @@ class CudaGraphs(Graphs):
         shared = bool(plan.prefixes)
         eager = StepShape(tokens, rows, tokens, rows, deterministic=deterministic, shared=shared)
         if tokens != rows or rows > self._sizes[-1]:
-            return eager
+            padded = 0 if deterministic or shared else self._pieces.padded(tokens)
+            return replace(eager, padded_tokens=padded, graph=f"{_PIECES}-{padded}") if padded else eager
         best = self._sizes[bisect_left(self._sizes, rows)]
         ready = self._ready.get(_kind(deterministic, shared), [])
         place = bisect_left(ready, rows)
@@ -102,6 +114,8 @@ class CudaGraphs(Graphs):
     def run(self, shape: StepShape, forward: Forward) -> Tensor:
         if shape.graph is None:
             return forward()
+        if shape.graph.startswith(_PIECES):
+            return self._pieces.run(shape.padded_tokens, forward)
         if self._recording == shape.graph:
             self._record(shape, forward)
         recorded = self._recorded[shape.graph]

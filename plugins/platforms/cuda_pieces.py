@@ -33,10 +33,10 @@ Attend = Callable[[Tensor, Tensor, Tensor, ForwardStep], Tensor]
 Replay = Callable[[], None]
 
 
-def most_tokens(weights_bytes: int) -> int:
-    """Up to how many tokens steps of a model with so many bytes of weights are worth recording."""
-    worthwhile = WORTHWHILE / max(1, weights_bytes)
-    return max((size for size in SIZES if size <= worthwhile), default=0)
+def most_tokens(weights_bytes: int, max_tokens: int) -> int:
+    """Up to how many tokens steps of a model with so many bytes of weights are worth recording, of `max_tokens`."""
+    most = min(max_tokens, WORTHWHILE / max(1, weights_bytes))
+    return max((size for size in SIZES if size <= most), default=0)
 
 
 class Recorder(Protocol):

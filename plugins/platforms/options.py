@@ -20,6 +20,11 @@ class CudaOptions(BaseModel):
         description="The largest of these sizes and those up to this one are recorded before the first request, the "
         "others while nothing else is to do, or between steps.",
     )
+    record_prompts: bool = Field(
+        True,
+        description="Record steps with prompts, too, in pieces between which attention runs as it is, for as many "
+        "tokens as the device computes sooner than the host launches.",
+    )
     graph_memory_bytes: int | None = Field(
         None,
         ge=0,

@@ -182,4 +182,5 @@ def test_sizes_hold_the_tokens_and_end_at_the_limit() -> None:
 
 @pytest.mark.parametrize(("billions", "tokens"), [(0.6, 8192), (8.0, 512), (70.0, 64), (1000.0, 0)])
 def test_larger_models_are_recorded_for_fewer_tokens(billions: float, tokens: int) -> None:
-    assert most_tokens(int(billions * 2e9)) == tokens
+    assert most_tokens(int(billions * 2e9), 16384) == tokens
+    assert most_tokens(int(billions * 2e9), 100) == min(tokens, 96)
