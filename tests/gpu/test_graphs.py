@@ -90,6 +90,25 @@ def test_deterministic_steps_are_recorded_after_they_were_met(folder: Path) -> N
         assert greedy_deterministic(engine) == first
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "gemma2", "gpt2", "llama"])
+def test_steps_with_prompts_run_in_pieces(family: str, tmp_path: Path) -> None:
+    """Chunks of prompts beside decodes, padded, recorded and replayed: the tokens of an engine that records nothing."""
+    folder = make_checkpoint(tmp_path, family)
+    asked = prompts(512, (3, 17, 90, 1, 9, 60, 5, 64, 30))
+    settings = {"max_model_len": 128, "max_num_batched_tokens": 48, "enable_prefix_caching": False}
+    with started(folder, enforce_eager=True, **settings) as engine:
+        wanted = greedy(engine, asked)
+    with started(folder, **settings) as engine:
+        pieces = graphs_of(engine)._pieces
+        assert pieces.limit == 32
+        for _ in range(3):
+            assert greedy(engine, asked) == wanted
+        assert {16, 32} >= set(pieces._recordings) >= {32}
+        start, alone = time.perf_counter(), prompts(512, (20,))
+        assert greedy(engine, alone, 1) == greedy(engine, alone, 1)
+        print(f"{family}: two prompts of 20 tokens in {1e3 * (time.perf_counter() - start):.1f} ms")
+
+
 def greedy_deterministic(engine: Engine) -> list[list[int]]:
     from frame.core.testing.engines import drain, request, tokens_of
 

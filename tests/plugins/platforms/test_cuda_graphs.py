@@ -13,8 +13,10 @@ from frame.core.interfaces.platform import StepShape
 from frame.core.interfaces.step import PrefixRows, StepPlan
 from frame.core.testing.platform_suite import step_of
 from frame.plugins.platforms.cuda_graphs import LEAST_BYTES, CudaGraphs
+from frame.plugins.platforms.cuda_pieces import Pieces
 from frame.plugins.platforms.options import CudaOptions
 from tests.plugins.platforms.recorder import FakeRecorder
+from tests.plugins.platforms.tape import TapeRecorder
 
 SIZES = [1, 2, 4, 8, 16, 32]
 
@@ -25,7 +27,9 @@ class Device:
     def __init__(self, *sizes: int | None, limit: int = 64, deterministic: bool = False, **options: object) -> None:
         self.recorder = FakeRecorder(*sizes)
         given = CudaOptions(**{"graph_sizes": SIZES, "graph_sizes_at_start": 4, **options})
-        self.graphs = CudaGraphs(self.recorder, given, limit, deterministic=deterministic)
+        self.graphs = CudaGraphs(
+            self.recorder, given, limit, pieces=Pieces(TapeRecorder()), max_tokens=0, deterministic=deterministic
+        )
         self.recorded: list[str] = []
 
     def run_dummy(self, shape: StepShape) -> None:

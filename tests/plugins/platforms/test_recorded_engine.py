@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from frame.core.engine import recording
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.platform import EagerGraphs
 from frame.core.interfaces.step import StepPlan
+from frame.core.ops import Ops
 from frame.core.registry import Registry
 from frame.core.testing.engines import drain, greedy, prompts, request, running, tokens_of
 from frame.core.testing.reference_attention import ReferenceAttention
@@ -24,8 +26,10 @@ from frame.core.worker.worker import Worker
 from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform, HostMemory
 from frame.plugins.platforms.cuda_graphs import CudaGraphs
+from frame.plugins.platforms.cuda_pieces import Pieces
 from frame.plugins.platforms.options import CudaOptions
 from tests.plugins.platforms.recorder import FakeRecorder
+from tests.plugins.platforms.tape import TapeRecorder
 
 SETTINGS = {"max_model_len": 96, "max_num_seqs": 8, "num_gpu_blocks_override": 80, "dtype": "float32"}
 GIVEN = prompts(512, (3, 17, 40, 1, 9, 22))
@@ -50,10 +54,14 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(torch_attention, "TorchAttention", Launched)
 
     @contextmanager
-    def started(*sizes: int | None, settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Any]:
+    def started(
+        *sizes: int | None, settings: dict[str, Any] | None = None, max_tokens: int = 0, **options: Any
+    ) -> Iterator[Any]:
         recorder = FakeRecorder(*sizes)
         given = CudaOptions(**{"graph_sizes": [1, 2, 4, 8], "graph_sizes_at_start": 1, **options})
-        monkeypatch.setattr(CpuPlatform, "graphs", lambda self: CudaGraphs(recorder, given, 8))
+        pieces = Pieces(TapeRecorder())
+        graphs = partial(CudaGraphs, recorder, given, 8, pieces=pieces, max_tokens=max_tokens)
+        monkeypatch.setattr(CpuPlatform, "graphs", lambda self: graphs())
         config = from_flat({"model": str(folder), **SETTINGS, "attention_backend": "torch", **(settings or {})})
         plans: list[StepPlan] = []
         with running(config, Registry.load()) as engine:
@@ -213,3 +221,22 @@ def test_a_worker_says_whether_it_has_more_to_record(start: Callable[..., Any]) 
     with start(graph_sizes_at_start=8) as (engine, worker, _, _):
         assert worker.describe()["records"] is False
         assert not engine.has_idle_work()
+
+
+def test_steps_with_prompts_run_in_pieces(
+    start: Callable[..., Any], wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of prompts beside decodes, padded: the tokens are those of an engine that records nothing."""
+    monkeypatch.setattr(CpuPlatform, "ops", lambda self: Ops())  # on a tape are torch's operators only
+    budget = {"max_num_batched_tokens": 24, "enable_prefix_caching": False}
+    with start(settings=budget, max_tokens=24) as (engine, worker, _, plans):
+        pieces = worker.runner.device.graphs._pieces
+        assert pieces.limit == 16
+        for _ in range(3):
+            assert greedy(engine, GIVEN) == wanted
+        assert set(pieces._recordings) == {16}
+        recorder = pieces._recorder
+        before, recorder.fails_after = recorder.ended, recorder.ended
+        assert greedy(engine, GIVEN) == wanted
+        assert recorder.ended == before, "what is recorded is not recorded again"
+        assert any(len(plan.slots) < plan.num_tokens <= 16 for plan in plans)
