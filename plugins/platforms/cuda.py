@@ -33,7 +33,7 @@ from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_inv
 from . import weight_copies
 from .cuda_graphs import CudaGraphs
 from .cuda_piece_recorder import PieceRecorder
-from .cuda_pieces import Pieces, most_tokens
+from .cuda_pieces import Pieces, sizes_for
 from .cuda_recorder import Recorder
 from .options import CudaOptions
 from .rehearsal import can_rehearse, read_triton, rehearse, without_lines
@@ -281,6 +281,6 @@ class CudaMemory(Memory):
         outside = (total - free) - torch.cuda.memory_reserved(self._device) - (start.total - start.free)
         recorded = 0
         if self._max_tokens:
-            share = most_tokens(weights_bytes, self._max_tokens) / self._max_tokens
+            share = max(sizes_for(weights_bytes, self._max_tokens), default=0) / self._max_tokens
             recorded = int(share * max(0, now.peak - weights_bytes))
         return requested - now.peak - recorded - max(0, outside) - RESERVE_BYTES

@@ -21,7 +21,7 @@ from frame.core.interfaces.model import Model
 from frame.core.interfaces.platform import Forward, Graphs, StepShape
 from frame.core.interfaces.step import StepPlan
 
-from .cuda_pieces import Pieces, most_tokens
+from .cuda_pieces import Pieces, sizes_for
 from .cuda_recorder import Recorded
 from .options import CudaOptions
 
@@ -94,7 +94,7 @@ class CudaGraphs(Graphs):
     def prepare(self, model: Model) -> Model:
         if not (model.whole_prompts or model.segments):
             weights_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-            self._pieces.limit = most_tokens(weights_bytes, self._max_tokens)
+            self._pieces.sizes = sizes_for(weights_bytes, self._max_tokens)
         return model
 
     def shape(self, plan: StepPlan) -> StepShape:

@@ -33,10 +33,10 @@ Attend = Callable[[Tensor, Tensor, Tensor, ForwardStep], Tensor]
 Replay = Callable[[], None]
 
 
-def most_tokens(weights_bytes: int, max_tokens: int) -> int:
-    """Up to how many tokens steps of a model with so many bytes of weights are worth recording, of `max_tokens`."""
+def sizes_for(weights_bytes: int, max_tokens: int) -> list[int]:
+    """The sizes worth recording of a model with so many bytes of weights, ascending; `max_tokens` is a step's most."""
     most = min(max_tokens, WORTHWHILE / max(1, weights_bytes))
-    return max((size for size in SIZES if size <= most), default=0)
+    return sorted(size for size in {*SIZES, max_tokens} if 0 < size <= most)
 
 
 class Recorder(Protocol):
@@ -86,11 +86,11 @@ class Pieces:
     """Recordings by padded number of tokens.
 
     A size is recorded when it is met for the second time: that step runs piece by piece while they are recorded. Steps
-    of more than `limit` tokens are not.
+    larger than all of `sizes`, which ascend, are not.
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self.limit = 0
+        self.sizes: list[int] = []
         self._recorder = recorder
         self._met: set[int] = set()
         self._recordings: dict[int, Recording] = {}
@@ -98,7 +98,8 @@ class Pieces:
 
     def padded(self, tokens: int) -> int:
         """The size that a step of so many tokens is padded to; 0 where it is not to be recorded."""
-        return SIZES[bisect_left(SIZES, tokens)] if tokens <= self.limit else 0
+        place = bisect_left(self.sizes, tokens)
+        return self.sizes[place] if place < len(self.sizes) else 0
 
     def drop(self) -> None:
         """Forgets all recordings: what they read has moved."""
@@ -145,7 +146,7 @@ class Pieces:
                 last = recorder.end()
                 last()
         except Exception as error:
-            self.limit = 0
+            self.sizes = []
             self.drop()
             logger.warning("steps with prompts are no longer recorded: %s: %s", type(error).__name__, error)
             return forward()
@@ -157,5 +158,5 @@ class Pieces:
         key = *out.shape[1:], out.dtype.itemsize
         place = self._places.get(key)
         if place is None or len(place) < len(out):
-            place = self._places[key] = out.new_empty((max(self.limit, len(out)), *out.shape[1:]))
+            place = self._places[key] = out.new_empty((max([*self.sizes, len(out)]), *out.shape[1:]))
         return place[: len(out)]

@@ -100,10 +100,10 @@ def test_steps_with_prompts_run_in_pieces(family: str, tmp_path: Path) -> None:
         wanted = greedy(engine, asked)
     with started(folder, **settings) as engine:
         pieces = graphs_of(engine)._pieces
-        assert pieces.limit == 32
+        assert pieces.sizes == [16, 32, 48]
         for _ in range(3):
             assert greedy(engine, asked) == wanted
-        assert {16, 32} >= set(pieces._recordings) >= {32}
+        assert 48 in pieces._recordings
         start, alone = time.perf_counter(), prompts(512, (20,))
         assert greedy(engine, alone, 1) == greedy(engine, alone, 1)
         print(f"{family}: two prompts of 20 tokens in {1e3 * (time.perf_counter() - start):.1f} ms")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from frame.core.interfaces.model import ForwardStep
-from frame.plugins.platforms.cuda_pieces import SIZES, Pieces, most_tokens
+from frame.plugins.platforms.cuda_pieces import SIZES, Pieces, sizes_for
 from tests.plugins.platforms.tape import TapeRecorder
 
 WIDTH, LAYERS = 8, 3
@@ -62,7 +62,7 @@ def toy() -> Iterator[Toy]:
 
 def pieces_of(recorder: TapeRecorder, limit: int = 64) -> Pieces:
     pieces = Pieces(recorder)
-    pieces.limit = limit
+    pieces.sizes = [size for size in SIZES if size <= limit]
     return pieces
 
 
@@ -121,5 +121,7 @@ def test_sizes_hold_the_tokens_and_end_at_the_limit() -> None:
 
 @pytest.mark.parametrize(("billions", "tokens"), [(0.6, 8192), (8.0, 512), (70.0, 64), (1000.0, 0)])
 def test_larger_models_are_recorded_for_fewer_tokens(billions: float, tokens: int) -> None:
-    assert most_tokens(int(billions * 2e9), 16384) == tokens
-    assert most_tokens(int(billions * 2e9), 100) == min(tokens, 96)
+    weights_bytes = int(billions * 2e9)
+    assert max(sizes_for(weights_bytes, 16384), default=0) == tokens
+    assert max(sizes_for(weights_bytes, 100), default=0) == min(tokens, 100), "a full step has its own size"
+    assert sizes_for(weights_bytes, 0) == []
