@@ -8,9 +8,9 @@ through `linear_hopper`, which sums alike. Knows no layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import ModuleType
 
 import torch
 import triton
@@ -98,20 +98,37 @@ def _linear(
 def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b for x [..., in_features] and weight [out_features, in_features], the last dimensions contiguous."""
     flat = _rows(x)
-    hopper = _hopper_for(flat, weight, len(weight))
-    product = tiled_product if hopper is None else hopper.product
-    out: Tensor = product(flat, weight, bias)
+    out = hopper_product(flat, weight, bias)
+    if out is None:
+        out = tiled_product(flat, weight, bias)
     return out.view(*x.shape[:-1], len(weight))
 
 
 def linear_silu_mul_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """silu(a) · b of the halves a, b of `linear_invariant`, for x [rows, in_features]."""
     flat = _rows(x)
-    hopper = _hopper_for(flat, weight, len(weight) // 2)
-    if hopper is None:
-        return silu_mul(tiled_product(flat, weight, bias))
-    out: Tensor = hopper.product(flat, weight, bias, gated=True)
-    return out
+    out = hopper_product(flat, weight, bias, gated=True)
+    return silu_mul(tiled_product(flat, weight, bias)) if out is None else out
+
+
+def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor | None:
+    """`linear_hopper.product` of rows [rows, in_features], or None where there is none or they are few."""
+    outputs = len(weight) // 2 if gated else len(weight)
+    if len(flat) <= TWIN_ROWS or flat.device.type != "cuda" or flat.dtype.itemsize > 2 or outputs % 8:
+        return None
+    if flat.stride(1) != 1 or not (_copies(flat) and _copies(weight)):
+        return None
+    kernel = _hopper() if torch.cuda.get_device_capability(flat.device) == (9, 0) else None
+    return None if kernel is None else kernel(flat, weight, bias, gated=gated)
+
+
+@lru_cache(maxsize=1)
+def _hopper() -> Callable[..., Tensor] | None:
+    try:
+        from .linear_hopper import product
+    except ImportError:  # Triton's Gluon has changed
+        return None
+    return product
 
 
 def tiled_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, tile: Tile | None = None) -> Tensor:
@@ -155,24 +172,6 @@ def _rows(x: Tensor) -> Tensor:
     """x as [rows, in_features], the last dimension contiguous."""
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 else flat.contiguous()
-
-
-def _hopper_for(flat: Tensor, weight: Tensor, outputs: int) -> ModuleType | None:
-    """`linear_hopper` if it has a kernel for this product, whose result has so many columns."""
-    if len(flat) <= TWIN_ROWS or flat.device.type != "cuda" or flat.dtype.itemsize > 2:
-        return None
-    if outputs % 8 or not (_copies(flat) and _copies(weight)):
-        return None
-    return _hopper() if torch.cuda.get_device_capability(flat.device) == (9, 0) else None
-
-
-@lru_cache(maxsize=1)
-def _hopper() -> ModuleType | None:
-    try:
-        from . import linear_hopper
-    except ImportError:  # Triton's Gluon has changed
-        return None
-    return linear_hopper
 
 
 @lru_cache(maxsize=16)

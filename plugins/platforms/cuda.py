@@ -28,14 +28,14 @@ from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers, StepSizes
 from frame.kernels import activation, experts, filters, logits, logprobs, norm, rotary, routing, sampling, step
 from frame.kernels import linear as few_rows
-from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant
+from frame.kernels.linear_invariant import hopper_product, linear_invariant, linear_silu_mul_invariant
 
 from . import weight_copies
 from .cuda_graphs import CudaGraphs
 from .cuda_piece_recorder import PieceRecorder
 from .cuda_pieces import Pieces, sizes_for
 from .cuda_recorder import Recorder
-from .options import CudaOptions
+from .options import CudaOptions, HopperProducts
 from .rehearsal import can_rehearse, read_triton, rehearse, without_lines
 
 #: Kept free beside weights, cache, activations and recorded steps: library workspaces, and what fragments take.
@@ -44,6 +44,11 @@ RESERVE_BYTES = 400 << 20
 
 class CudaOps(Ops):
     """The ops that kernels do faster, or without waiting for the device."""
+
+    def __init__(self, hopper_products: HopperProducts = "deterministic") -> None:
+        super().__init__()
+        self._gates = hopper_products != "deterministic"
+        self._multiplies = hopper_products == "all"
 
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
@@ -77,6 +82,8 @@ class CudaOps(Ops):
             return linear_invariant(x, weight, bias)
         if x.dim() == 2 and few_rows.pays(x.shape[0], weight.shape[0]):
             return few_rows.linear(x, weight, bias)
+        if self._multiplies and x.dim() == 2 and (out := hopper_product(x, weight, bias)) is not None:
+            return out
         return torch.nn.functional.linear(x, weight, bias)
 
     def fused_experts(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
@@ -85,10 +92,14 @@ class CudaOps(Ops):
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """In one kernel for one row, which leaves nothing but reading the weight, and where bits must not change."""
-        if self.invariant and x.dim() == 2:
+        if x.dim() != 2:
+            return super().linear_silu_mul(x, weight, bias)
+        if self.invariant:
             return linear_silu_mul_invariant(x, weight, bias)
-        if x.dim() == 2 and x.shape[0] == 1 and not self.invariant:
+        if x.shape[0] == 1:
             return few_rows.linear_silu_mul(x, weight, bias)
+        if self._gates and (out := hopper_product(x, weight, bias, gated=True)) is not None:
+            return out
         return super().linear_silu_mul(x, weight, bias)
 
 
@@ -101,7 +112,7 @@ class CudaPlatform(Platform):
 
     def __init__(self, *, config: Any, options: CudaOptions | None = None, local_rank: int = 0) -> None:
         super().__init__(config=config, options=options or CudaOptions(), local_rank=local_rank)
-        self._ops = CudaOps()
+        self._ops = CudaOps(self.options.hopper_products)
         self._ahead: Callable[[], bool] | None = None
         self._open()
 

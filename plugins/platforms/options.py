@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
+
+#: Which products of more than 128 rows our own kernel for Hopper does.
+HopperProducts = Literal["deterministic", "gated", "all"]
 
 
 class CudaOptions(BaseModel):
@@ -35,6 +40,11 @@ class CudaOptions(BaseModel):
         False,
         description="Check before each replay of a recorded step that all it reads lies where it lay; for debugging, "
         "as it costs about as much as the step.",
+    )
+    hopper_products: HopperProducts = Field(
+        "deterministic",
+        description="On Hopper, which products of more than 128 tokens our own kernel does, not the library: those "
+        "of deterministic steps; in all steps also those that gate what they multiply; or all.",
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from frame.kernels import activation, experts, linear, linear_hopper, norm, rotary, routing
 from frame.kernels.expert_launch import Shape, read_table
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
+from frame.plugins.platforms.cuda import CudaOps
 
 from .ahead import DEVICE, H200
 
@@ -49,6 +50,11 @@ def gated_invariant(rows: int, size: int, inputs: int, dtype: torch.dtype = BF16
     """The gated product that heeds no batch."""
     given = _empty(2 * size, dtype=dtype) if bias else None
     linear_silu_mul_invariant(_empty(rows, inputs, dtype=dtype), _empty(2 * size, inputs, dtype=dtype), given)
+
+
+def ordinary(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """An op of steps that need not be deterministic."""
+    product(_empty(8192, 4096), _empty(28672, 4096))
 
 
 def hopper_tile(tile: linear_hopper.HopperTile, *, gated: bool = False) -> None:
@@ -158,6 +164,8 @@ def hopper_products() -> dict[str, Callable[[], None]]:
         found[f"many gated rows, {rows} x {size}"] = partial(gated_invariant, rows, size, 4096)
     found["many rows, float16, bias"] = partial(invariant, 8192, 6144, 4104, F16, bias=True)
     found["many gated rows, float16, bias"] = partial(gated_invariant, 8192, 11008, 4104, F16, bias=True)
+    found["many ordinary rows"] = lambda: ordinary(CudaOps("all").linear)
+    found["many ordinary gated rows"] = lambda: ordinary(CudaOps("gated").linear_silu_mul)
     found["many gated rows, one output"] = partial(gated_invariant, 300, 1, 8)  # the twin's
     for tile in linear_hopper.CANDIDATES:
         name = f"{tile.block_n} outputs, {tile.stages} stages, {tile.parts} parts, groups of {tile.group}"
