@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +19,12 @@ class PieceRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None  # made with the first recording: until then there may be no device
         self._graph: torch.cuda.CUDAGraph | None = None
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -35,6 +40,7 @@ class PieceRecorder:
 
     def begin(self) -> None:
         """From here on nothing runs."""
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
         # other threads may allocate meanwhile, such as those that copy weights
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -49,7 +55,7 @@ class PieceRecorder:
 
     def forget(self) -> None:
         """All recordings are gone: the next ones get a pool of their own."""
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = None
 
     def see(self, tensor: Tensor) -> Tensor:
         """The same memory, not kept: what is recorded later uses it again, when its time is over."""
