@@ -53,6 +53,8 @@ def start(options: argparse.Namespace, folder: str) -> tuple[LLM, int]:
     config = MODELS[options.model][0]
     (Path(folder) / "config.json").write_text(json.dumps(config))
     settings: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 4096, "load_format": "dummy"}
+    if options.hopper_products:
+        settings["plugin"] = {"cuda": {"hopper_products": options.hopper_products}}
     llm = LLM(folder, skip_tokenizer_init=True, enable_prefix_caching=False, **settings)
     return llm, config["vocab_size"] - 1000
 
@@ -65,6 +67,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512, help="Tokens of a prompt on average.")
     parser.add_argument("--length", type=int, default=256, help="Tokens of an output on average.")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--hopper-products", help="The option of that name of the CUDA platform.")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
