@@ -197,9 +197,7 @@ def _converts_e4m3() -> bool:
 
 def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[..., Tensor] | None:
     """The prefill kernel for this layer on this device; None where there is none, or Triton's Gluon has changed."""
-    if options.hopper_prefill == "off" or spec.device_type != "cuda" or spec.alibi or spec.kv_dtype != spec.dtype:
-        return None
-    if options.hopper_prefill == "measured" and spec.head_dim > 128:
+    if not options.hopper_prefill or spec.device_type != "cuda" or spec.alibi or spec.kv_dtype != spec.dtype:
         return None
     try:
         from frame.kernels import prefill
@@ -207,7 +205,10 @@ def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[...,
         return None
     if not prefill.serves(spec.head_dim, spec.block_size, spec.dtype):
         return None
-    return partial(prefill.prefill_attention, persistent=options.persistent_prefill)
+    persistent = options.persistent_prefill
+    if persistent is None:
+        persistent = spec.window > 0 and spec.head_dim <= 128
+    return partial(prefill.prefill_attention, persistent=persistent)
 
 
 def _num_multiprocessors(device_type: str) -> int:

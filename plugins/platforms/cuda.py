@@ -28,7 +28,7 @@ from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers, StepSizes
 from frame.kernels import activation, experts, filters, logits, logprobs, norm, rotary, routing, sampling, step
 from frame.kernels import linear as few_rows
-from frame.kernels.linear_invariant import hopper_product, linear_invariant, linear_silu_mul_invariant
+from frame.kernels.linear_invariant import gate_pays, hopper_product, linear_invariant, linear_silu_mul_invariant
 
 from . import weight_copies
 from .cuda_graphs import CudaGraphs
@@ -45,7 +45,7 @@ RESERVE_BYTES = 400 << 20
 class CudaOps(Ops):
     """The ops that kernels do faster, or without waiting for the device."""
 
-    def __init__(self, hopper_products: HopperProducts = "deterministic") -> None:
+    def __init__(self, hopper_products: HopperProducts = "gated") -> None:
         super().__init__()
         self._gates = hopper_products != "deterministic"
         self._multiplies = hopper_products == "all"
@@ -98,7 +98,8 @@ class CudaOps(Ops):
             return linear_silu_mul_invariant(x, weight, bias)
         if x.shape[0] == 1:
             return few_rows.linear_silu_mul(x, weight, bias)
-        if self._gates and (out := hopper_product(x, weight, bias, gated=True)) is not None:
+        pays = self._multiplies or (self._gates and gate_pays(x, weight.shape[0] // 2))
+        if pays and (out := hopper_product(x, weight, bias, gated=True)) is not None:
             return out
         return super().linear_silu_mul(x, weight, bias)
 

@@ -42,9 +42,9 @@ class CudaOptions(BaseModel):
         "as it costs about as much as the step.",
     )
     hopper_products: HopperProducts = Field(
-        "deterministic",
-        description="On Hopper, which products of more than 128 tokens our own kernel does, not the library: those "
-        "of deterministic steps; in all steps also those that gate what they multiply; or all.",
+        "gated",
+        description="On Hopper, which products of 128 tokens or more our own kernel does, not the library: those of "
+        "deterministic steps; in all steps also those that gate what they multiply, where they are large; or all.",
     )
 
 

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Gluon ignores the interpreter"),
 ]
 
-ALL = TritonOptions(hopper_prefill="all")
+PLAIN = TritonOptions(persistent_prefill=False)
 CLOSE = {torch.bfloat16: 3e-2, torch.float16: 1e-2}
 LONG = [(0, 1), (300, 1), (0, 130), (77, 200), (0, 64), (128, 128), (1000, 65)]
 ROWS = {"mixed": LONG, "prompts": LONG[2:], "one": [(5, 700)], "tile": [(0, 128)]}
@@ -49,16 +49,16 @@ SIZES = [
 
 
 class HopperAttention(TritonAttention):
-    """The backend with everything that the kernel can serve."""
+    """The backend with one program for each block of queries."""
 
-    settings = ALL
+    settings = PLAIN
 
     def __init__(self, spec: AttentionSpec, *, config, options=None, ops) -> None:
         super().__init__(spec, config=config, options=options or self.settings, ops=ops)
 
 
 class PersistentAttention(HopperAttention):
-    settings = TritonOptions(hopper_prefill="all", persistent_prefill=True)
+    settings = TritonOptions(persistent_prefill=True)
 
 
 @pytest.fixture(autouse=True)
@@ -112,20 +112,17 @@ def test_the_same_bits_from_programs_of_one_block_and_of_many() -> None:
     assert torch.equal(run(HopperAttention, case)[0], run(PersistentAttention, case)[0])
 
 
-def test_short_prompts_and_what_no_gpu_has_measured_stay_with_triton() -> None:
+def test_short_prompts_and_what_it_cannot_serve_stay_with_triton() -> None:
     def uses_hopper(options: TritonOptions, **changes) -> bool:
         spec = layer_spec(**changes)
         batch = make_case(TritonAttention, spec, LONG).batch
         return TritonAttention(spec, config=None, options=options, ops=Ops()).plan(batch).mixed is None
 
-    measured = partial(uses_hopper, TritonOptions())
-    assert measured()
-    assert not uses_hopper(TritonOptions(hopper_prefill="off"))
-    for changes in ({"window": 8}, {"soft_cap": 2.0}, {"sinks": True}, {"head_dim": 96}):
-        assert measured(**changes)
-    assert not measured(head_dim=256)
-    assert uses_hopper(ALL, head_dim=256)
+    served = partial(uses_hopper, TritonOptions())
+    for changes in ({}, {"window": 8}, {"soft_cap": 2.0}, {"sinks": True}, {"head_dim": 256}, {"head_dim": 96}):
+        assert served(**changes)
+        assert not uses_hopper(TritonOptions(hopper_prefill=False), **changes)
     for changes in ({"alibi": True}, {"head_dim": 72}, {"dtype": torch.float32}, {"block_size": 8}):
-        assert not uses_hopper(ALL, **changes)
+        assert not served(**changes)
     short = make_case(TritonAttention, layer_spec(), [(0, 20), (0, 3)]).batch
     assert TritonAttention(layer_spec(), config=None, ops=Ops()).plan(short).mixed is not None

@@ -131,7 +131,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 #: Layers of which every kind of step is compiled; of the others, those that differ most.
 THOROUGH = ("usual", "head of 256", "float32", "e4m3 cache", "window, soft cap, sinks")
-#: What the Hopper kernel serves by `hopper_prefill: all`.
+#: What the Hopper kernel serves.
 HOPPER_LAYERS = (
     "usual", "7 heads a KV head", "head of 64", "head of 80", "head of 96", "head of 256", "window",
     "window, soft cap, sinks", "window, soft cap, sinks, head of 256", "window, sinks, head of 64", "float16",
@@ -146,7 +146,7 @@ def attention_launches(name: str) -> dict[str, Callable[[], None]]:
     thorough = name in THOROUGH
     decodes = DECODES if thorough else {rows: DECODES[rows] for rows in ("16 rows", "256 rows")}
     found = {f"{name}, {rows}": partial(attend, spec, counts) for rows, counts in decodes.items()}
-    found[f"{name}, prompts"] = partial(attend, spec, PROMPTS[:2], hopper_prefill="off")
+    found[f"{name}, prompts"] = partial(attend, spec, PROMPTS[:2], hopper_prefill=False)
     if thorough:
         found[f"{name}, deterministic"] = partial(attend, replace(spec, deterministic=True), PROMPTS)
     if not spec.window and (thorough or spec.alibi or name == "one head a KV head"):
@@ -160,9 +160,9 @@ def hopper_launches() -> dict[str, Callable[[], None]]:
     rows = PROMPTS[:2]
     found: dict[str, Callable[[], None]] = {}
     for name in HOPPER_LAYERS:
-        found[f"{name}, Hopper prompts"] = partial(attend, layer(**LAYERS[name]), rows, hopper_prefill="all")
+        found[f"{name}, Hopper prompts"] = partial(attend, layer(**LAYERS[name]), rows, persistent_prefill=False)
     for name in PERSISTENT_LAYERS:
         found[f"{name}, persistent Hopper prompts"] = partial(
-            attend, layer(**LAYERS[name]), rows, hopper_prefill="all", persistent_prefill=True
+            attend, layer(**LAYERS[name]), rows, persistent_prefill=True
         )
     return found
