@@ -130,9 +130,11 @@ def gate_pays(x: Tensor, outputs: int) -> bool:
 def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor | None:
     """`linear_hopper.product` of rows [rows, in_features], or None where there is none or they are few."""
     outputs = len(weight) // 2 if gated else len(weight)
-    if len(flat) < HOPPER_ROWS or flat.device.type != "cuda" or flat.dtype.itemsize > 2 or outputs % 8:
+    if len(flat) < HOPPER_ROWS or flat.device.type != "cuda" or outputs % 8:
         return None
-    if flat.stride(1) != 1 or not (_copies(flat) and _copies(weight)):
+    if flat.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != flat.dtype:
+        return None
+    if flat.stride(1) != 1 or weight.stride(1) != 1 or not (_copies(flat) and _copies(weight)):
         return None
     kernel = _hopper() if torch.cuda.get_device_capability(flat.device) == (9, 0) else None
     return None if kernel is None else kernel(flat, weight, bias, gated=gated)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from frame.kernels.linear_invariant import (
     tile_for,
     tiled_product,
 )
+from frame.plugins.platforms.rehearsal import rehearse
 
 pytestmark = pytest.mark.gpu
 
@@ -35,6 +37,7 @@ SHAPES = (
     else [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (1000, 520), (151, 96), (333, 77)]
 )
 ROWS = [*range(1, 301), 512, 1100, 8192]
+HOPPER_TILES = tuple(dict.fromkeys((*linear_hopper.TILES.values(), *linear_hopper.CANDIDATES)))
 hopper = pytest.mark.skipif(
     INTERPRETED or not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
     reason="Gluon kernels are not interpreted, and this one is for Hopper",
@@ -82,27 +85,45 @@ def test_no_tile_changes_a_bit(tile: Tile) -> None:
     assert torch.equal(found, other) or (INTERPRETED and torch.allclose(found, other, atol=0.1))
 
 
-@hopper
-@pytest.mark.parametrize("tile", [*linear_hopper.CANDIDATES, *linear_hopper.TILES.values()], ids=str)
-def test_no_tile_for_hopper_changes_a_bit(tile: HopperTile) -> None:
+def in_tile(tile: HopperTile) -> Iterator[tuple[object, Tensor, Tensor]]:
+    """(sizes, the product in that tile, in Triton) for sizes that fit tiles and others, plain and gated."""
     for rows, outputs, depth, dtype in (
-        (1, 8, 8, torch.bfloat16),
-        (129, 1000, 520, torch.float16),
+        (1, 16, 8, torch.bfloat16),
+        (129, 1008, 520, torch.float16),
         (200, 144, 200, torch.bfloat16),
-        (1100, 1536, 4096, torch.bfloat16),
-        (8192, 6144, 4096, torch.bfloat16),
+        (2100, 6144, 1024, torch.bfloat16),
     ):
         x, weight, bias = inputs(rows, outputs, depth, dtype)
-        for given in (None, bias):
-            twin = tiled_product(x, weight, given)
-            assert torch.equal(linear_hopper.product(x, weight, given, tile), twin), (rows, outputs)
-            if tile.block_n > 64 and outputs % 16 == 0:
-                assert torch.equal(linear_hopper.product(x, weight, given, tile, gated=True), silu_mul(twin)), rows
+        given = bias if dtype == torch.float16 else None
+        twin = tiled_product(x, weight, given)
+        yield (rows, outputs), linear_hopper.product(x, weight, given, tile), twin
+        if tile.block_n > 64:
+            yield (rows, outputs, "gated"), linear_hopper.product(x, weight, given, tile, gated=True), silu_mul(twin)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    """Every kernel of the next test, many at a time: one after another they take minutes."""
+
+    def launch() -> None:
+        for tile in HOPPER_TILES:
+            for _ in in_tile(tile):
+                pass
+
+    rehearse(launch)
+
+
+@hopper
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("tile", HOPPER_TILES, ids=str)
+def test_no_tile_for_hopper_changes_a_bit(tile: HopperTile) -> None:
+    for sizes, found, twin in in_tile(tile):
+        assert torch.equal(found, twin), sizes
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["plain", "bias"])
 def test_the_gated_product_is_the_product_and_its_gate(given: bool) -> None:
-    shape = (96, 64) if INTERPRETED else (28672, 4096)
+    shape = (96, 64) if INTERPRETED else (8192, 1024)
     for dtype in DTYPES[1:]:
         x, weight, bias = inputs(20 if INTERPRETED else 1100, *shape, dtype)
         offered = bias if given else None
@@ -132,5 +153,4 @@ def test_tiles_are_narrower_where_there_are_few() -> None:
     assert linear_hopper.tile_for(8192, 28672, 132).block_n == 256
     assert linear_hopper.tile_for(256, 4096, 132).block_n == 64
     assert linear_hopper.tile_for(256, 4096, 132, 128).block_n == 128
-    every = (*linear_hopper.CANDIDATES, *linear_hopper.TILES.values())
-    assert all(tile.shared_bytes + 1024 <= 227 << 10 for tile in every)
+    assert all(tile.shared_bytes + 1024 <= 227 << 10 for tile in HOPPER_TILES)
