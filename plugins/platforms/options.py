@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: Which products of more than 128 rows our own kernel for Hopper does.
+#: Which products of 128 rows or more our own kernel for Hopper does.
 HopperProducts = Literal["deterministic", "gated", "all"]
 
 
