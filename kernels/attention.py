@@ -109,7 +109,8 @@ def attend_keys(
     return acc, new_peak, total
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+# Decodes come first in a step, so where the rest begins follows their number.
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["query_start", "seq_lens", "block_table"])
 def _paged_attention_kernel(
     out, query, keys, values, query_start, seq_lens, block_table, sinks, alibi_slopes,
     num_rows, scale, value_scale, soft_cap, stride_query, stride_query_head, stride_table,
@@ -187,7 +188,7 @@ def to_cache(x, inverse_scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
     return x.to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write_kv_kernel(
     keys, values, key, value, slots, inverse_key_scale, inverse_value_scale,
     stride_key, stride_value, stride_block, stride_token, stride_head,

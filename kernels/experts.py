@@ -30,7 +30,7 @@ def _silu(x):
     return x * tl.where(x >= 0, 1.0, small) / (1.0 + small)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _grouped(
     x, weight, out, slots, block_experts, num_blocks, pairs, size, depth, stride_x,
     SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr, COPIER: tl.constexpr, EVEN: tl.constexpr,

@@ -52,14 +52,14 @@ CANDIDATES: tuple[Tile, ...] = (
 )  # fmt: skip
 #: float32 has no such instruction and is multiplied exactly: one tile for all batches.
 WIDE_TILE = Tile(64, 64, 4, 2)
-#: As many rows or more go through `linear_hopper` where it can serve them.
-HOPPER_ROWS = 128
+#: More rows than these go through `linear_hopper` where it can serve them.
+TWIN_ROWS = 64
 #: The widest tiles from which on a gated product was measured faster than the library's product and a gate: 1.05 to
 #: 1.09 times on an H200, from 128 rows of an 8B model on.
 GATED_TILES = 100
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _linear(
     x, weight, bias, out, rows, outputs, depth, stride_x, stride_weight,
     BIAS: tl.constexpr, COPIER: tl.constexpr, EVEN: tl.constexpr,
@@ -119,8 +119,8 @@ def gate_pays(x: Tensor, outputs: int) -> bool:
 
     Only where the widest tile suits, so that there is one kernel for all of them.
     """
-    tiles = triton.cdiv(len(x), HOPPER_ROWS) * (outputs // 128)
-    if len(x) < HOPPER_ROWS or tiles < GATED_TILES or x.device.type != "cuda" or not _hopper():
+    tiles = triton.cdiv(len(x), 128) * (outputs // 128)
+    if len(x) < 128 or tiles < GATED_TILES or x.device.type != "cuda" or not _hopper():
         return False
     from .linear_hopper import TILES, tile_for
 
@@ -130,7 +130,7 @@ def gate_pays(x: Tensor, outputs: int) -> bool:
 def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor | None:
     """`linear_hopper.product` of rows [rows, in_features], or None where there is none or they are few."""
     outputs = len(weight) // 2 if gated else len(weight)
-    if len(flat) < HOPPER_ROWS or flat.device.type != "cuda" or outputs % 8:
+    if len(flat) <= TWIN_ROWS or flat.device.type != "cuda" or outputs % 8:
         return None
     if flat.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != flat.dtype:
         return None

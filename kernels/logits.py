@@ -65,10 +65,11 @@ def apply_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
         _apply_bitmask[grid](logits, rows, words, vocab, logits.stride(0), words.stride(0), BLOCK=_BLOCK)
 
 
-@triton.jit
+# One kernel for all of them: which penalties a batch asks for is known when it comes.
+@triton.jit(do_not_specialize=["repeats", "frequents", "presents"])
 def _penalize(
-    logits, rows, in_prompt, counts, repetition, frequency, presence, vocab, stride, prompt_stride, counts_stride,
-    BLOCK: tl.constexpr,
+    logits, rows, in_prompt, counts, repetition, frequency, presence, repeats, frequents, presents,
+    vocab, stride, prompt_stride, counts_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place).to(tl.int64)
@@ -76,16 +77,16 @@ def _penalize(
     exists = token < vocab
     count = tl.load(counts + place * counts_stride + token, mask=exists, other=0)
     seen = count > 0
-    if repetition is not None:
+    if repeats != 0:
         seen = seen | (tl.load(in_prompt + place * prompt_stride + token, mask=exists, other=0) != 0)
     # tokens that were never seen keep their logits: most of a row is neither read nor written
     value = tl.load(logits + row * stride + token, mask=exists & seen, other=0.0)
-    if repetition is not None:
+    if repeats != 0:
         factor = tl.zeros_like(value) + tl.load(repetition + place)
         value = tl.where(value > 0, tl.div_rn(value, factor), value * factor)
-    if frequency is not None:
+    if frequents != 0:
         value -= count.to(tl.float32) * tl.load(frequency + place)
-    if presence is not None:
+    if presents != 0:
         value -= tl.where(count > 0, tl.load(presence + place), 0.0)
     tl.store(logits + row * stride + token, value, mask=exists & seen)
 
@@ -104,6 +105,8 @@ def penalize(
     if len(rows):
         grid = (len(rows), triton.cdiv(vocab, _BLOCK))
         _penalize[grid](
-            logits, rows, in_prompt.view(torch.uint8), output_counts, repetition, frequency, presence,
+            logits, rows, in_prompt.view(torch.uint8), output_counts,
+            *(logits if given is None else given for given in (repetition, frequency, presence)),
+            *(int(given is not None) for given in (repetition, frequency, presence)),
             vocab, logits.stride(0), in_prompt.stride(0), output_counts.stride(0), BLOCK=_BLOCK,
         )  # fmt: skip

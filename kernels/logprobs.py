@@ -33,7 +33,7 @@ MAX_NARROW = 64
 _PART_TILES = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["token_ids"])
 def _survey(
     logits, token_ids, best, tops, sums, above, vocab, stride, tiles, parts,
     PART_TILES: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr,
@@ -88,7 +88,7 @@ def _collect(logits, listed, count, vocab, threshold, wanted, values, ids, STEP:
     tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["wanted"])
+@triton.jit(do_not_specialize=["wanted"], do_not_specialize_on_alignment=["token_ids"])
 def _top(
     logits, token_ids, best, tops, sums, above, listed, found, values, ids, out_ids, out_values, ranks,
     vocab, stride, tiles, parts, wanted,

@@ -127,7 +127,10 @@ def _fetch_turns(
                 served += 1
 
 
-@gluon.jit(do_not_specialize=["num_rows", "row_of_block", "num_blocks"])
+@gluon.jit(
+    do_not_specialize=["num_rows", "row_of_block", "num_blocks"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens", "block_table"],
+)
 def _prefill_attention_kernel(
     out, query, keys, values, query_start, seq_lens, block_table, num_rows, row_of_block, scale,
     stride_out, stride_table, num_blocks, num_heads, squash, sinks,

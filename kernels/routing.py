@@ -47,7 +47,7 @@ def _route(
     tl.store(ids + row * TOP_K + choice, chosen, mask=choice < TOP_K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _align(
     ids, slots, block_experts, num_blocks, pairs, experts,
     BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr, SCAN: tl.constexpr,

@@ -14,7 +14,10 @@ from torch import Tensor
 _BLOCK = 512
 
 
-@triton.jit
+# Counts and places follow the step: kernels that differ by them would be compiled while requests wait.
+@triton.jit(
+    do_not_specialize=["batch", "num_tokens", "padded_tokens", "max_blocks"], do_not_specialize_on_alignment=["rows"]
+)
 def _build_inputs(
     rows, token_ids, table, input_ids, positions, query_start, seq_lens, own_table, slot_mapping,
     batch, num_tokens, padded_tokens, max_blocks, stride_ids, stride_table, stride_own,
@@ -66,16 +69,18 @@ def build_inputs(buffers: Any, token_ids: Tensor, tables: Any, rows: Tensor, siz
             rows, token_ids, table, buffers.input_ids, buffers.positions, buffers.query_start, buffers.seq_lens,
             own, mapping, batch, sizes.num_tokens, sizes.padded_tokens, sizes.max_blocks,
             token_ids.stride(0), table.stride(0), own.stride(0),
-            BLOCK_SIZE=sizes.block_size, ROWS=triton.next_power_of_2(max(sizes.padded_rows, 64)), BLOCK=_BLOCK,
+            BLOCK_SIZE=sizes.block_size, ROWS=triton.next_power_of_2(max(len(buffers.seq_lens), 64)), BLOCK=_BLOCK,
             FIRST=group == 0,
         )  # fmt: skip
 
 
-@triton.jit
-def _write_rows(table, slots, starts, lengths, values, num_runs, stride, RUNS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["slots", "starts", "lengths", "values"])
+def _write_rows(table, slots, starts, lengths, values, stride, BLOCK: tl.constexpr):
     run = tl.program_id(0)
-    every = tl.arange(0, RUNS)
-    before = tl.sum(tl.load(lengths + every, mask=every < run, other=0))
+    every = tl.arange(0, BLOCK)
+    before = tl.zeros([], tl.int32)
+    for first in range(0, run, BLOCK):
+        before += tl.sum(tl.load(lengths + first + every, mask=first + every < run, other=0))
     slot = tl.load(slots + run).to(tl.int64)
     start = tl.load(starts + run)
     length = tl.load(lengths + run)
@@ -89,11 +94,10 @@ def write_rows(table: Tensor, slots: Tensor, starts: Tensor, lengths: Tensor, va
     """As `frame.core.ops.step.write_rows`; runs must not overlap."""
     runs = slots.shape[0]
     if runs:
-        size = triton.next_power_of_2(max(runs, 64))
-        _write_rows[(runs,)](table, slots, starts, lengths, values, runs, table.stride(0), RUNS=size, BLOCK=_BLOCK)
+        _write_rows[(runs,)](table, slots, starts, lengths, values, table.stride(0), BLOCK=_BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["slots", "lengths", "sampled"])
 def _advance(token_ids, slots, lengths, sampled, batch, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     kept = row < batch

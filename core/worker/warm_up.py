@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,9 @@ _FEATURES: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "logit_bias": {0: 0.5}, "min_tokens": 8, "bad_words_token_ids": [[0, 1], [2]]},
     {"temperature": 0.0, "allowed_token_ids": [0, 1, 2]},
 )
+#: What makes a draw a kernel of its own: alone, and with logits that were edited before, in short prompts.
+_SHORT = (1,), (3,), (1, 3)
+_SHORT_LENGTH = 12
 #: These first, without the rest: among the kernels of their prompts are those that take longest to compile.
 _NUM_FIRST = 3
 
@@ -64,17 +68,21 @@ def warm_up(
     *,
     deterministic: bool = False,
     shares_prefixes: bool = False,
+    thorough: bool = False,
 ) -> None:
     """Runs prompts of all features together and alone, decodes of them, and what will be recorded.
 
     With `deterministic`, single requests may ask for deterministic steps: those are run as well; with `shares_prefixes`
-    decodes that attend to a shared prefix apart.
+    decodes that attend to a shared prefix apart. `thorough` adds steps of every size for which launch code may choose
+    another kernel.
     """
     also = deterministic and not runner.device.deterministic
     kinds = runner.pooling.kinds()
     for numerics in (False, True) if also else (False,):
         make = partial(_request, runner, kinds)
-        for plan in _plans(make, not kinds, max_slots, max_tokens, max_model_len):
+        plans = _plans(make, not kinds, max_slots, max_tokens, max_model_len)
+        more = _sizes(make, not kinds, max_slots, max_tokens, max_model_len) if thorough else ()
+        for plan in chain(plans, more):
             plan.deterministic = numerics
             runner.execute(plan)
             runner.sample().result()
@@ -87,27 +95,54 @@ def warm_up(
 
 
 def _plans(
-    make: Callable[[int, int], NewRequest], decodes: bool, max_slots: int, max_tokens: int, max_model_len: int
+    make: Callable[[int, int, int], NewRequest], decodes: bool, max_slots: int, max_tokens: int, max_model_len: int
 ) -> Iterator[StepPlan]:
-    """`make(slot, length)` gives a request of `length` tokens; with `decodes` its prompt is not the end of it."""
-    count = min(len(_FEATURES), max_slots, max_tokens)
-    length = min(160, max_tokens // count, max_model_len - 4)
+    """`make(slot, feature, length)` gives a request of `length` tokens; with `decodes` its prompt is not all of it."""
+    most = min(len(_FEATURES), max_slots, max_tokens)
+    length = min(160, max_tokens // most, max_model_len - 4)
     if length < 1:
         return
-    step = 0
-    groups = [(list(range(count)), decodes), ([0], decodes)] if count > 1 else [([0], decodes)]
-    if count > _NUM_FIRST:
-        groups.insert(0, (list(range(_NUM_FIRST)), False))
-    for chosen, continued in groups:
-        yield _plan(step, [make(slot, length) for slot in chosen], chosen, length, 0, samples=decodes)
-        if continued:
-            yield _plan(step + 1, [], chosen, 1, length)
-            yield _plan(step + 2, [], chosen[:1], 1, length + 1)
-        step += 4
-        yield _plan(step - 1, [], [], 0, 0, removed=chosen)
+    every = tuple(range(len(_FEATURES)))
+    groups = [(every[:_NUM_FIRST], length, False), (every, length, decodes), (every[:1], length, decodes)]
+    groups += [(some, min(length, _SHORT_LENGTH), False) for some in _SHORT]
+    parts = [(list(part), size, goes_on) for some, size, goes_on in groups for part in _batched(some, most)]
+    for number, (features, size, goes_on) in enumerate(parts):
+        step, slots = 4 * number, list(range(len(features)))
+        added = [make(slot, feature, size) for slot, feature in enumerate(features)]
+        yield _plan(step, added, slots, size, 0, samples=decodes)
+        if goes_on:
+            yield _plan(step + 1, [], slots, 1, size)
+            yield _plan(step + 2, [], slots[:1], 1, size + 1)
+        yield _plan(step + 3, [], [], 0, 0, removed=slots)
 
 
-def _request(runner: Runner, kinds: Sequence[PoolingParams], slot: int, length: int) -> NewRequest:
+def _sizes(
+    make: Callable[[int, int, int], NewRequest], decodes: bool, max_slots: int, max_tokens: int, max_model_len: int
+) -> Iterator[StepPlan]:
+    """Prompts of each power of two of tokens, in as few rows as hold them, and decodes of rows as long."""
+    longest = max_model_len - 4
+    for power in range(1, max_tokens.bit_length()):
+        size = 1 << power
+        rows = -(-size // longest) if longest > 0 else 0
+        if not 0 < rows <= max_slots:
+            break
+        slots = list(range(rows))
+        added = [make(slot, 0, size // rows) for slot in slots]
+        yield _plan(0, added, slots, size // rows, 0, samples=decodes)
+        yield _plan(1, [], [], 0, 0, removed=slots)
+    for power in range(9, max_model_len.bit_length() if decodes else 0):
+        size = min(1 << power, longest)
+        yield _plan(2, [make(0, 0, size)], [0], 1, size - 1)
+        yield _plan(3, [], [], 0, 0, removed=[0])
+
+
+def _batched(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """As that of itertools from Python 3.12 on."""
+    for first in range(0, len(values), size):
+        yield values[first : first + size]
+
+
+def _request(runner: Runner, kinds: Sequence[PoolingParams], slot: int, feature: int, length: int) -> NewRequest:
     layout = runner.layout
     blocks = np.full(-(-(length + 4) // layout.block_size), _BLOCK, np.int32)
     return NewRequest(
@@ -117,9 +152,9 @@ def _request(runner: Runner, kinds: Sequence[PoolingParams], slot: int, length: 
         prompt_len=length,
         num_computed=0,
         block_ids=[blocks for _ in layout.groups],
-        params=SamplingParams(max_tokens=16, **({} if kinds else _FEATURES[slot])),
+        params=SamplingParams(max_tokens=16, **({} if kinds else _FEATURES[feature])),
         seed=1,
-        pooling=kinds[slot % len(kinds)] if kinds else None,
+        pooling=kinds[feature % len(kinds)] if kinds else None,
     )
 
 

@@ -270,13 +270,14 @@ class Worker:
     def _run_spare(self, made: list[Runner], checkpoint: Checkpoint, layout: KVLayout, loaded: LoadedModel) -> None:
         """Runs steps of every kind on a runner of its own (`made` keeps it), whose cache has two blocks."""
         scheduler = self.config.scheduler
+        thorough = not made  # afterwards every kernel has been met
         if not made:
             made.append(self._make_spare(layout, loaded))
         may = not self.facts["not_deterministic"]
         sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, checkpoint.max_model_len
         shares = self.config.attention.shared_prefix_min_tokens > 0 and self.facts["shares_prefixes"]
         try:
-            warm_up(made[0], *sizes, deterministic=may, shares_prefixes=shares)
+            warm_up(made[0], *sizes, deterministic=may, shares_prefixes=shares, thorough=thorough)
         except Exception:
             made.clear()  # its requests are in the middle of a step
             raise

@@ -18,7 +18,7 @@ def test_an_engine_that_shares_prefixes_gives_the_same_tokens(tmp_path: Path) ->
     write_tiny(tmp_path, "LlamaForCausalLM")
     prompt, other = prompts(512, (66, 3))
     asked = [request("first", [*prompt, 5], 4), request("second", [*prompt, 6], 3), request("other", other, 3)]
-    sizes = {"num_gpu_blocks_override": 60, "max_model_len": 128, "max_num_seqs": 4}
+    sizes = {"num_gpu_blocks_override": 60, "max_model_len": 128, "max_num_seqs": 4, "gpu_memory_utilization": 0.2}
     found, shared = [], []
     for backend, tokens in (("torch", 0), ("triton", 1)):
         given = {"dtype": "float32", "attention_backend": backend, "shared_prefix_min_tokens": tokens}

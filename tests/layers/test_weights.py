@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from frame.core.interfaces.loader import LazyTensor, WeightLoader
-from frame.core.interfaces.model import Groups, Model
+from frame.core.interfaces.model import ForwardStep, Groups, Model
 from frame.core.layers import ModelBuild, WeightError, load_weights
 from frame.core.ops import Ops
 from frame.core.parallel.group import SingleGroup
@@ -169,7 +169,7 @@ def test_sinks_are_weights_of_the_attention_layer():
 def test_an_unbound_attention_layer_says_so():
     layer = make_build().attention("a.attn", 4, 2, 8, scale=1.0)
     with pytest.raises(RuntimeError, match=r"attention layer 'a\.attn' has no backend"):
-        layer(None, None, None, None)
+        layer(None, None, None, ForwardStep(plans=[]))
 
 
 def test_two_attention_layers_of_one_name_are_refused():

@@ -1,0 +1,46 @@
+"""No request waits for a compiler: whatever steps launch, the warm-up has met it."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from frame.plugins.platforms import rehearsal
+from tests.plugins.platforms.served_steps import late_kernels
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1" or not rehearsal.can_rehearse(), reason="nothing is compiled"
+)
+DENSE: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144,
+    "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu",
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "attention_bias": False,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    **DENSE, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+    "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}  # fmt: skip
+CASES = {
+    "dense": (DENSE, {"max_model_len": 4096}),
+    "dense, one request at a time": (DENSE, {"max_model_len": 2048, "max_num_seqs": 1}),
+    "dense, four at a time": (DENSE, {"max_model_len": 4096, "max_num_seqs": 4, "max_num_batched_tokens": 2048}),
+    "experts": (EXPERTS, {"max_model_len": 4096}),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "dense" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_steps_of_requests_launch_no_kernel_that_the_warm_up_has_not_met(name: str) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        met, late = pool.submit(late_kernels, *CASES[name], seed=1).result()
+    assert met > 25
+    assert late == []
