@@ -37,7 +37,7 @@ def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int) -> P
     return PrefixLaunch(64, splits, 8 if groups > 4 else 4, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _prefix_attention_kernel(
     partial, lse, query, keys, values, tile_rows, tile_lens, seq_lens, block_table, alibi_slopes,
     num_rows, scale, soft_cap, value_scale, stride_query, stride_table, stride_block, stride_token, stride_head,

@@ -117,7 +117,7 @@ def prefix_span(length, SPLITS: tl.constexpr):
     return tl.cdiv(span, PREFIX_ALIGN) * PREFIX_ALIGN
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["prefix_lens"])
 def _decode_attention_kernel(
     out, prefix_lens, partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table,
     sinks, alibi_slopes, scale, soft_cap, value_scale, inverse_key_scale, inverse_value_scale,

@@ -178,7 +178,7 @@ class Graphs(ABC):
         """Records one more shape, `run_dummy` running it; returns whether more are to be before the first request.
 
         Called at the start until that is False, and then between two steps where `wanted` and the plan (`capture`) say
-        so. Takes at most 50 ms. Ends `wanted` sooner or later.
+        so. Takes about 50 ms at most. Ends `wanted` sooner or later.
         """
         del run_dummy
         return False

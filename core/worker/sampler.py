@@ -43,6 +43,7 @@ class Sampler:
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self.logprobs_mode = logprobs_mode
+        self.vocab_size = vocab_size
         self._raw = logprobs_mode.startswith("raw")
         self._normalize = logprobs_mode.endswith("logprobs")
         self._ops = ops

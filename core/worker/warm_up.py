@@ -19,7 +19,7 @@ from ..interfaces.model import Model
 from ..interfaces.platform import Forward, Graphs, StepShape
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
-from ..interfaces.step import NewRequest, StepPlan
+from ..interfaces.step import NewRequest, StepPlan, TokenMasks
 from .runner import Runner
 
 #: Block that the requests read and write; it stays free, so what they leave in it is nobody's.
@@ -86,6 +86,8 @@ def warm_up(
             plan.deterministic = numerics
             runner.execute(plan)
             runner.sample().result()
+    if not kinds:
+        _draw_with_masks(runner, max_slots, max_tokens, max_model_len)
     for shape in runner.device.graphs.shapes():
         if also or shape.deterministic == runner.device.deterministic:
             runner.run_dummy(shape)
@@ -134,6 +136,17 @@ def _sizes(
         size = min(1 << power, longest)
         yield _plan(2, [make(0, 0, size)], [0], 1, size - 1)
         yield _plan(3, [], [], 0, 0, removed=[0])
+
+
+def _draw_with_masks(runner: Runner, max_slots: int, max_tokens: int, max_model_len: int) -> None:
+    """A prompt of one token, whose draw obeys a grammar."""
+    if min(max_slots, max_tokens, max_model_len - 4) < 1:
+        return
+    words = np.full((1, -(-runner.sampler.vocab_size // 32)), -1, np.int32)
+    runner.execute(_plan(0, [_request(runner, [], 0, 0, 1)], [0], 1, 0))
+    runner.sample(TokenMasks(slots=np.zeros(1, np.int32), words=words).packed()).result()
+    runner.execute(_plan(1, [], [], 0, 0, removed=[0]))
+    runner.sample().result()
 
 
 def _batched(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -50,9 +50,12 @@ class CompilingAhead:
 
     def __init__(self, platform: CudaPlatform, properties: Any, rehearse: Callable[[Platform], None]) -> None:
         absent = AbsentCuda(config=platform.config, options=platform.options, local_rank=platform.local_rank)
-        gc.freeze()  # the child collects no garbage, and pages stay shared
+        freezes = not gc.get_freeze_count()  # what an embedding program has frozen stays so
+        if freezes:
+            gc.freeze()  # the child collects no garbage, and pages stay shared
         self._child = [fork(lambda: _compile(absent, properties, rehearse))]
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
         with suppress(OSError):  # as the child does: whichever is first
             os.setpgid(self._child[0], self._child[0])
         self._start = time.monotonic()

@@ -164,7 +164,7 @@ class CudaPlatform(Platform):
 
     @cached_property
     def _memory(self) -> Memory:
-        recorded = self.options.record_prompts and not self.config.executor.enforce_eager
+        recorded = self.options.record_prompts and self.options.graph_sizes and not self.config.executor.enforce_eager
         return CudaMemory(self.device, self._max_tokens if recorded else 0)
 
     @property
@@ -180,7 +180,7 @@ class CudaPlatform(Platform):
             self._ahead = CompilingAhead(self, torch.cuda.get_device_properties(self.device), rehearse).wait
 
     def prepare_kernels(self, run: Callable[[], None]) -> None:
-        """Compiles what steps launch, all at once, then runs them, so that nothing is loaded or chosen later.
+        """Compiles what steps launch, all at once, then runs the usual ones, so that libraries have chosen by then.
 
         While another process compiles, everything but Triton's kernels runs for a first time already.
         """
@@ -231,9 +231,8 @@ class CudaStreams(Streams):
         self._out = torch.cuda.Stream(device)
 
     def stage(self, array: np.ndarray) -> Tensor:
-        source = torch.from_numpy(np.ascontiguousarray(array))
-        pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-        pinned.copy_(source)
+        pinned = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
+        pinned.numpy()[...] = array  # which may be read-only, as the masks of a grammar are
         return pinned.to(self._device, non_blocking=True)
 
     def copy_out(self, tensors: Mapping[str, Tensor]) -> HostCopy:

@@ -164,6 +164,10 @@ class CudaGraphs(Graphs):
             logger.debug("%s recorded in %.0f ms; all take %d MiB", shape.graph, 1e3 * seconds, self._used >> 20)
         except torch.OutOfMemoryError:
             self._stop("the device has no memory left")
+        except Exception as error:
+            if self._num_first >= 0:
+                raise  # at the start somebody looks
+            self._stop(f"{shape.graph} was not recorded: {type(error).__name__}: {error}")
         return bool(self._todo) and self._num_first > 0
 
     def _measure(self, size: int, run_dummy: Callable[[StepShape], None]) -> int:
@@ -194,7 +198,7 @@ class CudaGraphs(Graphs):
 
     def _stop(self, reason: str) -> None:
         """No more is recorded."""
-        if not self._exhausted and self._todo:
+        if not self._exhausted:
             sizes = len(self._recorded)
             logger.warning("%s: %d recorded steps stay, others are padded to them or run eagerly", reason, sizes)
         self._exhausted = True

@@ -33,9 +33,11 @@ class PieceRecorder:
         self._stream.wait_stream(main)
         try:
             with torch.cuda.stream(self._stream):
-                yield
+                try:
+                    yield
+                finally:
+                    self._abandon()  # on the stream where it began: elsewhere it would go on
         finally:
-            self._abandon()
             main.wait_stream(self._stream)
 
     def begin(self) -> None:

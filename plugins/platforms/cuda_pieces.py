@@ -148,10 +148,12 @@ class Pieces:
         except Exception as error:
             self.sizes = []
             self.drop()
+            pieces.clear()
             logger.warning("steps with prompts are no longer recorded: %s: %s", type(error).__name__, error)
-            return forward()
-        self._recordings[size] = Recording(pieces, last, hidden)
-        return hidden
+        else:
+            self._recordings[size] = Recording(pieces, last, hidden)
+            return hidden
+        return forward()  # when the error, and what its frames hold, are gone
 
     def _place_for(self, out: Tensor) -> Tensor:
         """Where the next piece reads attention's result: one place for all layers and sizes of a shape."""

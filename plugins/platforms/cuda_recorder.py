@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -40,8 +41,11 @@ class Recorder:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 hidden = forward()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # the first error is the one to tell
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return Recorded(graph.replay, hidden, max(0, before - self._free()))
 
     def forget(self) -> None:

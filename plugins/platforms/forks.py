@@ -5,10 +5,12 @@ A child shares nothing with its parent but what it leaves on disk. Knows no comp
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
 import signal
+import sys
 import time
 import warnings
 from collections import deque
@@ -17,6 +19,7 @@ from collections.abc import Callable
 logger = logging.getLogger("frame.platforms.forks")
 
 _POLL_SECONDS = 0.005
+_PR_SET_PDEATHSIG = 1
 
 
 class Forks:
@@ -76,11 +79,15 @@ def fork(work: Callable[[], object]) -> int:
     with warnings.catch_warnings():
         # Newer Pythons warn of locks that other threads may hold: a child that waits for one is killed in the end.
         warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
     if child:
         return child
     status = 1
     try:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died before that
+                return child
         gc.disable()  # a short life: what is not looked through stays shared with the parent
         work()
         status = 0

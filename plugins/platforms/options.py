@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: Which products of 128 rows or more our own kernel for Hopper does.
+#: Which products of more than 64 rows our own kernel for Hopper does.
 HopperProducts = Literal["deterministic", "gated", "all"]
 
 
@@ -43,8 +43,9 @@ class CudaOptions(BaseModel):
     )
     hopper_products: HopperProducts = Field(
         "gated",
-        description="On Hopper, which products of 128 tokens or more our own kernel does, not the library: those of "
-        "deterministic steps; in all steps also those that gate what they multiply, where they are large; or all.",
+        description="On Hopper, which products of more than 64 tokens our own kernel does, not the library: those of "
+        "deterministic steps; in all steps also those that gate what they multiply, from 128 tokens on where they are "
+        "large; or all.",
     )
 
 

@@ -132,7 +132,7 @@ def test_check_runs_the_suite_of_the_kind(tmp_path, capfd, monkeypatch):
         )
         assert done.returncode == status, done.stdout + done.stderr
         assert "platform frame-llm:cpu" in done.stdout
-        assert ("2 passed" if status == 0 else "1 passed, 1 failed") in done.stdout
+        assert (" 2 passed" if status == 0 else " 1 passed, 1 failed") in done.stdout
 
 
 def test_help_of_a_command_is_found_both_ways_and_ends_with_examples(capsys):

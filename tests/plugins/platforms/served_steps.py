@@ -17,7 +17,7 @@ from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.engine.step_budget import resolve_budget
 from frame.core.interfaces.sampling import SamplingParams
-from frame.core.interfaces.step import NewRequest, StepPlan
+from frame.core.interfaces.step import NewRequest, StepPlan, TokenMasks
 from frame.core.registry import Registry
 from frame.core.worker.runner import Runner
 from frame.core.worker.worker import Worker
@@ -99,6 +99,15 @@ def request(runner: Runner, slot: int, length: int, asked: dict[str, Any]) -> Ne
     )
 
 
+def masks_of(draw: random.Random, plan: StepPlan, vocab_size: int) -> bytes:
+    """Of one row in four steps, as a grammar gives them."""
+    sampling = plan.slots[plan.samples]
+    if not len(sampling) or draw.random() > 0.25:
+        return b""
+    words = np.full((1, -(-vocab_size // 32)), -1, np.int32)
+    return TokenMasks(slots=sampling[:1].astype(np.int32), words=words).packed()
+
+
 def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) -> tuple[int, list[str]]:
     """(kernels that the warm-up meets, names of those that steps of requests launch besides)."""
     with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +137,7 @@ def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) ->
                 for plan in plans(draw, made[0], steps, min(size, most), asked):
                     plan.deterministic = deterministic
                     made[0].execute(plan)
-                    made[0].sample().result()
+                    made[0].sample(masks_of(draw, plan, checkpoint.vocab_size)).result()
 
     Worker._run_spare = run_and_serve  # type: ignore[method-assign]
     with absent_cuda(0, H200), rehearsal.CompileMode(lacks), torch.inference_mode():

@@ -40,8 +40,8 @@ def worker(tmp_path_factory):
     return make_worker(make_checkpoint(tmp_path_factory.mktemp("absent"), "qwen3", head_dim=128))
 
 
-def make_worker(folder):
-    flat = {"model": str(folder), "skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": 256}
+def make_worker(folder, **settings):
+    flat = {"model": str(folder), "skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": 256, **settings}
     config, registry = from_flat(flat), Registry.load()
     checkpoint = read_checkpoint(config)
     config = resolve_budget(config, checkpoint, registry)
@@ -103,7 +103,14 @@ def test_kernels_lie_in_the_cache_on_disk(worker, tmp_path, monkeypatch):
     assert len(list(tmp_path.rglob("*.cubin"))) > 30
 
 
-def test_a_rehearsal_that_fails_is_told(worker, capfd):
+def test_a_cache_of_8_bit_floats_is_rehearsed(tmp_path, monkeypatch):
+    """Its layers read their scales when loading ends, of which there are none."""
+    folder = make_checkpoint(tmp_path / "model", "qwen3", head_dim=128)
+    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: None)
+    assert compiling(make_worker(folder, kv_cache_dtype="fp8_e4m3")).wait()
+
+
+def test_a_rehearsal_that_fails_is_told_by_its_end(worker):
     def fail(platform):
         raise ValueError(f"no {platform.device_type}")
 

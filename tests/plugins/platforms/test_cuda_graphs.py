@@ -211,6 +211,16 @@ def test_what_fails_otherwise_is_raised_and_not_tried_again() -> None:
     assert device.recorded == names([4, 2, 1])
 
 
+def test_what_fails_between_steps_ends_recording_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    device = Device().start()
+    left = device.graphs.wanted()
+    assert left
+    failing = RuntimeError("operation not permitted")
+    assert not device.graphs.capture(lambda shape: (_ for _ in ()).throw(failing))
+    assert not device.graphs.wanted()
+    assert sum("not permitted" in line for line in caplog.messages) == 1
+
+
 def test_dropped_recordings_are_made_again() -> None:
     device = Device().start()
     device.finish()
