@@ -25,6 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .linear_invariant import num_multiprocessors
+
 #: Rows of a tile, and of each of its two warpgroups.
 BLOCK_M = 128
 HALF_M = 64
@@ -249,7 +251,7 @@ def product(
     of the halves a, b, each of them rounded as if the product alone had been stored. `tile` changes no bit.
     """
     rows, depth = x.shape
-    programs = _programs(x.device)
+    programs = num_multiprocessors(x.device)
     tile = tile or tile_for(rows, len(weight), programs, 128 if gated else 64)
     outputs, width = (len(weight) // 2, tile.block_n // 2) if gated else (len(weight), tile.block_n)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
@@ -261,11 +263,6 @@ def product(
         BIAS=bias is not None, GATED=gated, num_warps=4,
     )  # fmt: skip
     return out
-
-
-@lru_cache(maxsize=16)
-def _programs(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:

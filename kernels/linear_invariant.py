@@ -124,7 +124,7 @@ def gate_pays(x: Tensor, outputs: int) -> bool:
         return False
     from .linear_hopper import TILES, tile_for
 
-    return tile_for(len(x), 2 * outputs, _programs(x.device), 128) is TILES[256]
+    return tile_for(len(x), 2 * outputs, num_multiprocessors(x.device), 128) is TILES[256]
 
 
 def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor | None:
@@ -164,7 +164,7 @@ def tiled_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, tile
     if not rows:
         return out
     wide = flat.dtype.itemsize > 2
-    tile = tile or (WIDE_TILE if wide else tile_for(rows, outputs, _programs(flat.device)))
+    tile = tile or (WIDE_TILE if wide else tile_for(rows, outputs, num_multiprocessors(flat.device)))
     step = BLOCK_K_WIDE if wide else BLOCK_K
     copier = not wide and _copies(flat) and _copies(weight)
     left, right = flat, weight
@@ -197,7 +197,8 @@ def _rows(x: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _programs(device: torch.device) -> int:
+def num_multiprocessors(device: torch.device) -> int:
+    """Of a CUDA device; 1 where there are none."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

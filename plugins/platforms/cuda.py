@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -220,6 +220,11 @@ class PinnedCopy(HostCopy):
         return {name: host.numpy() for name, host in self._hosts.items()}
 
 
+@cache
+def _type_of(kind: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, kind)).dtype
+
+
 class CudaStreams(Streams):
     """Copies in on the main stream, copies out on one of their own, both through pinned memory.
 
@@ -231,7 +236,7 @@ class CudaStreams(Streams):
         self._out = torch.cuda.Stream(device)
 
     def stage(self, array: np.ndarray) -> Tensor:
-        pinned = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
+        pinned = torch.empty(array.shape, dtype=_type_of(array.dtype), pin_memory=True)
         pinned.numpy()[...] = array  # which may be read-only, as the masks of a grammar are
         return pinned.to(self._device, non_blocking=True)
 
