@@ -64,6 +64,7 @@ PARTS = (
     Part("structured", "python benchmarks/structured.py --shape qwen3-0.6b --batches 64", 180,
          "python benchmarks/structured.py --batches 2 --length 4"),
     Part("experts", f"python {_KERNELS}/experts.py", 120),
+    Part("experts-hopper", f"python {_KERNELS}/experts_hopper.py --json {{json}}", 120),
     Part("sampling", f"python {_KERNELS}/sampling.py --rows 1,64,256", 120),
     Part("linear", f"python {_KERNELS}/linear_invariant.py", 120),
     Part("doctor", "frame doctor --json", 60, "frame doctor --json"),

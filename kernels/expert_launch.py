@@ -72,6 +72,8 @@ class Chip:
 
 
 ANY_CHIP = Chip()
+#: Rows that experts must have on average for `experts_hopper` to multiply them: blocks of 128 are then half full.
+MANY_ROWS = 64
 
 
 @lru_cache(maxsize=1024)
@@ -101,6 +103,16 @@ def rule(shape: Shape, num_tokens: int, chip: Chip = ANY_CHIP) -> Launch:
     else:
         launch = Launch(128, Tile(128, 64, 8, 4, False, True), Tile(256, 64, 8, 4, False, True))
     return _fit(shape, launch, chip)
+
+
+def many_rows(shape: Shape, num_tokens: int) -> bool:
+    """Whether `experts_hopper` is meant for such a batch: 16-bit experts with sizes of whole steps and many rows each.
+
+    All counts of tokens from a power of two to the next are decided alike, as that is what a warm-up meets.
+    """
+    pairs = (1 << num_tokens.bit_length() >> 1) * shape.top_k
+    fits = shape.dtype.itemsize == 2 and shape.hidden_size % 64 == 0 and shape.intermediate_size % 64 == 0
+    return fits and pairs >= MANY_ROWS * shape.num_experts
 
 
 def vector_launch(shape: Shape) -> Launch:

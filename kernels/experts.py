@@ -3,11 +3,13 @@
 A pair is a token and one of its chosen experts, numbered token · top_k + choice. Many pairs: they are sorted by expert
 into blocks of equal size on the device (grids come from the token count, so a CUDA graph can hold them), each block is
 a matrix product, and a token's results are added in the order of its choices. Few pairs: each is a matrix-vector
-product, bound by the bandwidth of the weights. No float atomics; sums are in float32. Knows no router and no rank.
+product, bound by the bandwidth of the weights. No float atomics; sums are in float32. Many rows of each
+expert go through `experts_hopper` on such a chip. Knows no router and no rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .chain import await_previous, chained
-from .expert_launch import Chip, Launch, Shape, Tile, invariant_launch, launch_for
+from .expert_launch import Chip, Launch, Shape, Tile, invariant_launch, launch_for, many_rows
 from .routing import Blocks, align
 
 _GROUP = tl.constexpr(8)  # blocks that share a weight tile while it is in the L2 cache
@@ -100,7 +102,9 @@ def _product(a, w, acc, SWAP: tl.constexpr):
 
 
 @triton.jit
-def _combine(products, weights, ids, out, experts, size, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def _combine(
+    products, weights, ids, places, out, experts, size, TOP_K: tl.constexpr, PLACED: tl.constexpr, BLOCK: tl.constexpr
+):
     token = tl.program_id(1).to(tl.int64)
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -108,7 +112,8 @@ def _combine(products, weights, ids, out, experts, size, TOP_K: tl.constexpr, BL
         pair = token * TOP_K + k
         expert = tl.load(ids + pair)
         inside = (expert >= 0) & (expert < experts)
-        value = tl.load(products + pair * size + lane, mask=(lane < size) & inside, other=0.0).to(tl.float32)
+        row = tl.load(places + pair, mask=inside, other=0).to(tl.int64) if PLACED else pair
+        value = tl.load(products + row * size + lane, mask=(lane < size) & inside, other=0.0).to(tl.float32)
         total += tl.where(inside, tl.load(weights + pair), 0.0) * value
     tl.store(out + token * size + lane, total.to(out.dtype.element_ty), mask=lane < size)
 
@@ -189,6 +194,25 @@ def fused_experts_invariant(hidden: Tensor, gate_up: Tensor, down: Tensor, weigh
     return fused_experts(hidden, gate_up, down, weights, ids, launch=launch)
 
 
+def hopper_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor | None:
+    """`experts_hopper.fused_experts`, or None where there is none or it does not pay."""
+    if hidden.device.type != "cuda" or not many_rows(shape_of(gate_up, ids.shape[1]), len(hidden)):
+        return None
+    if hidden.dtype != gate_up.dtype or torch.cuda.get_device_capability(hidden.device) != (9, 0):
+        return None
+    product = _hopper()
+    return None if product is None else product(hidden, gate_up, down, weights, ids)
+
+
+@lru_cache(maxsize=1)
+def _hopper() -> Callable[..., Tensor] | None:
+    try:
+        from .experts_hopper import fused_experts as product
+    except ImportError:  # Triton's Gluon has changed
+        return None
+    return product
+
+
 def shape_of(gate_up: Tensor, top_k: int) -> Shape:
     """What the tile sizes depend on, from gate_up [E, 2I, H]."""
     experts, rows, hidden_size = gate_up.shape
@@ -216,15 +240,19 @@ def grouped_product(
     return out
 
 
-def combine(products: Tensor, weights: Tensor, ids: Tensor, num_experts: int) -> Tensor:
-    """[T, N]: Σ_k weights[t, k] · products[t · top_k + k], over the ids in [0, num_experts), in the order of k."""
+def combine(products: Tensor, weights: Tensor, ids: Tensor, num_experts: int, places: Tensor | None = None) -> Tensor:
+    """[T, N]: Σ_k weights[t, k] · products[t · top_k + k], over the ids in [0, num_experts), in the order of k.
+
+    With `places`, a pair's products are in that row.
+    """
     tokens, top_k = ids.shape
     size = products.shape[1]
     out = torch.empty((tokens, size), dtype=products.dtype, device=products.device)
     block = min(1024, triton.next_power_of_2(size))
     _combine[(triton.cdiv(size, block), tokens)](
-        products, weights, ids, out, num_experts, size, TOP_K=top_k, BLOCK=block
-    )
+        products, weights, ids, places, out, num_experts, size,
+        TOP_K=top_k, PLACED=places is not None, BLOCK=block,
+    )  # fmt: skip
     return out
 
 

@@ -79,7 +79,7 @@ def tile_for(rows: int, outputs: int, programs: int, narrowest: int = 64) -> Hop
 
 
 @gluon.jit
-def _place(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
+def place(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
     """(row, column) of tile number `tile`, in tiles."""
     group = tile // (GROUP * column_tiles)
     several = gl.minimum(row_tiles - group * GROUP, GROUP)
@@ -100,7 +100,7 @@ def _fetch(
     weight_parts = weight_smem._reinterpret(weight_smem.dtype, [STAGES * COPIES, COPIED, 64], KIND)
     at = 0
     for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row, column = _place(tile, row_tiles, column_tiles, GROUP)
+        row, column = place(tile, row_tiles, column_tiles, GROUP)
         for step in range(steps):
             stage = at % STAGES
             mbarrier.wait(free.index(stage), ((at // STAGES) & 1) ^ 1)
@@ -115,6 +115,28 @@ def _fetch(
 
 
 @gluon.jit
+def add_steps(
+    x_tiles, weight_tiles, ready, free, at, steps, HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr
+):
+    """(products of a warpgroup's 64 rows with the tile's weights, the program's number of steps after `at`)."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
+    acc = gl.zeros([64, BLOCK_N], gl.float32, SUMS)
+    for step in range(steps):
+        stage = at % STAGES
+        mbarrier.wait(ready.index(stage), (at // STAGES) & 1)
+        sums = warpgroup_mma(
+            x_tiles.index(stage * 2 + HALF), weight_tiles.index(stage).permute((1, 0)), acc, is_async=True
+        )
+        acc = warpgroup_mma_wait(1, deps=[sums])
+        # the step before is done
+        mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), count=1, pred=step > 0)
+        at += 1
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), count=1)
+    return acc, at
+
+
+@gluon.jit
 def _silu_mul(gate, up, dtype: gl.constexpr):
     """silu(gate) · up, rounded as `activation.silu_mul` of a product of this type."""
     wide = gate.to(dtype).to(gl.float32)
@@ -124,7 +146,7 @@ def _silu_mul(gate, up, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _halves(sums, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+def halves(sums, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
     """The left and the right half of the columns, each as a product of as many would lie in registers."""
     HALF: gl.constexpr = COLUMNS // 2
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HALF, 16])
@@ -154,7 +176,7 @@ def _store_part(values, out, smem, row, column, part: gl.constexpr, HALF: gl.con
 
 
 @gluon.jit
-def _store(
+def store(
     values, out, smem, row, column,
     first: gl.constexpr, COLUMNS: gl.constexpr, HALF: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
@@ -162,9 +184,9 @@ def _store(
     if COLUMNS == 64:
         _store_part(values, out, smem, row, column, first, HALF, PARTS)
     else:
-        left, right = _halves(values, 64, COLUMNS)
-        _store(left, out, smem, row, column, first, COLUMNS // 2, HALF, PARTS)
-        _store(right, out, smem, row, column, first + COLUMNS // 128, COLUMNS // 2, HALF, PARTS)
+        left, right = halves(values, 64, COLUMNS)
+        store(left, out, smem, row, column, first, COLUMNS // 2, HALF, PARTS)
+        store(right, out, smem, row, column, first + COLUMNS // 128, COLUMNS // 2, HALF, PARTS)
 
 
 @gluon.jit
@@ -174,30 +196,17 @@ def _multiply(
     BIAS: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each tile of the program."""
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WIDTH: gl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
     weight_tiles = weight_smem._reinterpret(weight_smem.dtype, [STAGES, BLOCK_N, 64], KIND)
     at = 0
     for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row, column = _place(tile, row_tiles, column_tiles, GROUP)
-        acc = gl.zeros([64, BLOCK_N], gl.float32, SUMS)
-        for step in range(steps):
-            stage = at % STAGES
-            mbarrier.wait(ready.index(stage), (at // STAGES) & 1)
-            sums = warpgroup_mma(
-                x_tiles.index(stage * 2 + HALF), weight_tiles.index(stage).permute((1, 0)), acc, is_async=True
-            )
-            acc = warpgroup_mma_wait(1, deps=[sums])
-            # the step before is done
-            mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), count=1, pred=step > 0)
-            at += 1
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), count=1)
+        row, column = place(tile, row_tiles, column_tiles, GROUP)
+        acc, at = add_steps(x_tiles, weight_tiles, ready, free, at, steps, HALF, BLOCK_N, STAGES)
         first = column * WIDTH
         if GATED:
-            gate, up = _halves(acc, 64, BLOCK_N)
+            gate, up = halves(acc, 64, BLOCK_N)
             if BIAS:
                 gate = _add_bias(gate, bias, first, outputs)
                 up = _add_bias(up, bias + outputs, first, outputs)
@@ -206,7 +215,7 @@ def _multiply(
             values = acc
             if BIAS:
                 values = _add_bias(values, bias, first, outputs)
-        _store(values, out, out_smem, row * 128 + HALF * 64, first, 0, WIDTH, HALF, PARTS)
+        store(values, out, out_smem, row * 128 + HALF * 64, first, 0, WIDTH, HALF, PARTS)
     tma.store_wait(0)
 
 
@@ -257,15 +266,15 @@ def product(
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     row_tiles, column_tiles = triton.cdiv(rows, BLOCK_M), triton.cdiv(outputs, width)
     _product[(min(row_tiles * column_tiles, programs),)](
-        _descriptor(x, BLOCK_M, BLOCK_K), _descriptor(weight, width, BLOCK_K), out if bias is None else bias,
-        _descriptor(out, HALF_M, CHUNK), row_tiles, column_tiles, triton.cdiv(depth, BLOCK_K), outputs,
+        descriptor(x, BLOCK_M, BLOCK_K), descriptor(weight, width, BLOCK_K), out if bias is None else bias,
+        descriptor(out, HALF_M, CHUNK), row_tiles, column_tiles, triton.cdiv(depth, BLOCK_K), outputs,
         BLOCK_N=tile.block_n, STAGES=tile.stages, PARTS=min(tile.parts, width // CHUNK), GROUP=tile.group,
         BIAS=bias is not None, GATED=gated, num_warps=4,
     )  # fmt: skip
     return out
 
 
-def _descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+def descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """For bulk copies of so many rows and columns; what is outside of the matrix is read as zeros and not written."""
     kind = gl.NVMMASharedLayout(128, 16, 2)
     return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], [rows, columns], kind)

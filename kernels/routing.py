@@ -49,8 +49,8 @@ def _route(
 
 @triton.jit(do_not_specialize=["pairs"])
 def _align(
-    ids, slots, block_experts, num_blocks, pairs, experts,
-    BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr, SCAN: tl.constexpr,
+    ids, slots, block_experts, num_blocks, places, pairs, experts,
+    BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr, SCAN: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
     lane = tl.arange(0, SCAN)
@@ -74,8 +74,23 @@ def _align(
     if mine > 0:
         for first in range(0, pairs, SCAN):
             own = (tl.load(ids + first + lane, mask=first + lane < pairs, other=-1) == expert).to(tl.int32)
-            tl.store(slots + written + tl.cumsum(own, 0) - 1, first + lane, mask=own > 0)
+            at = written + tl.cumsum(own, 0) - 1
+            tl.store(slots + at, first + lane, mask=own > 0)
+            if PLACED:
+                tl.store(places + first + lane, at, mask=own > 0)
             written += tl.sum(own, 0)
+
+
+@triton.jit
+def _spread(x, ids, places, out, experts, size, stride_x, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + token * stride_x + lane, mask=lane < size, other=0.0)
+    for k in tl.static_range(TOP_K):
+        expert = tl.load(ids + token * TOP_K + k)
+        inside = (expert >= 0) & (expert < experts)
+        place = tl.load(places + token * TOP_K + k, mask=inside, other=0).to(tl.int64)
+        tl.store(out + place * size + lane, value, mask=(lane < size) & inside)
 
 
 @dataclass(frozen=True)
@@ -84,12 +99,14 @@ class Blocks:
 
     `slots` [blocks, block_m] int32 holds pair numbers, the number of pairs where a block is not full; `experts`
     [blocks] int32 each block's expert; `used` [1] int32 how many blocks hold anything: what lies beyond is not written.
+    `places` [pairs] int32, where asked for, says which slot, of all blocks', holds a pair; nothing for those left out.
     """
 
     slots: Tensor
     experts: Tensor
     used: Tensor
     num_pairs: int
+    places: Tensor | None = None
 
 
 def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -109,7 +126,7 @@ def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor
     return weights, ids
 
 
-def align(ids: Tensor, num_experts: int, block_m: int) -> Blocks:
+def align(ids: Tensor, num_experts: int, block_m: int, *, placed: bool = False) -> Blocks:
     """Sorts the pairs of ids [T, top_k] into blocks of one expert each, in the order of their numbers.
 
     Room is for the worst case, known without a look at the ids; ids outside [0, num_experts) are left out.
@@ -119,10 +136,23 @@ def align(ids: Tensor, num_experts: int, block_m: int) -> Blocks:
     slots = torch.empty((most, block_m), dtype=torch.int32, device=ids.device)
     experts = torch.empty(most, dtype=torch.int32, device=ids.device)
     used = torch.empty(1, dtype=torch.int32, device=ids.device)
+    places = torch.empty(pairs, dtype=torch.int32, device=ids.device) if placed else None
     scan = min(_SCAN, max(128, triton.next_power_of_2(pairs)))
     _align[(num_experts,)](
-        ids, slots, experts, used, pairs, num_experts,
-        BLOCK_M=block_m, EXPERTS=max(32, triton.next_power_of_2(num_experts)), SCAN=scan,
+        ids, slots, experts, used, places, pairs, num_experts,
+        BLOCK_M=block_m, EXPERTS=max(32, triton.next_power_of_2(num_experts)), SCAN=scan, PLACED=placed,
         num_warps=8 if scan > 1024 else 4,
     )  # fmt: skip
-    return Blocks(slots, experts, used, pairs)
+    return Blocks(slots, experts, used, pairs, places)
+
+
+def spread(x: Tensor, ids: Tensor, num_experts: int, blocks: Blocks) -> Tensor:
+    """[slots of all blocks, N]: the row of x [T, N] that belongs to each slot's pair; other rows are not written."""
+    tokens, top_k = ids.shape
+    size = x.shape[1]
+    out = torch.empty((blocks.slots.numel(), size), dtype=x.dtype, device=x.device)
+    block = min(1024, triton.next_power_of_2(size))
+    _spread[(tokens, triton.cdiv(size, block))](
+        x, ids, blocks.places, out, num_experts, size, x.stride(0), TOP_K=top_k, BLOCK=block
+    )
+    return out

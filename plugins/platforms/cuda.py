@@ -45,10 +45,11 @@ RESERVE_BYTES = 400 << 20
 class CudaOps(Ops):
     """The ops that kernels do faster, or without waiting for the device."""
 
-    def __init__(self, hopper_products: HopperProducts = "gated") -> None:
+    def __init__(self, hopper_products: HopperProducts = "gated", hopper_experts: bool = True) -> None:
         super().__init__()
         self._gates = hopper_products != "deterministic"
         self._multiplies = hopper_products == "all"
+        self._groups = hopper_experts and self._gates
 
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
@@ -87,8 +88,11 @@ class CudaOps(Ops):
         return torch.nn.functional.linear(x, weight, bias)
 
     def fused_experts(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        product = experts.fused_experts_invariant if self.invariant else experts.fused_experts
-        return product(hidden, gate_up, down, weights, ids)
+        if self.invariant:
+            return experts.fused_experts_invariant(hidden, gate_up, down, weights, ids)
+        if self._groups and (out := experts.hopper_experts(hidden, gate_up, down, weights, ids)) is not None:
+            return out
+        return experts.fused_experts(hidden, gate_up, down, weights, ids)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """In one kernel for one row, which leaves nothing but reading the weight, and where bits must not change."""
@@ -113,7 +117,7 @@ class CudaPlatform(Platform):
 
     def __init__(self, *, config: Any, options: CudaOptions | None = None, local_rank: int = 0) -> None:
         super().__init__(config=config, options=options or CudaOptions(), local_rank=local_rank)
-        self._ops = CudaOps(self.options.hopper_products)
+        self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts)
         self._ahead: Callable[[], bool] | None = None
         self._open()
 

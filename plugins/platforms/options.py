@@ -47,6 +47,11 @@ class CudaOptions(BaseModel):
         "deterministic steps; in all steps also those that gate what they multiply, from 128 tokens on where they are "
         "large; or all.",
     )
+    hopper_experts: bool = Field(
+        True,
+        description="On Hopper, routed experts with many rows each by a kernel of their own, unless hopper_products is "
+        "deterministic.",
+    )
 
 
 class CpuOptions(BaseModel):

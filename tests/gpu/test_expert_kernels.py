@@ -12,6 +12,8 @@ from frame.core.ops import experts as reference
 from frame.kernels import experts as kernels
 from frame.kernels import routing
 from frame.kernels.expert_launch import Launch, Tile, invariant_launch, rule, vector_launch
+from frame.plugins.platforms.cuda import CudaOps
+from frame.plugins.platforms.rehearsal import rehearse
 
 pytestmark = pytest.mark.gpu
 
@@ -26,6 +28,12 @@ LAUNCHES = {
     "copied": Launch(16, Tile(16, 32, 4, 2, False, True), Tile(32, 16, 4, 2, True, True)),
     "rule": None,
 }
+
+
+hopper = pytest.mark.skipif(
+    INTERPRETED or not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="Gluon kernels are not interpreted, and this one is for Hopper",
+)
 
 
 def case(tokens: int, experts: int, top_k: int, hidden: int, inner: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -103,6 +111,24 @@ def test_blocks_hold_every_pair_once_and_in_order(tokens: int, block_m: int) -> 
         padding = -len(own) % block_m
         assert found.pop(expert, []) == own + [flat.numel()] * padding
     assert not found
+
+
+@pytest.mark.parametrize("size", [24, 1030])
+def test_rows_are_spread_to_where_their_pairs_are_and_combined_from_there(size: int) -> None:
+    ids = torch.randint(-1, 6, (50, 3), dtype=torch.int32)
+    x, weights = torch.randn(50, 2 * size)[:, :size].to(DEVICE), torch.rand(50, 3).to(DEVICE)
+    blocks = routing.align(ids.to(DEVICE), 5, 16, placed=True)
+    spread = routing.spread(x, ids.to(DEVICE), 5, blocks)
+    slots = blocks.slots[: int(blocks.used)].flatten()
+    held = slots < ids.numel()
+    assert blocks.places is not None
+    assert torch.equal(slots[blocks.places[slots[held]]], slots[held])
+    assert torch.equal(spread[: len(slots)][held], x[slots[held] // 3])
+    pairs = torch.zeros(ids.numel(), size, device=DEVICE)
+    pairs[slots[held]] = spread[: len(slots)][held]
+    spread[: len(slots)][~held] = float("nan")
+    found = kernels.combine(spread, weights, ids.to(DEVICE), 5, blocks.places)
+    assert torch.equal(found, kernels.combine(pairs, weights, ids.to(DEVICE), 5))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -200,3 +226,116 @@ def test_a_graph_follows_new_ids() -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, kernels.fused_experts(**inputs))
+
+
+def ragged(tokens: int, experts: int, top_k: int, kind: str) -> Tensor:
+    """Ids [tokens, top_k] of an uneven choice."""
+    ids = torch.rand(tokens, experts).topk(top_k).indices
+    if kind == "most experts empty":
+        ids = ids % max(1, experts // 8) + experts // 2
+    elif kind == "one expert":
+        ids[:] = experts - 1
+    elif kind == "one row left over":
+        ids[:] = 1
+        ids[-1, 0] = 2
+    elif kind == "some of other ranks":
+        ids = ids - experts // 3
+    elif kind == "all of other ranks":
+        ids = ids + experts
+    return ids.to(torch.int32).to(DEVICE)
+
+
+KINDS = (
+    "even", "most experts empty", "one expert", "one row left over", "some of other ranks", "all of other ranks"
+)  # fmt: skip
+
+
+#: Tokens, experts, of a token, hidden and inner size; of them only the last fill whole tiles.
+SIZES = [(64, 1, 1, 64, 64), (129, 4, 2, 192, 320), (700, 16, 3, 72, 40), (1000, 128, 8, 2048, 768)]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    """Every kernel for Hopper, many at a time: one after another they take a minute."""
+    from frame.kernels import experts_hopper
+
+    def launch() -> None:
+        for dtype in (torch.bfloat16, torch.float16):
+            inputs = case(*SIZES[0], dtype=dtype)
+            for tile in experts_hopper.CANDIDATES:
+                experts_hopper.fused_experts(**inputs, tile=tile)
+
+    rehearse(launch)
+
+
+@hopper
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_many_rows_on_hopper(sizes: tuple[int, int, int, int, int], dtype: torch.dtype, kind: str) -> None:
+    from frame.kernels import experts_hopper
+
+    inputs = case(*sizes, dtype=dtype)
+    inputs["ids"] = ragged(*sizes[:3], kind)
+    tokens = len(inputs["hidden"])
+    wide = torch.full((tokens, sizes[3] + 64), float("nan"), dtype=dtype, device=DEVICE)
+    wide[:, : sizes[3]] = inputs["hidden"]
+    inputs["hidden"] = wide[:, : sizes[3]]
+    twin = kernels.fused_experts(**inputs, launch=rule(kernels.shape_of(inputs["gate_up"], sizes[2]), 1 << 20))
+    for tile in experts_hopper.CANDIDATES:
+        # what is left in memory shows, if it is read
+        poison = torch.full((1 << 26,), float("nan"), dtype=dtype, device=DEVICE)
+        del poison
+        found = experts_hopper.fused_experts(**inputs, tile=tile)
+        assert found.isfinite().all()
+        assert (found.double() - twin.double()).norm() <= CLOSE[dtype] * twin.double().norm()
+    if kind == "all of other ranks":
+        assert not found.any()
+
+
+@hopper
+@pytest.mark.usefixtures("compiled")
+def test_many_rows_on_hopper_are_the_same_bits_in_every_run_and_tile() -> None:
+    from frame.kernels import experts_hopper
+
+    inputs = case(3000, 128, 8, 2048, 768, torch.bfloat16)
+    want = experts_hopper.fused_experts(**inputs)
+    wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    expected = reference.fused_experts(**wide)
+    assert (want.double() - expected).norm() <= CLOSE[torch.bfloat16] * expected.norm()
+    for tile in experts_hopper.CANDIDATES:
+        for _ in range(10):
+            assert torch.equal(experts_hopper.fused_experts(**inputs, tile=tile), want)
+
+
+@hopper
+def test_ordinary_steps_of_many_rows_go_to_hopper() -> None:
+    inputs = case(2048, 32, 4, 256, 128, torch.bfloat16)
+    found = kernels.hopper_experts(**inputs)
+    assert found is not None
+    assert torch.equal(CudaOps().fused_experts(**inputs), found)
+    for ops in (CudaOps("deterministic"), CudaOps("all", hopper_experts=False)):
+        assert torch.equal(ops.fused_experts(**inputs), kernels.fused_experts(**inputs))
+    assert kernels.hopper_experts(**case(64, 32, 4, 256, 128, torch.bfloat16)) is None
+    assert kernels.hopper_experts(**case(2048, 32, 4, 256, 72, torch.bfloat16)) is None
+    assert kernels.hopper_experts(**case(2048, 32, 4, 256, 128, torch.float32)) is None
+
+
+@hopper
+def test_a_graph_of_many_rows_follows_new_ids() -> None:
+    from frame.kernels import experts_hopper
+
+    inputs = case(1000, 16, 4, 256, 128, torch.bfloat16)
+    experts_hopper.fused_experts(**inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = experts_hopper.fused_experts(**inputs)
+    for kind in KINDS:
+        fresh = case(1000, 16, 4, 256, 128, torch.bfloat16) | {"ids": ragged(1000, 16, 4, kind)}
+        for name in ("hidden", "weights", "ids"):
+            inputs[name].copy_(fresh[name])
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, experts_hopper.fused_experts(**inputs))

@@ -8,8 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from frame.kernels import activation, experts, linear, linear_hopper, norm, rotary, routing
+from frame.kernels import activation, experts, experts_hopper, linear, linear_hopper, norm, rotary, routing
 from frame.kernels.expert_launch import Shape, read_table
+from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.plugins.platforms.cuda import CudaOps
 
@@ -57,9 +58,21 @@ def ordinary(product: Callable[[Tensor, Tensor], Tensor]) -> None:
     product(_empty(8192, 4096), _empty(28672, 4096))
 
 
-def hopper_tile(tile: linear_hopper.HopperTile, *, gated: bool = False) -> None:
+def hopper_tile(tile: HopperTile, *, gated: bool = False) -> None:
     """A tile of the product of many rows."""
     linear_hopper.product(_empty(8192, 4096), _empty(28672, 4096), None, tile, gated=gated)
+
+
+def grouped_tile(tokens: int, shape: tuple[int, int, int, int], dtype: torch.dtype, tile: HopperTile | None) -> None:
+    """The experts of a layer with many rows each on Hopper, in one tile, or in ordinary steps."""
+    num_experts, top_k, hidden, inner = shape
+    inputs = _empty(tokens, hidden, dtype=dtype), _empty(num_experts, 2 * inner, hidden, dtype=dtype)
+    weights, ids = _empty(tokens, top_k, dtype=F32), _empty(tokens, top_k, dtype=torch.int32)
+    more = _empty(num_experts, hidden, inner, dtype=dtype), weights, ids
+    if tile is None:
+        CudaOps().fused_experts(*inputs, *more)
+    else:
+        experts_hopper.fused_experts(*inputs, *more, tile)
 
 
 def routed(
@@ -172,6 +185,19 @@ def hopper_products() -> dict[str, Callable[[], None]]:
         found[f"many rows, {name}"] = partial(hopper_tile, tile)
         if tile.block_n > 64:
             found[f"many gated rows, {name}"] = partial(hopper_tile, tile, gated=True)
+    return found
+
+
+def hopper_experts() -> dict[str, Callable[[], None]]:
+    """Experts with many rows each: as ordinary steps choose, of another type, and in every tile."""
+    found: dict[str, Callable[[], None]] = {}
+    shape = EXPERTS["128 experts"]
+    for tokens in (1024, 8192):
+        found[f"many rows of 128 experts, {tokens} tokens"] = partial(grouped_tile, tokens, shape, BF16, None)
+    found["many rows of 8 experts, float16"] = partial(grouped_tile, 512, EXPERTS["8 experts"], F16, None)
+    for tile in experts_hopper.CANDIDATES:
+        name = f"{tile.block_n} outputs, {tile.stages} stages, groups of {tile.group}"
+        found[f"many rows of experts, {name}"] = partial(grouped_tile, 8192, shape, BF16, tile)
     return found
 
 

@@ -32,6 +32,7 @@ USUAL = (
     "usual, deterministic",
     "many rows, 8192 x 6144",
     "many gated rows, 8192 x 14336",
+    "many rows of 128 experts, 8192 tokens",
     "one gated row, 1024 x 1024",
     "rotary, offset",
     "one gated row, one output",
@@ -41,6 +42,7 @@ UNITS = {
     "prefill._prefill_attention_kernel": {"HGMMA"},
     "linear_invariant._linear": {"HGMMA"},  # the bits of a row rest on it
     "linear_hopper._product": {"HGMMA"},
+    "experts_hopper._grouped": {"HGMMA"},
     "decode._decode_attention_kernel": {"HMMA", "HGMMA"},
     "attention._paged_attention_kernel": {"HMMA", "HGMMA"},
     "cascade._prefix_attention_kernel": {"HMMA", "HGMMA"},
@@ -58,6 +60,7 @@ SPILLS = {
     "linear._one_row_gated": 0,
     "linear_invariant._linear": 0,
     "linear_hopper._product": 0,
+    "experts_hopper._grouped": 0,
     "experts._grouped": 0,
     "experts._vector_gate_up": 0,
     "experts._vector_down": 0,
@@ -88,7 +91,7 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
     used = one.instructions & {"HMMA", "HGMMA"}
     if not used <= meant or bool(used) != bool(meant):
         found.append(f"matrix units {sorted(used)} instead of {sorted(meant)}")
-    if one.name.startswith(("prefill.", "linear_hopper.")) and "UTMALDG" not in one.instructions:
+    if one.name.startswith(("prefill.", "linear_hopper.", "experts_hopper.")) and "UTMALDG" not in one.instructions:
         found.append("no bulk copy")
     return found
 

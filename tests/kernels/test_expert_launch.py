@@ -8,7 +8,18 @@ import pytest
 import torch
 
 from frame.kernels import expert_launch
-from frame.kernels.expert_launch import Chip, Launch, Shape, Tile, entry_of, launch_for, launch_from, read_table, rule
+from frame.kernels.expert_launch import (
+    Chip,
+    Launch,
+    Shape,
+    Tile,
+    entry_of,
+    launch_for,
+    launch_from,
+    many_rows,
+    read_table,
+    rule,
+)
 
 SHAPE = Shape(128, 8, 2048, 768, torch.bfloat16)
 TINY = Shape(4, 2, 24, 10, torch.float16)
@@ -40,6 +51,14 @@ def test_tiles_fit_a_small_shared_memory(tokens: int) -> None:
     for tile, matrices in ((small.gate_up, 2), (small.down, 1)):
         assert tile.num_stages >= 2
         assert tile.num_stages * (small.block_m + matrices * tile.block_n) * tile.block_k * 2 <= 98 << 10
+
+
+def test_many_rows_are_as_many_as_the_power_of_two_below_gives_each_expert() -> None:
+    assert [many_rows(SHAPE, tokens) for tokens in (1, 1023, 1024, 8192)] == [False, False, True, True]
+    odd = replace(SHAPE, num_experts=60, top_k=4)  # 64 rows each with 960 tokens
+    assert [many_rows(odd, tokens) for tokens in (512, 960, 1000, 1024, 1500)] == [False, False, False, True, True]
+    for other in (replace(SHAPE, dtype=torch.float32), replace(SHAPE, intermediate_size=72), TINY):
+        assert not many_rows(other, 8192)
 
 
 def test_only_rows_of_sixteen_bytes_go_through_the_copy_engine() -> None:

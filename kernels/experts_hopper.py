@@ -1,0 +1,172 @@
+"""Products of routed experts with many rows each, for Hopper, in Gluon; the plain twin: `experts._grouped`.
+
+Pairs are sorted into blocks of 128 rows of one expert, and the tokens' rows are copied into that order, so that all
+operands come by bulk copies, as in `linear_hopper`, whose parts these are. How many blocks there are is read on the
+device. Where the second half of a block is padding, it is neither fetched nor multiplied: every other expert's last
+block. Knows no router and no rank.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from .experts import combine
+from .linear_hopper import (
+    BLOCK_K,
+    BLOCK_M,
+    CHUNK,
+    HALF_M,
+    HopperTile,
+    add_steps,
+    descriptor,
+    halves,
+    place,
+    store,
+)
+from .linear_invariant import num_multiprocessors
+from .routing import Blocks, align, spread
+
+#: The tile of both products, and others worth a measurement.
+TILE = HopperTile(256, 4)
+CANDIDATES = (TILE, HopperTile(256, 4, 2, 8), HopperTile(256, 4, 2, 32), HopperTile(128, 6))
+
+
+@gluon.jit
+def _fetch(
+    x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr,
+):  # fmt: skip
+    """The fetching warp: the steps of all tiles of the program, as far ahead as the shared memory holds."""
+    KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    COPIES: gl.constexpr = 2 if GATED else 1
+    COPIED: gl.constexpr = BLOCK_N // COPIES
+    x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
+    weight_parts = weight_smem._reinterpret(weight_smem.dtype, [STAGES * COPIES, COPIED, 64], KIND)
+    row_tiles = gl.load(used)
+    at = 0
+    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
+        row, column = place(tile, row_tiles, column_tiles, GROUP)
+        first = gl.load(experts + row) * COPIES * size + column * COPIED
+        second = gl.load(slots + row * 128 + 64)
+        for step in range(steps):
+            stage = at % STAGES
+            mbarrier.wait(free.index(stage), ((at // STAGES) & 1) ^ 1)
+            mbarrier.expect(ready.index(stage), (128 + BLOCK_N) * 64 * 2, pred=second < pairs)
+            mbarrier.expect(ready.index(stage), (64 + BLOCK_N) * 64 * 2, pred=second >= pairs)
+            tma.async_copy_global_to_shared(x, [row * 128, step * 64], ready.index(stage), x_tiles.index(stage * 2))
+            tma.async_copy_global_to_shared(
+                x, [row * 128 + 64, step * 64], ready.index(stage), x_tiles.index(stage * 2 + 1), pred=second < pairs
+            )
+            for copy in gl.static_range(COPIES):
+                tma.async_copy_global_to_shared(
+                    weight, [first + copy * size, step * 64], ready.index(stage),
+                    weight_parts.index(stage * COPIES + copy),
+                )  # fmt: skip
+            at += 1
+
+
+@gluon.jit
+def _silu_mul(gate, up):
+    """silu(gate) · up in float32, as `experts._grouped` does it."""
+    small = gl.exp(-gl.abs(gate))
+    return gate * gl.where(gate >= 0, 1.0, small) / (1.0 + small) * up
+
+
+@gluon.jit
+def _multiply(
+    out, slots, used, x_smem, weight_smem, out_smem, ready, free, pairs, column_tiles, steps,
+    HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
+    GATED: gl.constexpr,
+):  # fmt: skip
+    """One warpgroup: 64 rows of each tile of the program, where any of them holds a pair."""
+    KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    WIDTH: gl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
+    weight_tiles = weight_smem._reinterpret(weight_smem.dtype, [STAGES, BLOCK_N, 64], KIND)
+    row_tiles = gl.load(used)
+    at = 0
+    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
+        row, column = place(tile, row_tiles, column_tiles, GROUP)
+        if gl.load(slots + row * 128 + HALF * 64) < pairs:
+            acc, _ = add_steps(x_tiles, weight_tiles, ready, free, at, steps, HALF, BLOCK_N, STAGES)
+            if GATED:
+                gate, up = halves(acc, 64, BLOCK_N)
+                values = _silu_mul(gate, up)
+            else:
+                values = acc
+            store(values, out, out_smem, row * 128 + HALF * 64, column * WIDTH, 0, WIDTH, HALF, PARTS)
+        else:
+            # in step with the fetching warp, so that no phase of `free` ends without the other half
+            for step in range(at, at + steps):
+                mbarrier.wait(ready.index(step % STAGES), (step // STAGES) & 1)
+                mbarrier.arrive(free.index(step % STAGES), count=1)
+        at += steps
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["pairs", "column_tiles", "steps", "size"])
+def _grouped(
+    x, weight, out, slots, experts, used, pairs, column_tiles, steps, size,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr,
+):  # fmt: skip
+    KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    x_smem = gl.allocate_shared_memory(x.dtype, [STAGES * 2, 64, 64], KIND)
+    weight_smem = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_N, 64], KIND)
+    out_smem = gl.allocate_shared_memory(x.dtype, [2 * PARTS, 64, 64], KIND)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=2)
+    fence_async_shared()
+    gl.warp_specialize([
+        (_multiply, (
+            out, slots, used, x_smem, weight_smem, out_smem, ready, free, pairs, column_tiles, steps,
+            0, BLOCK_N, STAGES, PARTS, GROUP, GATED,
+        )),
+        (_multiply, (
+            out, slots, used, x_smem, weight_smem, out_smem, ready, free, pairs, column_tiles, steps,
+            1, BLOCK_N, STAGES, PARTS, GROUP, GATED,
+        )),
+        (_fetch, (
+            x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size,
+            BLOCK_N, STAGES, GROUP, GATED,
+        )),
+    ], [4, 1], [232, 40])  # fmt: skip
+
+
+def fused_experts(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile: HopperTile = TILE
+) -> Tensor:
+    """As `experts.fused_experts`, for 16-bit types and sizes that are multiples of 8."""
+    num_experts = len(gate_up)
+    blocks = align(ids, num_experts, BLOCK_M, placed=True)
+    inner = grouped_product(spread(hidden, ids, num_experts, blocks), gate_up, blocks, tile, gated=True)
+    return combine(grouped_product(inner, down, blocks, tile), weights, ids, num_experts, blocks.places)
+
+
+def grouped_product(
+    x: Tensor, weight: Tensor, blocks: Blocks, tile: HopperTile = TILE, *, gated: bool = False
+) -> Tensor:
+    """Row i of the result [slots, N] is weight[e] · x[i], e the expert of the block of 128 slots; weight [E, N, K].
+
+    With `gated`, weight [E, 2N, K] holds gate and up, and the result is silu(gate x) · up x. Rows that hold no pair
+    mean nothing.
+    """
+    rows, depth = x.shape
+    size, width = (weight.shape[1] // 2, tile.block_n // 2) if gated else (weight.shape[1], tile.block_n)
+    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    column_tiles = triton.cdiv(size, width)
+    _grouped[(min(rows // BLOCK_M * column_tiles, num_multiprocessors(x.device)),)](
+        descriptor(x, HALF_M, BLOCK_K), descriptor(weight.flatten(0, 1), width, BLOCK_K),
+        descriptor(out, HALF_M, CHUNK), blocks.slots, blocks.experts, blocks.used, blocks.num_pairs, column_tiles,
+        triton.cdiv(depth, BLOCK_K), size,
+        BLOCK_N=tile.block_n, STAGES=tile.stages, PARTS=min(tile.parts, width // CHUNK), GROUP=tile.group, GATED=gated,
+        num_warps=4,
+    )  # fmt: skip
+    return out
