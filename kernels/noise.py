@@ -33,18 +33,25 @@ def stream_key(stream, position):
 
 
 @triton.jit
-def gumbel_noise(key, token):
-    """float32 noise of `token` ids under an int64 key."""
+def noise_size(key, first, lane):
+    """float32 in [0, 2^31]: the hash of the ids `first` + `lane` under an int64 key, without its sign.
+
+    The smaller it is, the larger is the noise.
+    """
     low, high = key.to(tl.uint32, bitcast=False), (key >> 32).to(tl.uint32, bitcast=False)
-    x = token.to(tl.uint32) + low
+    x = lane.to(tl.uint32) + (low + first)  # what all lanes share is added once
     x ^= x >> 16
     x *= _TOKEN_1
     x ^= x >> 15
-    x += high
-    x *= _TOKEN_2
+    x = x * _TOKEN_2 + high * _TOKEN_2  # (x + high) · _TOKEN_2 in one instruction
     x ^= x >> 16
-    size = tl.abs(x.to(tl.int32, bitcast=True).to(tl.float32))
-    size = tl.minimum(tl.maximum(size, 0.25), 2147483520.0)
+    return tl.abs(x.to(tl.int32, bitcast=True).to(tl.float32))
+
+
+@triton.jit
+def gumbel_noise(key, token):
+    """float32 noise of `token` ids under an int64 key."""
+    size = tl.minimum(tl.maximum(noise_size(key, 0, token), 0.25), 2147483520.0)
     return -tl.log(-_log1p(size * (-1.0 / 2147483648.0)))
 
 

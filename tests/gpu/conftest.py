@@ -1,8 +1,9 @@
 """Mends Triton 3.6's interpreter for the tests: numpy 2.4 beside it, 8-bit floats, and its slowness.
 
-Numpy no longer turns an array of one element into an index. The interpreter rounds 8-bit floats wrongly where the
-rounding reaches the exponent, and cuts float8_e5m2 off. It replaces the language's functions by its own at every call
-of every function, which takes half of its time; here they are replaced once, for the life of the process.
+Numpy no longer turns an array of one element into an index, and warns of what overflows, which a device does not. The
+interpreter rounds 8-bit floats wrongly where the rounding reaches the exponent, and cuts float8_e5m2 off. It replaces
+the language's functions by its own at every call of every function, which takes half of its time; here they are
+replaced once, for the life of the process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     import triton.language as tl
     from triton.runtime import interpreter
 
+    np.seterr(over="ignore", invalid="ignore")
     _patch = interpreter._patch_lang_tensor
     _patch_lang = interpreter._patch_lang
     _dtype = interpreter._get_np_dtype
