@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
@@ -10,15 +11,25 @@ from ..interfaces.model import Model
 from ..layers.attention import Attention
 
 
-def keep_distinct_layers(model: Model) -> None:
-    """Drops from each list of `model`'s modules those that are made as others are, and follow one made as theirs.
+@contextmanager
+def distinct_layers(model: Model) -> Iterator[None]:
+    """While inside, lists of `model`'s modules lack those that are made as others are, and follow one made as theirs.
 
-    The last one stays. Attention layers that are dropped keep their places in the cache's layout.
+    The last one stays. Attention layers that are left out keep their places in the cache's layout.
     """
-    for module in list(model.modules()):
-        for name, layers in list(module.named_children()):
-            if isinstance(layers, nn.ModuleList):
-                setattr(module, name, nn.ModuleList(_distinct(layers)))
+    whole = [
+        (module, name, layers)
+        for module in list(model.modules())
+        for name, layers in module.named_children()
+        if isinstance(layers, nn.ModuleList)
+    ]
+    for module, name, layers in whole:
+        setattr(module, name, nn.ModuleList(_distinct(layers)))
+    try:
+        yield
+    finally:
+        for module, name, layers in whole:
+            setattr(module, name, layers)
 
 
 def _distinct(layers: nn.ModuleList) -> list[nn.Module]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -109,6 +110,43 @@ _QUICK: dict[Any, Callable[..., Any]] = {
 }
 
 
+class StandIn(ModuleType):
+    """In place of a module that takes seconds to import: what is given, and the module itself if asked for more."""
+
+    def __init__(self, name: str, plain: Mapping[str, Any]) -> None:
+        super().__init__(name)
+        vars(self).update(plain)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
+
+
+class _Symbolic:
+    """What no number here is."""
+
+
+#: What operations of the meta device ask of torch's compiler and of sympy: to leave a function alone, whether sizes are
+#: what they should be, and whether they are symbols. Here they are plain numbers.
+_STAND_INS: dict[str, dict[str, Any]] = {
+    "torch._dynamo": {"disable": lambda function, *_, **__: function},
+    "torch.fx.experimental.symbolic_shapes": {
+        **dict.fromkeys(("expect_true", "guard_or_true", "guard_or_false", "guard_size_oblivious"), bool),
+        "statically_known_true": bool,
+        **dict.fromkeys(("has_hint", "has_guarding_hint"), lambda _: True),
+        **dict.fromkeys(("size_hint", "guarding_hint_or_throw"), lambda size: size),
+        "is_nested_int": lambda _: False,
+        "sym_and": lambda *all_of: all(all_of),
+        "sym_or": lambda *any_of: any(any_of),
+        "sym_eq": lambda x, y: x == y,
+    },
+    "sympy": {"Basic": _Symbolic},
+}
+
+
 class ZeroCopy(HostCopy):
     """Zeros of the tensors' shapes and types."""
 
@@ -164,9 +202,11 @@ def absent_cuda(index: int, properties: Any) -> Iterator[None]:
         "get_device_name": lambda *_: properties.name,
     }
     with ExitStack() as undo:
-        if "torch._dynamo" not in sys.modules:
-            undo.callback(sys.modules.pop, "torch._dynamo")
-            sys.modules["torch._dynamo"] = _no_dynamo()
+        import_module("torch.fx.experimental._config")  # which a module that is stood in for would have brought
+        for name, plain in _STAND_INS.items():
+            if name not in sys.modules:
+                undo.callback(sys.modules.pop, name, None)
+                sys.modules[name] = StandIn(name, plain)
         for name, answer in answers.items():
             undo.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
             setattr(torch.cuda, name, answer)
@@ -174,13 +214,6 @@ def absent_cuda(index: int, properties: Any) -> Iterator[None]:
         driver.set_active(_absent_driver(index, properties))
         undo.enter_context(Pretended(torch.device("cuda", index)))
         yield
-
-
-def _no_dynamo() -> ModuleType:
-    """Stands for the compiler that torch imports (two seconds) to switch it off in operations of the meta device."""
-    module = ModuleType("torch._dynamo")
-    vars(module)["disable"] = lambda function, *_, **__: function
-    return module
 
 
 def _absent_driver(index: int, properties: Any) -> Any:

@@ -131,9 +131,10 @@ class CudaPlatform(Platform):
 
     @classmethod
     def probe(cls) -> str | None:
+        if torch.version.cuda is not None:
+            read_triton()  # while torch and the driver get to know each other
         if not torch.cuda.is_available():
             return "torch sees no CUDA device"
-        read_triton()  # while torch and the driver get to know each other
         capability = torch.cuda.get_device_capability()
         if capability < (8, 0):
             return f"compute capability {capability[0]}.{capability[1]} is below 8.0"

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from frame.core.worker.distinct_layers import keep_distinct_layers
+from frame.core.worker.distinct_layers import distinct_layers
 
 
 class Stack(nn.Module):
@@ -14,8 +14,10 @@ class Stack(nn.Module):
 def kept(sizes):
     stack = Stack(sizes)
     all_layers = list(stack.layers)
-    keep_distinct_layers(stack)
-    return [all_layers.index(layer) for layer in stack.layers]
+    with distinct_layers(stack):
+        found = [all_layers.index(layer) for layer in stack.layers]
+    assert list(stack.layers) == all_layers
+    return found
 
 
 def test_the_first_one_of_each_pair_and_the_last_stay():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,8 +109,8 @@ def masks_of(draw: random.Random, plan: StepPlan, vocab_size: int) -> bytes:
     return TokenMasks(slots=sampling[:1].astype(np.int32), words=words).packed()
 
 
-def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) -> tuple[int, list[str]]:
-    """(kernels that the warm-up meets, names of those that steps of requests launch besides)."""
+def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) -> tuple[int, list[str], bool]:
+    """(kernels that the warm-up meets, names of those that steps of requests launch besides, whether it took sympy)."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         flat = {"model": folder, "skip_tokenizer_init": True, "load_format": "dummy", "dtype": "bfloat16", **settings}
@@ -118,7 +119,7 @@ def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) ->
         given = resolve_budget(given, checkpoint, registry)
     worker, draw, met, late = Worker(given, registry), random.Random(seed), list[str](), list[str]()
     worker.facts["not_deterministic"] = ""
-    kernels = met
+    kernels, imports_sympy = met, False
 
     def lacks(compile_kernel: rehearsal.Compile) -> None:
         cells = dict(zip(compile_kernel.__code__.co_freevars, compile_kernel.__closure__ or (), strict=True))
@@ -127,8 +128,9 @@ def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) ->
     run_spare = Worker._run_spare
 
     def run_and_serve(self: Worker, made: list[Runner], *others: Any) -> None:
-        nonlocal kernels
+        nonlocal kernels, imports_sympy
         run_spare(self, made, *others)
+        imports_sympy = "sympy.core" in sys.modules
         kernels, most = late, given.scheduler.max_num_seqs
         lives = [(20, size, ASKED) for size in (1, 3, 9, 40, most)] + [(4, 3, [one]) for one in ASKED]
         lives += [(3, 4, draw.sample(ASKED, 2)) for _ in range(20)]
@@ -142,4 +144,4 @@ def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) ->
     Worker._run_spare = run_and_serve  # type: ignore[method-assign]
     with absent_cuda(0, H200), rehearsal.CompileMode(lacks), torch.inference_mode():
         worker._rehearse(checkpoint, AbsentCuda(config=given))
-    return len(met), late
+    return len(met), late, imports_sympy

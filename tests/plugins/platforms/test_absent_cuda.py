@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from frame.core.config.flat import from_flat
 from frame.core.engine.step_budget import resolve_budget
 from frame.core.registry import Registry
 from frame.core.testing.checkpoints import make_checkpoint
-from frame.core.worker.distinct_layers import keep_distinct_layers
+from frame.core.worker.distinct_layers import distinct_layers
 from frame.core.worker.worker import Worker
 from frame.plugins.platforms import rehearsal
 from frame.plugins.platforms.absent_cuda import AbsentCuda, CompilingAhead
@@ -85,8 +86,8 @@ def test_every_kernel_of_a_model_is_met(worker, tmp_path, monkeypatch):
 def test_layers_that_differ_launch_what_all_do(family, changes, tmp_path, monkeypatch):
     made, checkpoint = make_worker(make_checkpoint(tmp_path / "model", family, **changes))
     met = []
-    for name, keep in (("all", lambda model: None), ("distinct", keep_distinct_layers)):
-        monkeypatch.setattr("frame.core.worker.worker.keep_distinct_layers", keep)
+    for name, keep in (("all", nullcontext), ("distinct", distinct_layers)):
+        monkeypatch.setattr("frame.core.worker.worker.distinct_layers", keep)
         (tmp_path / name).mkdir()
         monkeypatch.setattr(rehearsal, "_leave", partial(note, tmp_path / name))
         assert compiling((made, checkpoint)).wait()
