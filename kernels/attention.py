@@ -23,24 +23,38 @@ LOG2E = tl.constexpr(1.4426950408889634)
 class Launch:
     """Sizes of one launch: query rows and keys of a tile, and its pipeline.
 
-    With `invariant` (and one shape for all batches) a token's bits depend on its own row alone.
+    In launches of one shape a token's bits depend on its own row alone.
     """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-    invariant: bool = False
+
+
+#: Keys of a tile where bits may depend on the row alone.
+INVARIANT_KEYS = 32
+
+
+def one_warp(head_dim: int, groups: int, dtype: torch.dtype) -> bool:
+    """Whether one warp holds a tile of queries, so that launches of 16 and of 32 rows give a row the same bits.
+
+    With more warps a tile's scores may be shared by two of them, whose sums are then added in another order.
+    """
+    return dtype.itemsize == 2 and head_dim <= 128 and groups <= 16
 
 
 def launch_for(head_dim: int, groups: int, dtype: torch.dtype, *, invariant: bool = False) -> Launch:
     """The tile sizes that suit a layer; `invariant` gives one shape for every batch."""
     wide = dtype.itemsize > 2 or head_dim > 128
+    padded = max(32, triton.next_power_of_2(groups))
+    if invariant and one_warp(head_dim, groups, dtype):
+        return Launch(padded, INVARIANT_KEYS, 1, 3)
     if invariant:
-        return Launch(max(32, triton.next_power_of_2(groups)), 32, 4, 2, True)
+        return Launch(padded, INVARIANT_KEYS, 4, 2)
     if dtype.itemsize > 2:
-        return Launch(max(32, triton.next_power_of_2(groups)), 32, 4, 2)
-    return Launch(max(128, triton.next_power_of_2(groups)), 32, 8 if wide else 4, 2 if wide else 3)
+        return Launch(padded, 32, 4, 2)
+    return Launch(max(128, padded), 32, 8 if wide else 4, 2 if wide else 3)
 
 
 @triton.jit
@@ -72,7 +86,10 @@ def attend_keys(
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys from `start` on: updates (acc, peak, total). Only [first_key, last_key) may be read."""
+    """One tile of keys from `start` on: updates (acc, peak, total). Only [first_key, last_key) may be read.
+
+    A tile without a mask gives the bits of one whose mask hides nothing: what compilers might fuse is fused here.
+    """
     position = start + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, DIM)
     known = (position >= first_key) & (position < last_key)
@@ -89,21 +106,23 @@ def attend_keys(
         key = tl.load(keys + place[:, None] + dim[None, :])
         value = tl.load(values + place[:, None] + dim[None, :])
     score = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+    heat = scale * LOG2E
     if SOFT_CAP:
-        score = _tanh(score * (scale / soft_cap)) * (soft_cap * LOG2E)
-    else:
-        score *= scale * LOG2E
+        score = _tanh(score * (scale / soft_cap))
+        heat = soft_cap * LOG2E
     if ALIBI:
-        score += (slopes * LOG2E)[:, None] * (position[None, :] - query_pos[:, None]).to(tl.float32)
+        away = (position[None, :] - query_pos[:, None]).to(tl.float32)
+        score = tl.fma(score, heat, (slopes * LOG2E)[:, None] * away)
+        heat = 1.0
     if MASKED:
         visible = known[None, :] & (position[None, :] <= query_pos[:, None])
         if WINDOW > 0:
             visible &= position[None, :] > query_pos[:, None] - WINDOW
         score = tl.where(visible, score, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(score, 1))
+    new_peak = tl.maximum(peak, tl.max(score, 1) * heat)
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     shrink = tl.exp2(peak - base)
-    weight = tl.exp2(score - base[:, None])
+    weight = tl.exp2(tl.fma(score, heat, -base[:, None]))
     total = total * shrink + tl.sum(weight, 1)
     acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc * shrink[:, None], input_precision="ieee")
     return acc, new_peak, total
@@ -117,7 +136,7 @@ def _paged_attention_kernel(
     stride_block, stride_token, stride_head, num_heads,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, INVARIANT: tl.constexpr,
+    DIM: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M // GROUPS query tokens of a row, the heads of one KV head."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUPS
@@ -146,9 +165,8 @@ def _paged_attention_kernel(
     if WINDOW > 0:
         first_key = tl.maximum(cached + first_token - WINDOW + 1, 0)
     low = first_key // BLOCK_N * BLOCK_N
-    # Tiles without a mask are compiled apart and may round differently, and where they end depends on the chunk.
     full = low
-    if WINDOW == 0 and not INVARIANT:
+    if WINDOW == 0:
         full = tl.maximum(tl.minimum(last_key, cached + first_token + 1) // BLOCK_N * BLOCK_N, low)
     slopes = tl.zeros([BLOCK_M], tl.float32)
     if ALIBI:
@@ -275,7 +293,7 @@ def paged_attention(
         *kv_cache.stride()[1:4], num_heads,
         GROUPS=groups, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None, ALIBI=alibi_slopes is not None,
         BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, HEAD_DIM=head_dim,
-        DIM=max(16, triton.next_power_of_2(head_dim)), INVARIANT=launch.invariant,
+        DIM=max(16, triton.next_power_of_2(head_dim)),
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import LOG2E, attend_keys, dense_heads, limit_of, to_cache
+from .attention import INVARIANT_KEYS, LOG2E, attend_keys, dense_heads, limit_of, one_warp, to_cache
 from .chain import await_previous, chained
 
 #: Tokens of a shared prefix are attended apart in multiples of this: a multiple of every tile of keys.
@@ -61,6 +61,14 @@ def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1) 
         return DecodeLaunch(block_m, 32, splits, 8 if dtype.itemsize > 2 else 2, 2)
     # with enough rows to fill the device, many small programs read fastest
     return DecodeLaunch(block_m, 32, 1, 1, 4) if splits == 1 else DecodeLaunch(block_m, 64, splits, 2, 3)
+
+
+def invariant_launch(head_dim: int, groups: int, dtype: torch.dtype) -> DecodeLaunch | None:
+    """What gives the bits of `attention.launch_for(..., invariant=True)`; None where nothing does.
+
+    A row is not split: where its parts ended would follow the batch.
+    """
+    return DecodeLaunch(16, INVARIANT_KEYS, 1, 1, 4) if one_warp(head_dim, groups, dtype) else None
 
 
 @triton.jit

@@ -6,10 +6,9 @@ every shape that is recorded. Knows no device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -78,22 +77,27 @@ def warm_up(
     """
     also = deterministic and not runner.device.deterministic
     kinds = runner.pooling.kinds()
-    for numerics in (False, True) if also else (False,):
-        make = partial(_request, runner, kinds)
-        plans = _plans(make, not kinds, max_slots, max_tokens, max_model_len)
-        more = _sizes(make, not kinds, max_slots, max_tokens, max_model_len) if thorough else ()
-        for plan in chain(plans, more):
-            plan.deterministic = numerics
-            runner.execute(plan)
-            runner.sample().result()
+    make = partial(_request, runner, kinds)
+    modes = (False, True) if also else (False,)
+    for numerics in modes:
+        _serve(runner, _plans(make, not kinds, max_slots, max_tokens, max_model_len), numerics)
+        for shape in runner.device.graphs.shapes():
+            if shape.deterministic == (numerics or runner.device.deterministic):
+                runner.run_dummy(shape)
+                if shares_prefixes and not shape.deterministic:
+                    runner.run_dummy(replace(shape, shared=True))
     if not kinds:
         _draw_with_masks(runner, max_slots, max_tokens, max_model_len)
-    for shape in runner.device.graphs.shapes():
-        if also or shape.deterministic == runner.device.deterministic:
-            runner.run_dummy(shape)
-            if shares_prefixes and not shape.deterministic:
-                runner.run_dummy(replace(shape, shared=True))
+    for numerics in modes if thorough else ():
+        _serve(runner, _sizes(make, not kinds, max_slots, max_tokens, max_model_len), numerics)
     runner.device.ops.invariant = runner.device.deterministic  # memory is profiled next, by what steps usually run
+
+
+def _serve(runner: Runner, plans: Iterable[StepPlan], deterministic: bool) -> None:
+    for plan in plans:
+        plan.deterministic = deterministic
+        runner.execute(plan)
+        runner.sample().result()
 
 
 def _plans(

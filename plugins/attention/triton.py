@@ -86,14 +86,16 @@ class TritonAttention(AttentionBackend):
         spec, lens = self.spec, batch.host_query_lens
         groups = spec.num_heads // spec.num_kv_heads
         covers_all = int(lens.sum()) == batch.num_tokens
-        if spec.deterministic or batch.deterministic:
-            launch = kernels.launch_for(spec.head_dim, groups, spec.dtype, invariant=True)
-            return TritonPlan(batch, 0, None, launch, covers_all)
         longer = np.flatnonzero(lens != 1)
         num_decodes = int(longer[0]) if len(longer) else len(lens)
         if not lens[num_decodes:].any() and len(lens) == batch.num_tokens:
             num_decodes = len(lens)  # what is left is padding, a token each
         decode = mixed = prefix = None
+        if spec.deterministic or batch.deterministic:
+            decode = decode_kernel.invariant_launch(spec.head_dim, groups, spec.dtype)
+            mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype, invariant=True)
+            num_decodes = num_decodes if decode else 0
+            return TritonPlan(batch, num_decodes, decode, mixed, covers_all or num_decodes == batch.num_tokens)
         if num_decodes:
             splits = self._splits(num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
             decode = decode_kernel.launch_for(spec.head_dim, groups, spec.dtype, splits)

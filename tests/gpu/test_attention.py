@@ -137,12 +137,26 @@ def test_decode_counts_begin_anew_with_every_launch(splits: int, monkeypatch: py
     assert torch.equal(first, second)
 
 
+#: Layers whose rows one warp serves, and some that it does not.
+SIZES = {
+    "64": {"head_dim": 64}, "80": {"head_dim": 80}, "96": {"head_dim": 96}, "128": {"head_dim": 128},
+    "256": {"head_dim": 256}, "7 heads a KV head": {"head_dim": 128, "num_heads": 14, "num_kv_heads": 2},
+    "one": {"head_dim": 128, "num_heads": 4, "num_kv_heads": 4},
+    "16": {"head_dim": 128, "num_heads": 32, "num_kv_heads": 2},
+    "24": {"head_dim": 128, "num_heads": 24, "num_kv_heads": 1},
+}  # fmt: skip
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter's products come from a library that promises no fixed order")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
-def test_deterministic_bits_depend_on_the_row_alone(features: dict, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"head_dim": 64, **features} for features in FEATURES.values()] + list(SIZES.values()),
+    ids=[*FEATURES, *SIZES],
+)
+def test_deterministic_bits_depend_on_the_row_alone(changes: dict, dtype: torch.dtype) -> None:
     """A prompt of 300 tokens: at once, in chunks, and its last token decoded among others."""
-    spec = layer_spec(dtype=dtype, deterministic=True, head_dim=64, **features)
+    spec = layer_spec(dtype=dtype, deterministic=True, **changes)
     whole = make_case(TritonAttention, spec, [(0, 300)])
     want, cache = run(TritonAttention, whole)
     for first, last in itertools.pairwise([0, 20, 21, 64, 131, 299, 300]):

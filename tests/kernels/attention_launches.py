@@ -148,7 +148,7 @@ def attention_launches(name: str) -> dict[str, Callable[[], None]]:
     found = {f"{name}, {rows}": partial(attend, spec, counts) for rows, counts in decodes.items()}
     found[f"{name}, prompts"] = partial(attend, spec, PROMPTS[:2], hopper_prefill=False)
     if thorough:
-        found[f"{name}, deterministic"] = partial(attend, replace(spec, deterministic=True), PROMPTS)
+        found[f"{name}, deterministic"] = partial(attend, replace(spec, deterministic=True), [(100, 1), *PROMPTS])
     if not spec.window and (thorough or spec.alibi or name == "one head a KV head"):
         found[f"{name}, 16 rows, shared prefix"] = partial(attend, spec, DECODES["16 rows"], shared=True)
         found[f"{name}, 256 rows, shared prefix"] = partial(attend, spec, DECODES["256 rows"], shared=True)
