@@ -145,7 +145,7 @@ def fused_experts(
 ) -> Tensor:
     """As `experts.fused_experts`, for 16-bit types and sizes that are multiples of 8."""
     num_experts = len(gate_up)
-    blocks = align(ids, num_experts, BLOCK_M, placed=True)
+    blocks = align(ids, num_experts, BLOCK_M)
     inner = grouped_product(spread(hidden, ids, num_experts, blocks), gate_up, blocks, tile, gated=True)
     return combine(grouped_product(inner, down, blocks, tile), weights, ids, num_experts, blocks.places)
 

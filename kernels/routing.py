@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .chain import await_previous, chained
 
-_SCAN = 4096  # ids that one step of the sorting looks at
+_MANY_PAIRS = 4096  # fewer are sorted by one kernel, each program of which looks at all of them
+_CHUNK = 512  # pairs that a program places where there are many
 
 
 @triton.jit
@@ -47,38 +48,87 @@ def _route(
     tl.store(ids + row * TOP_K + choice, chosen, mask=choice < TOP_K)
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _align(
-    ids, slots, block_experts, num_blocks, places, pairs, experts,
-    BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr, SCAN: tl.constexpr, PLACED: tl.constexpr,
-):  # fmt: skip
-    expert = tl.program_id(0)
-    lane = tl.arange(0, SCAN)
-    each = tl.arange(0, EXPERTS)
-    counts = tl.zeros([EXPERTS], tl.int32)
-    for first in range(0, pairs, SCAN):
-        chosen = tl.load(ids + first + lane, mask=first + lane < pairs, other=-1)
-        inside = (chosen >= 0) & (chosen < experts)
-        counts += tl.histogram(tl.where(inside, chosen, 0), EXPERTS, mask=inside)
-    blocks = (counts + BLOCK_M - 1) // BLOCK_M
+@triton.jit
+def _close(slots, block_experts, num_blocks, pairs, expert, counts, block_m, FILL: tl.constexpr):
+    """Marks the blocks of an expert and fills the last of them; returns its pairs and its first slot."""
+    each = tl.arange(0, counts.shape[0])
+    blocks = (counts + block_m - 1) // block_m
     first_block = tl.sum(tl.where(each < expert, blocks, 0), 0)
     mine = tl.sum(tl.where(each == expert, counts, 0), 0)
-    my_blocks = (mine + BLOCK_M - 1) // BLOCK_M
+    my_blocks = (mine + block_m - 1) // block_m
     if expert == 0:
         tl.store(num_blocks, tl.sum(blocks, 0))
     for block in range(0, my_blocks):
         tl.store(block_experts + first_block + block, expert)
-    written = first_block * BLOCK_M
-    rest = written + mine + tl.arange(0, BLOCK_M)
-    tl.store(slots + rest, tl.zeros([BLOCK_M], tl.int32) + pairs, mask=rest < written + my_blocks * BLOCK_M)
+    start = first_block * block_m
+    rest = start + mine + tl.arange(0, FILL)
+    tl.store(slots + rest, tl.zeros([FILL], tl.int32) + pairs, mask=rest < start + my_blocks * block_m)
+    return mine, start
+
+
+@triton.jit(do_not_specialize=["pairs", "block_m"])
+def _align(
+    ids, slots, block_experts, num_blocks, places, pairs, experts, block_m,
+    EXPERTS: tl.constexpr, SCAN: tl.constexpr, FILL: tl.constexpr,
+):  # fmt: skip
+    """Few pairs: program e sorts those of expert e, of all SCAN that there may be."""
+    expert = tl.program_id(0)
+    lane = tl.arange(0, SCAN)
+    chosen = tl.load(ids + lane, mask=lane < pairs, other=-1)
+    inside = (chosen >= 0) & (chosen < experts)
+    counts = tl.histogram(tl.where(inside, chosen, 0), EXPERTS, mask=inside)
+    mine, start = _close(slots, block_experts, num_blocks, pairs, expert, counts, block_m, FILL)
     if mine > 0:
-        for first in range(0, pairs, SCAN):
-            own = (tl.load(ids + first + lane, mask=first + lane < pairs, other=-1) == expert).to(tl.int32)
-            at = written + tl.cumsum(own, 0) - 1
-            tl.store(slots + at, first + lane, mask=own > 0)
-            if PLACED:
-                tl.store(places + first + lane, at, mask=own > 0)
-            written += tl.sum(own, 0)
+        own = (chosen == expert).to(tl.int32)
+        slot = start + tl.cumsum(own, 0) - 1
+        tl.store(slots + slot, lane, mask=own > 0)
+        tl.store(places + lane, slot, mask=own > 0)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _count(ids, counts, pairs, experts, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+    """Many pairs: how many of a chunk each expert has."""
+    pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    chosen = tl.load(ids + pair, mask=pair < pairs, other=-1)
+    inside = (chosen >= 0) & (chosen < experts)
+    found = tl.histogram(tl.where(inside, chosen, 0), EXPERTS, mask=inside)
+    tl.store(counts + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), found)
+
+
+@triton.jit(do_not_specialize=["pairs", "chunks", "block_m"])
+def _sort(
+    ids, counts, slots, block_experts, num_blocks, places, pairs, chunks, experts, block_m,
+    EXPERTS: tl.constexpr, CHUNK: tl.constexpr, PIECE: tl.constexpr, FILL: tl.constexpr,
+):  # fmt: skip
+    """Many pairs: a program places those of a chunk, behind the chunks before it; one for each expert follows."""
+    chunk = tl.program_id(0)
+    each = tl.arange(0, EXPERTS)
+    some = tl.arange(0, PIECE)
+    total = tl.zeros([EXPERTS], tl.int32)
+    before = total
+    for first in range(0, chunks, PIECE):
+        found = tl.load(
+            counts + (first + some)[:, None] * EXPERTS + each[None, :], mask=(first + some < chunks)[:, None], other=0
+        )
+        total += tl.sum(found, 0)
+        before += tl.sum(tl.where((first + some < chunk)[:, None], found, 0), 0)
+    if chunk >= chunks:
+        _close(slots, block_experts, num_blocks, pairs, chunk - chunks, total, block_m, FILL)
+    else:
+        blocks = (total + block_m - 1) // block_m
+        starts = (tl.cumsum(blocks, 0) - blocks) * block_m + before
+        lane = tl.arange(0, CHUNK)
+        pair = chunk * CHUNK + lane
+        chosen = tl.load(ids + pair, mask=pair < pairs, other=-1)
+        earlier = tl.zeros([PIECE, CHUNK], tl.int32)  # pairs of the chunk with the same expert
+        for first in range(0, CHUNK, PIECE):
+            other = tl.load(ids + chunk * CHUNK + first + some, mask=chunk * CHUNK + first + some < pairs, other=-1)
+            equal = (other[:, None] == chosen[None, :]) & ((first + some)[:, None] < lane[None, :])
+            earlier += equal.to(tl.int32)
+        inside = (chosen >= 0) & (chosen < experts)
+        slot = tl.gather(starts, tl.where(inside, chosen, 0), 0) + tl.sum(earlier, 0)
+        tl.store(slots + slot, pair, mask=inside)
+        tl.store(places + pair, slot, mask=inside)
 
 
 @triton.jit
@@ -99,14 +149,14 @@ class Blocks:
 
     `slots` [blocks, block_m] int32 holds pair numbers, the number of pairs where a block is not full; `experts`
     [blocks] int32 each block's expert; `used` [1] int32 how many blocks hold anything: what lies beyond is not written.
-    `places` [pairs] int32, where asked for, says which slot, of all blocks', holds a pair; nothing for those left out.
+    `places` [pairs] int32 says which slot of all blocks' holds a pair, and means nothing for those that are left out.
     """
 
     slots: Tensor
     experts: Tensor
     used: Tensor
+    places: Tensor
     num_pairs: int
-    places: Tensor | None = None
 
 
 def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -126,7 +176,7 @@ def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor
     return weights, ids
 
 
-def align(ids: Tensor, num_experts: int, block_m: int, *, placed: bool = False) -> Blocks:
+def align(ids: Tensor, num_experts: int, block_m: int) -> Blocks:
     """Sorts the pairs of ids [T, top_k] into blocks of one expert each, in the order of their numbers.
 
     Room is for the worst case, known without a look at the ids; ids outside [0, num_experts) are left out.
@@ -136,14 +186,23 @@ def align(ids: Tensor, num_experts: int, block_m: int, *, placed: bool = False) 
     slots = torch.empty((most, block_m), dtype=torch.int32, device=ids.device)
     experts = torch.empty(most, dtype=torch.int32, device=ids.device)
     used = torch.empty(1, dtype=torch.int32, device=ids.device)
-    places = torch.empty(pairs, dtype=torch.int32, device=ids.device) if placed else None
-    scan = min(_SCAN, max(128, triton.next_power_of_2(pairs)))
-    _align[(num_experts,)](
-        ids, slots, experts, used, places, pairs, num_experts,
-        BLOCK_M=block_m, EXPERTS=max(32, triton.next_power_of_2(num_experts)), SCAN=scan, PLACED=placed,
-        num_warps=8 if scan > 1024 else 4,
-    )  # fmt: skip
-    return Blocks(slots, experts, used, pairs, places)
+    places = torch.empty(pairs, dtype=torch.int32, device=ids.device)
+    each, fill = max(32, triton.next_power_of_2(num_experts)), max(128, triton.next_power_of_2(block_m))
+    if pairs < _MANY_PAIRS:
+        scan = max(128, triton.next_power_of_2(pairs))
+        _align[(num_experts,)](
+            ids, slots, experts, used, places, pairs, num_experts, block_m,
+            EXPERTS=each, SCAN=scan, FILL=fill, num_warps=8 if scan > 1024 else 4,
+        )  # fmt: skip
+    else:
+        chunks = triton.cdiv(pairs, _CHUNK)
+        counts = torch.empty((chunks, each), dtype=torch.int32, device=ids.device)
+        _count[(chunks,)](ids, counts, pairs, num_experts, EXPERTS=each, CHUNK=_CHUNK)
+        _sort[(chunks + num_experts,)](
+            ids, counts, slots, experts, used, places, pairs, chunks, num_experts, block_m,
+            EXPERTS=each, CHUNK=_CHUNK, PIECE=32, FILL=fill, num_warps=16,
+        )  # fmt: skip
+    return Blocks(slots, experts, used, places, pairs)
 
 
 def spread(x: Tensor, ids: Tensor, num_experts: int, blocks: Blocks) -> Tensor:

@@ -51,10 +51,10 @@ def parts(shape: Shape, cases: list[Case]) -> tuple[dict[str, float], list[tuple
     count = shape.num_experts
     every = []
     for case in cases:
-        blocks = align(case.ids, count, 128, placed=True)
+        blocks = align(case.ids, count, 128)
         every.append((case, blocks, spread(case.hidden, case.ids, count, blocks)))
     times = {
-        "sort": microseconds([partial(align, c.ids, count, 128, placed=True) for c in cases]),
+        "sort": microseconds([partial(align, c.ids, count, 128) for c in cases]),
         "copy": microseconds([partial(spread, c.hidden, c.ids, count, b) for c, b, _ in every]),
         "add": microseconds([partial(combine, x, c.weights, c.ids, count, b.places) for c, b, x in every]),
     }
