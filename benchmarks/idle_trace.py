@@ -4,15 +4,18 @@
     python benchmarks/idle_trace.py --shape demo --batch 8 --svg x.svg   # any machine; on a CPU: torch's ops
 
 Each row is an equal part of the time, bars are kernels and copies (merged where they overlap or touch), the rest is
-idle. The goal is at most 3 % at batch 256 on the 0.6B shape.
+idle: seams of a microsecond between the kernels of a recorded step, and waits, as between steps. The goal is that waits
+are at most 3 % at batch 256 on the 0.6B shape. `--kernels N` also prints the kernels that take longest.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from frame import EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
 
 Span = tuple[float, float]
+#: Name, begin, end.
+Event = tuple[str, float, float]
 WIDTH, ROW, GAP = 1000.0, 14.0, 6.0
+#: Microseconds: what goes by between two kernels though the second has been queued; longer gaps are waits.
+SEAM = 2.0
 #: Ranges that the profiler draws around kernels, and are none.
 _NOT_WORK = ("ProfilerStep", "gpu_user_annotation")
 
@@ -40,10 +47,21 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def idle_share(busy: list[Span]) -> float:
-    """Of the time from the first span's begin to the last one's end."""
+def idle_shares(busy: list[Span]) -> tuple[float, float]:
+    """What seams and what waits take of the time from the first span's begin to the last one's end."""
     whole = busy[-1][1] - busy[0][0]
-    return 1 - sum(end - begin for begin, end in busy) / whole
+    gaps = [later[0] - sooner[1] for sooner, later in itertools.pairwise(busy)]
+    return sum(gap for gap in gaps if gap <= SEAM) / whole, sum(gap for gap in gaps if gap > SEAM) / whole
+
+
+def print_kernels(events: list[Event], steps: int, most: int) -> None:
+    """A line for each of the `most` kernels that take longest: microseconds a step, launches a step, name."""
+    taken = Counter[str]()
+    for name, begin, end in events:
+        taken[name] += end - begin
+    counts = Counter(name for name, _, _ in events)
+    for name, time in taken.most_common(most):
+        print(f"{time / steps:9.1f} us a step, {counts[name] / steps:6.1f} times: {name[:100]}")
 
 
 def draw(busy: list[Span], rows: int, title: str) -> str:
@@ -86,8 +104,8 @@ def start(shape: str, folder: str, **settings: Any) -> tuple[LLMEngine, int]:
     return LLMEngine.from_engine_args(arguments), config["vocab_size"] - 1000
 
 
-def record(engine: LLMEngine, vocabulary: int, options: argparse.Namespace) -> list[Span]:
-    """Fills the batch, lets it decode for a while, then traces steps; the device's spans in microseconds.
+def record(engine: LLMEngine, vocabulary: int, options: argparse.Namespace) -> list[Event]:
+    """Fills the batch, lets it decode for a while, then traces steps; what the device did, in microseconds.
 
     Requests answer at their end, as those of `LLM.generate`, and on a GPU nothing of the host is traced: either would
     add host work that a user's steps do not have.
@@ -113,8 +131,11 @@ def record(engine: LLMEngine, vocabulary: int, options: argparse.Namespace) -> l
     if options.trace:
         trace.export_chrome_trace(str(options.trace))
     wanted = DeviceType.CUDA if cuda else DeviceType.CPU
-    events = [event for event in trace.events() if event.device_type == wanted and not event.name.startswith(_NOT_WORK)]
-    return merged((event.time_range.start, event.time_range.end) for event in events)
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in trace.events()
+        if event.device_type == wanted and not event.name.startswith(_NOT_WORK)
+    ]
 
 
 def main() -> None:
@@ -128,20 +149,27 @@ def main() -> None:
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--trace", type=Path, help="Also write the Chrome trace.")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--kernels", type=int, default=0, metavar="N")
     options = parser.parse_args()
-    settings: dict[str, Any] = {"max_num_seqs": max(options.batch, 1), "max_model_len": 1024}
+    settings: dict[str, Any] = {
+        "max_num_seqs": max(options.batch, 1),
+        "max_model_len": 1024 if options.shape == "demo" else 2048,
+    }
     with tempfile.TemporaryDirectory() as folder:
         engine, vocabulary = start(options.shape, folder, **settings)
-        busy = record(engine, vocabulary, options)
+        events = record(engine, vocabulary, options)
         engine.close()
-    whole, idle = busy[-1][1] - busy[0][0], idle_share(busy)
+    busy = merged((begin, end) for _, begin, end in events)
+    step_ms, (seams, waits) = (busy[-1][1] - busy[0][0]) / options.steps / 1000, idle_shares(busy)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU (torch's ops)"
-    title = f"{options.shape}, {options.batch} requests, {options.steps} decode steps on {device}: idle {idle:.1%}"
-    print(f"{title}; {whole / options.steps / 1000:.3f} ms a step")
+    what = f"{options.shape}, {options.batch} requests, {options.steps} decode steps on {device}"
+    title = f"{what}: waits {waits:.1%}, seams between kernels {seams:.1%}"
+    print(f"{title}; {step_ms:.3f} ms a step")
+    print_kernels(events, options.steps, options.kernels)
     if options.svg:
         options.svg.write_text(draw(busy, options.steps, title))
     if options.json:
-        found = {"idle": idle, "ms a step": whole / options.steps / 1000, "batch": options.batch, "device": device}
+        found = {"waits": waits, "seams": seams, "ms a step": step_ms, "batch": options.batch, "device": device}
         options.json.write_text(json.dumps(found))
 
 
