@@ -15,12 +15,10 @@ _BLOCK = 512
 
 
 # Counts and places follow the step: kernels that differ by them would be compiled while requests wait.
-@triton.jit(
-    do_not_specialize=["batch", "num_tokens", "padded_tokens", "max_blocks"], do_not_specialize_on_alignment=["rows"]
-)
+@triton.jit(do_not_specialize=["batch", "padded_tokens", "max_blocks"], do_not_specialize_on_alignment=["rows"])
 def _build_inputs(
     rows, token_ids, table, input_ids, positions, query_start, seq_lens, own_table, slot_mapping,
-    batch, num_tokens, padded_tokens, max_blocks, stride_ids, stride_table, stride_own,
+    batch, padded_tokens, max_blocks, stride_ids, stride_table, stride_own,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -34,13 +32,13 @@ def _build_inputs(
     lanes = tl.arange(0, BLOCK)
     if FIRST:
         # the program after the last row has neither
-        rows_left = row < tl.num_programs(0) - 1
-        tl.store(query_start + row + 1, end, mask=rows_left)
-        tl.store(seq_lens + row, computed + count, mask=rows_left)
-    for first in range(0, tl.where(real, max_blocks, 0), BLOCK):
+        tl.store(query_start + row + 1, end, mask=real)
+        tl.store(seq_lens + row, computed + count, mask=real)
+    num_blocks = tl.minimum((computed + count + BLOCK_SIZE - 1) // BLOCK_SIZE, max_blocks)
+    for first in range(0, num_blocks, BLOCK):
         block = first + lanes
-        ids = tl.load(table + slot * stride_table + block, mask=block < max_blocks)
-        tl.store(own_table + row.to(tl.int64) * stride_own + block, ids, mask=block < max_blocks)
+        ids = tl.load(table + slot * stride_table + block, mask=block < num_blocks)
+        tl.store(own_table + row.to(tl.int64) * stride_own + block, ids, mask=block < num_blocks)
     for first in range(0, count, BLOCK):
         lane = first + lanes
         kept = lane < count
@@ -51,8 +49,8 @@ def _build_inputs(
         if FIRST:
             tl.store(positions + place, position.to(tl.int64), mask=kept)
             tl.store(input_ids + place, tl.load(token_ids + slot * stride_ids + position, mask=kept), mask=kept)
-    if row == tl.num_programs(0) - 1:
-        for first in range(num_tokens, padded_tokens, BLOCK):
+    if row == batch:
+        for first in range(end, padded_tokens, BLOCK):
             place = first + lanes
             kept = place < padded_tokens
             tl.store(slot_mapping + place, tl.full([BLOCK], -1, tl.int64), mask=kept)
@@ -65,9 +63,9 @@ def build_inputs(buffers: Any, token_ids: Tensor, tables: Any, rows: Tensor, siz
     """As `frame.core.ops.step.build_inputs`; one launch per KV group, `rows` [3, B] contiguous."""
     batch = rows.shape[1]
     for group, (table, own, mapping) in enumerate(zip(tables, buffers.tables, buffers.slot_mapping, strict=True)):
-        _build_inputs[(sizes.padded_rows + 1,)](
+        _build_inputs[(batch + 1,)](
             rows, token_ids, table, buffers.input_ids, buffers.positions, buffers.query_start, buffers.seq_lens,
-            own, mapping, batch, sizes.num_tokens, sizes.padded_tokens, sizes.max_blocks,
+            own, mapping, batch, sizes.padded_tokens, sizes.max_blocks,
             token_ids.stride(0), table.stride(0), own.stride(0),
             BLOCK_SIZE=sizes.block_size, ROWS=triton.next_power_of_2(max(len(buffers.seq_lens), 64)), BLOCK=_BLOCK,
             FIRST=group == 0,
@@ -104,7 +102,7 @@ def _advance(token_ids, slots, lengths, sampled, batch, stride, BLOCK: tl.conste
     token = tl.load(sampled + row, mask=kept, other=-1)
     slot = tl.load(slots + row, mask=kept, other=0).to(tl.int64)
     length = tl.load(lengths + row, mask=kept, other=0)
-    tl.store(token_ids + slot * stride + length, token, mask=kept & (token >= 0))
+    tl.store(token_ids + slot * stride + length, token, mask=kept & (token >= 0) & (length > 0))
 
 
 def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .step import StepPlan
 
 
+#: Of tensors that `Streams.copy_out` reads before work launched later may write to them.
+SMALL_COPY_BYTES = 64 << 10
+
+
 @dataclass(frozen=True)
 class PlatformSpec:
     """What the engine will ask of a platform; `supports` answers whether it can."""
@@ -63,9 +67,16 @@ class Streams(ABC):
     def stage(self, array: np.ndarray) -> Tensor:
         """Copies a host array to the device without waiting; the array may be reused by the caller at once."""
 
+    def stage_into(self, out: Tensor, array: np.ndarray) -> None:
+        """As `stage`, into device memory that is there: `out` has the array's type and as many elements, contiguous."""
+        out.copy_(self.stage(array).view(out.shape))
+
     @abstractmethod
     def copy_out(self, tensors: Mapping[str, Tensor]) -> HostCopy:
-        """Starts copying device tensors to the host, after all work launched so far; holds them until it is done."""
+        """Starts copying device tensors to the host, after all work launched so far; holds them until it is done.
+
+        Work launched later may write to them where they have at most SMALL_COPY_BYTES together: they are read before.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -135,13 +146,16 @@ class StepShape:
 
 
 class Forward(Protocol):
-    """The forward pass of a step over inputs that lie ready. Calling it runs it on what `step` gives."""
+    """The forward pass of a step. Calling it runs it on what `step` gives, which it calls unless it was called."""
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         """Hidden states [T, hidden_size] of the padded tokens."""
 
     def step(self) -> ForwardStep:
-        """The attention plans of this step."""
+        """Fills the buffers that the model reads from the step's rows, and gives the attention plans of this step.
+
+        The rows are all that steps of a shape differ by, and lie where they always do: a recording may hold this too.
+        """
 
 
 class Graphs(ABC):
@@ -161,6 +175,19 @@ class Graphs(ABC):
     @abstractmethod
     def run(self, shape: StepShape, forward: Forward) -> Tensor:
         """Runs `forward` (or replays its recording); returns the hidden states, valid until the next run."""
+
+    def records_draws(self, shape: StepShape) -> bool:
+        """Whether `run_draw` saves the host work for a step of that shape; the runner draws in its own way if not."""
+        del shape
+        return False
+
+    def run_draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> Tensor:
+        """Runs `draw` (or replays its recording) after the step of that shape; returns its result, until the next one.
+
+        Steps of a shape and kind launch the same, on memory at the same addresses.
+        """
+        del shape, kind
+        return draw()
 
     def shapes(self) -> list[StepShape]:
         """Steps that will be or may be recorded, as they run eagerly before; deterministic ones where one may come."""

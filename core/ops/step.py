@@ -35,7 +35,8 @@ class StepBuffers:
     """Inputs of a step, at addresses that never change, so that recorded graphs may read them.
 
     For at most T tokens of R rows: `input_ids` int32 [T], `positions` int64 [T], `query_start` int32 [R+1], `seq_lens`
-    int32 [R]; per KV group `tables` int32 [R, max_blocks] and `slot_mapping` int64 [T].
+    int32 [R]; per KV group `tables` int32 [R, max_blocks] and `slot_mapping` int64 [T]. `rows` int32 [3 · R] is what
+    `build_inputs` makes them of, the first 3 · B numbers for a step of B rows.
     """
 
     input_ids: Tensor
@@ -44,6 +45,7 @@ class StepBuffers:
     seq_lens: Tensor
     tables: tuple[Tensor, ...]
     slot_mapping: tuple[Tensor, ...]
+    rows: Tensor
 
     @classmethod
     def allocate(
@@ -58,19 +60,18 @@ class StepBuffers:
             torch.zeros(max_rows, dtype=torch.int32, device=device),
             tuple(torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device) for _ in groups),
             tuple(torch.zeros(max_tokens, dtype=torch.int64, device=device) for _ in groups),
+            torch.zeros(3 * max_rows, dtype=torch.int32, device=device),
         )
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """What the host knows of a step. Tokens and rows past the real ones are padding up to the padded sizes.
+    """What the host knows of a step. Tokens past the real ones are padding up to `padded_tokens`.
 
-    `max_blocks` is the most blocks that a row's tokens span, `block_size` the tokens in a block.
+    `max_blocks` is the most blocks that a row's tokens span, or more; `block_size` the tokens in a block.
     """
 
-    num_tokens: int
     padded_tokens: int
-    padded_rows: int
     max_blocks: int
     block_size: int
 
@@ -82,35 +83,31 @@ def build_inputs(
 
     `token_ids` [R, max_len] holds every known token of each slot and `tables[g]` [R, max_blocks] its blocks. Row i
     takes its scheduled tokens from the computed ones on. Padding tokens have id 0, position 0 and slot -1; padding
-    rows have no tokens and length 0.
+    rows have neither computed nor scheduled tokens, and come last. Which rows those are is read on the device alone, so
+    that a recorded call serves other rows. Blocks past a row's tokens are unspecified.
     """
     slots, computed, counts = rows.long().unbind(0)
-    batch, num_tokens = rows.shape[1], sizes.num_tokens
+    batch, size = rows.shape[1], sizes.block_size
     ends = counts.cumsum(0)
-    row = torch.repeat_interleave(torch.arange(batch, device=rows.device), counts, output_size=num_tokens)
-    positions = torch.arange(num_tokens, device=rows.device) + (computed - ends + counts)[row]
-    buffers.positions[:num_tokens] = positions
-    buffers.input_ids[:num_tokens] = token_ids[slots[row], positions]
+    place = torch.arange(sizes.padded_tokens, device=rows.device)
+    real = place < ends[-1]
+    row = torch.searchsorted(ends, place, right=True).clamp(max=batch - 1)
+    positions = torch.where(real, place + (computed - ends + counts)[row], 0)
+    buffers.positions[: sizes.padded_tokens] = positions
+    buffers.input_ids[: sizes.padded_tokens] = torch.where(real, token_ids[slots[row], positions], 0)
     buffers.query_start[1 : batch + 1] = ends
     buffers.seq_lens[:batch] = computed + counts
     for table, own, mapping in zip(tables, buffers.tables, buffers.slot_mapping, strict=True):
         found = table[:, : sizes.max_blocks].index_select(0, slots)
         own[:batch, : sizes.max_blocks] = found
-        block = found[row, positions // sizes.block_size].long()
-        mapping[:num_tokens] = block * sizes.block_size + positions % sizes.block_size
-        mapping[num_tokens : sizes.padded_tokens] = -1
-    if sizes.padded_tokens > num_tokens:
-        buffers.positions[num_tokens : sizes.padded_tokens] = 0
-        buffers.input_ids[num_tokens : sizes.padded_tokens] = 0
-    if sizes.padded_rows > batch:
-        buffers.query_start[batch + 1 : sizes.padded_rows + 1] = num_tokens
-        buffers.seq_lens[batch : sizes.padded_rows] = 0
+        block = found[row, positions // size].long()
+        mapping[: sizes.padded_tokens] = torch.where(real, block * size + positions % size, -1)
 
 
 def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
     """Appends `sampled` [B] at token_ids[slots[i], lengths[i]], so that the next step reads them on the device.
 
-    Rows whose sampled id is negative (an unfinished prefill) are left alone.
+    Rows whose sampled id is negative (an unfinished prefill) or whose length is 0 (padding) are left alone.
     """
-    kept = sampled >= 0
+    kept = (sampled >= 0) & (lengths > 0)
     token_ids[slots.long()[kept], lengths.long()[kept]] = sampled[kept].to(token_ids.dtype)

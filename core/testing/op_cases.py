@@ -100,16 +100,19 @@ def _write_rows(draw: Draw) -> Arguments:
 
 
 def _build_inputs(draw: Draw, padded_tokens: int, padded_rows: int, num_groups: int) -> Arguments:
-    """Buffers hold just the step, so that every element of them is defined (tables of padding rows are not)."""
-    rows = torch.tensor([[3, 0, 2], [5, 0, 9], [1, 7, 2]], dtype=torch.int32)
+    """Buffers hold just the step, and rows as many blocks, so that all but the tables of padding rows is defined."""
+    rows = torch.zeros(3, padded_rows, dtype=torch.int32)
+    rows[:, :3] = torch.tensor([[3, 0, 2], [8, 4, 9], [1, 7, 2]], dtype=torch.int32)
     tables = [draw.ints(50, 4, 3) for _ in range(num_groups)]
+    for table in tables:
+        table[0] = 0  # the slot that padding names
     buffers = StepBuffers.allocate(padded_tokens, padded_rows, 3, num_groups, torch.device("cpu"))
-    return (buffers, draw.ints(500, 4, 16), tables, rows, StepSizes(10, padded_tokens, padded_rows, 3, 4)), {}
+    return (buffers, draw.ints(500, 4, 16), tables, rows, StepSizes(padded_tokens, 3, 4)), {}
 
 
 def _advance(draw: Draw) -> Arguments:
-    lengths = torch.tensor([5, 0, 7], dtype=torch.int32)
-    return (draw.ints(9, 4, 8), torch.tensor([3, 0, 1], dtype=torch.int32), lengths, torch.tensor([8, -1, 4])), {}
+    lengths = torch.tensor([5, 3, 7, 0], dtype=torch.int32)
+    return (draw.ints(9, 4, 8), torch.tensor([3, 0, 1, 0], dtype=torch.int32), lengths, torch.tensor([8, -1, 4, 5])), {}
 
 
 def _sparse(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,7 +161,7 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "unit": [lambda d: ((d.float32(4, 16) * torch.tensor([[1.0], [0.0], [3.0], [1e-3]]),), {})],
     "write_rows": [_write_rows],
     "write_values": [lambda d: ((d.ints(9, 8), torch.tensor([4, 0, 7], dtype=torch.int32), d.ints(99, 3)), {})],
-    "build_inputs": [lambda d: _build_inputs(d, 10, 3, 1), lambda d: _build_inputs(d, 16, 3, 2),
+    "build_inputs": [lambda d: _build_inputs(d, 10, 3, 1), lambda d: _build_inputs(d, 16, 5, 2),
                      lambda d: _build_inputs(d, 10, 8, 0)],
     "advance": [_advance],
 }  # fmt: skip

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from ..interfaces.model import ForwardStep, Model
-from ..interfaces.platform import Graphs, HostCopy, MemorySnapshot, Platform, PlatformSpec, StepShape, Streams
+from ..interfaces.platform import (
+    SMALL_COPY_BYTES,
+    Graphs,
+    HostCopy,
+    MemorySnapshot,
+    Platform,
+    PlatformSpec,
+    StepShape,
+    Streams,
+)
 from ..interfaces.step import StepPlan
 from ..ops import Ops
 from ..ops.step import StepBuffers
@@ -103,6 +112,25 @@ class PlatformSuite(PluginSuite):
             assert tensor.dtype == getattr(torch, dtype), f"an array of {dtype} became {tensor.dtype}"
             assert np.array_equal(tensor.cpu().numpy(), want), "stage must copy the array before it returns"
         assert streams.stage(np.zeros((0, 3), np.int32)).shape == (0, 3), "an empty array must arrive as one"
+
+    def test_arrays_are_staged_into_memory_that_is_there(self, platform: Platform) -> None:
+        streams = platform.streams()
+        memory = torch.zeros(6, dtype=torch.int32, device=platform.device)
+        part, given = memory[2:].view(2, 2), np.array([[1, 2], [3, 4]], np.int32)
+        streams.stage_into(part, given)
+        given.fill(9)
+        streams.synchronize()
+        assert memory.tolist() == [0, 0, 1, 2, 3, 4], "stage_into must copy the array, into that memory, and at once"
+
+    def test_what_is_small_is_copied_out_before_it_is_overwritten(self, platform: Platform) -> None:
+        streams, copies = platform.streams(), []
+        memory = torch.zeros(SMALL_COPY_BYTES // 8, dtype=torch.int32, device=platform.device)
+        for _ in range(5):
+            memory.add_(1)
+            copies.append(streams.copy_out({"one": memory, "other": memory}))
+        for number, copy in enumerate(copies, 1):
+            for array in copy.wait().values():
+                assert (array == number).all(), "copy_out must read small tensors before later work writes to them"
 
     def test_copies_come_out_after_the_work_before(self, platform: Platform) -> None:
         streams = platform.streams()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,19 +14,22 @@ from .step_inputs import StepInputs
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Implements `Forward` for inputs that lie in the runner's buffers; `backends[g]` plans for `inputs.batches[g]`."""
+    """Implements `Forward` for inputs in the runner's buffers; `backends[g]` plans for group g of `inputs.batches()`.
+
+    `segments` says which text of a pair each token is of, once the positions are there.
+    """
 
     model: Model
     backends: Sequence[AttentionBackend]
     inputs: StepInputs
     hooks: LayerHooks
-    segments: Tensor | None = None
+    segments: Callable[[], Tensor | None]
 
     def step(self) -> ForwardStep:
-        """The attention plans of these inputs."""
-        pairs = zip(self.backends, self.inputs.batches, strict=True)
+        self.inputs.fill()
+        pairs = zip(self.backends, self.inputs.batches(), strict=True)
         plans = [backend.plan(batch) for backend, batch in pairs]
-        return ForwardStep(plans=plans, hooks=self.hooks, segments=self.segments)
+        return ForwardStep(plans=plans, hooks=self.hooks, segments=self.segments())
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         hidden: Tensor = self.model(self.inputs.input_ids, self.inputs.positions, step or self.step())

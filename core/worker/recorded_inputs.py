@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
@@ -13,10 +13,11 @@ from .shared_prefixes import PrefixTiles
 
 
 class RecordedInputs:
-    """The inputs of one runner's steps: its buffers, the KV cache and the weights."""
+    """The inputs of one runner's steps: its buffers, the KV cache, the weights, and others that have no other name."""
 
-    def __init__(self, model: Model, buffers: StepBuffers, prefixes: PrefixTiles) -> None:
+    def __init__(self, model: Model, buffers: StepBuffers, prefixes: PrefixTiles, others: Mapping[str, Tensor]) -> None:
         self._model = model
+        self._others = others
         self._buffers = buffers
         self._prefixes = prefixes
         self._recorded: dict[str, dict[str, int]] = {}
@@ -47,6 +48,7 @@ class RecordedInputs:
             else:
                 yield from ((f"buffer {name}, group {group}", tensor) for group, tensor in enumerate(value))
         yield "buffer prefixes", self._prefixes.memory
+        yield from self._others.items()
         for name, module in self._model.named_modules():
             if isinstance(module, Attention):
                 yield f"KV cache of {name}", module.kv_cache

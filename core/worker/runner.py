@@ -1,7 +1,7 @@
 """The runner: one list of phases for every model and platform.
 
-finish → add → extend → staged writes → (no tokens: connector only) → shape → inputs and attention plans → connector
-begin → forward → connector end | logits → sample → keep and propose drafts → copy out → advance. Anything rarer than
+finish → add → extend → staged writes → (no tokens: connector only) → shape → rows → connector begin → inputs, attention
+plans and forward → connector end | logits → sample → keep and propose drafts → copy out → advance. Anything rarer than
 "every model" lives in a collaborator with a null default. Where the plan says so, a shape is recorded after all that.
 Knows no scheduling, no text and no particular device.
 """
@@ -9,10 +9,10 @@ Knows no scheduling, no text and no particular device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from ..interfaces.step import StepPlan, TransferReport
 from ..ops import Ops
 from ..ops.step import StepBuffers
 from .forward_pass import ForwardPass
+from .plain_draw import PlainDraw
 from .pooling import NullPooling
 from .prompt_logprobs import PromptLogprobs
 from .recorded_inputs import RecordedInputs
@@ -54,6 +55,7 @@ class _Executed:
     """Between the two calls of a step: what the forward pass left."""
 
     plan: StepPlan
+    shape: StepShape | None
     inputs: StepInputs | None
     hidden: Tensor | None
     transfer: TransferReport
@@ -100,7 +102,10 @@ class Runner:
         self.prompt_logprobs = PromptLogprobs(ops=device.ops, logprobs_mode=sampler.logprobs_mode)
         self.connector = connector
         self.pooling = pooling
-        self.recorded_inputs = RecordedInputs(model, buffers, prefixes)
+        self.plain_draw = PlainDraw(model, sampler, state.token_ids, buffers, device.ops)
+        others = {"token ids": state.token_ids, **sampler.memory()}
+        others |= {f"block table of group {group}": table for group, table in enumerate(tables.tables)}
+        self.recorded_inputs = RecordedInputs(model, buffers, prefixes, others)
         self._executed: _Executed | None = None
         self._pending: deque[PendingStep] = deque()
 
@@ -113,13 +118,13 @@ class Runner:
         self._executed = None
         self._apply_changes(plan)
         self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
-        inputs = hidden = None
+        shape = inputs = hidden = None
         if len(plan.slots):
             shape = self.device.graphs.shape(plan)
             self.device.ops.invariant = plan.deterministic or self.device.deterministic
             inputs = self.inputs.build(plan, shape)
-            hidden = self._forward(inputs, shape, self.pooling.segments(plan, inputs.positions))
-        self._executed = _Executed(plan, inputs, hidden, self.connector.end_step(plan.finished_ids))
+            hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions))
+        self._executed = _Executed(plan, shape, inputs, hidden, self.connector.end_step(plan.finished_ids))
 
     @torch.inference_mode()
     def sample(self, masks: bytes = b"") -> PendingStep:
@@ -128,8 +133,8 @@ class Runner:
         if executed is None:
             raise RuntimeError("there is no executed step to sample: the step before failed or was sampled already")
         step = PendingStep(executed.plan, executed.transfer, self.sampler)
-        if executed.inputs is not None and executed.hidden is not None:
-            self._sample_rows(step, executed.inputs, executed.hidden, masks)
+        if executed.shape is not None and executed.inputs is not None and executed.hidden is not None:
+            self._sample_rows(step, executed.shape, executed.inputs, executed.hidden, masks)
         self._pending.append(step)
         while self._pending and self._pending[0].delivered:
             self._pending.popleft()
@@ -158,7 +163,9 @@ class Runner:
         self.sampler.apply_staged_writes()
         self.speculation.apply_staged_writes()
 
-    def _forward(self, inputs: StepInputs, shape: StepShape, segments: Tensor | None = None) -> Tensor:
+    def _forward(
+        self, inputs: StepInputs, shape: StepShape, segments: Callable[[], Tensor | None] = lambda: None
+    ) -> Tensor:
         forward = ForwardPass(self.model, self.backends, inputs, self.connector.hooks, segments)
         if shape.graph is not None and self.device.graphs.checks_inputs:
             self.recorded_inputs.check(shape.graph)
@@ -166,46 +173,29 @@ class Runner:
 
     @torch.inference_mode()
     def run_dummy(self, shape: StepShape) -> None:
-        """Runs a step of padding as long as any step can be: for recording graphs, and to warm kernels up.
+        """Runs a step of padding that may be as long as any can be: for recording graphs, and to warm kernels up.
 
-        Rows read the null block only and nothing is stored. One token a row.
+        Nothing is stored, and no token drawn counts.
         """
-        rows, longest = shape.padded_rows, self.state.token_ids.shape[1]
         self.device.ops.invariant = shape.deterministic or self.device.deterministic
-        buffers = self.inputs.buffers
-        for zeroed in (buffers.input_ids, buffers.positions, *buffers.tables):
-            zeroed.zero_()
-        for mapping in buffers.slot_mapping:
-            mapping.fill_(-1)
-        buffers.query_start.copy_(torch.arange(len(buffers.query_start), dtype=torch.int32).clamp_(max=rows))
-        buffers.seq_lens.fill_(1)
-        batches = self.inputs.batches(
-            shape,
-            np.ones(rows, np.int32),
-            np.full(rows, longest, np.int32),
-            buffers.tables[0].shape[1],
-            shape.deterministic,
-        )
-        nothing = buffers.query_start[:0]
-        inputs = StepInputs(
-            input_ids=buffers.input_ids[: shape.padded_tokens],
-            positions=buffers.positions[: shape.padded_tokens],
-            batches=batches,
-            rows=nothing,
-            slots=nothing,
-            lengths=nothing,
-            host_slots=np.zeros(0, np.int32),
-        )
-        hidden = self._forward(inputs, shape)
-        self.device.ops.greedy(self.model.logits(hidden))
+        hidden = self._forward(self.inputs.padding(shape, self.state.token_ids.shape[1]), shape)
+        self.plain_draw.run_dummy(self.device.graphs, shape, hidden)
 
-    def _sample_rows(self, step: PendingStep, inputs: StepInputs, hidden: Tensor, masks: bytes) -> None:
+    def _sample_rows(
+        self, step: PendingStep, shape: StepShape, inputs: StepInputs, hidden: Tensor, masks: bytes
+    ) -> None:
         step.prompt_logprobs = self.prompt_logprobs.collect(
             step.plan, hidden, self.state.token_ids, self.model.logits, self.device.streams
         )
         step.pooled = self.pooling.collect(step.plan, hidden)
         if not len(inputs.host_slots):
             return
+        graphs = self.device.graphs
+        if inputs.rows is None and not masks and self.speculation.draws_one and graphs.records_draws(shape):
+            drawn = self.plain_draw.run(graphs, shape, inputs.host_slots, hidden)
+            if drawn is not None:
+                step.start_copy(drawn, self.device.streams)
+                return
         draws = self.speculation.draws(step.plan, inputs, masks)
         rows = draws.rows
         logits = self.model.logits(hidden[: len(inputs.host_slots)] if rows is None else hidden.index_select(0, rows))

@@ -71,6 +71,29 @@ class Sampled:
         return found
 
 
+@dataclass(frozen=True)
+class PlainSampled:
+    """What a recorded draw gave the first `num_rows` rows.
+
+    `packed` int32 [2, padded rows] are tokens and the bits of their logits; the next draw writes to the same memory.
+    """
+
+    packed: Tensor
+    num_rows: int
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that must reach the host, by name."""
+        return {"packed": self.packed}
+
+    def fill(self, result: StepResult, arrays: Mapping[str, np.ndarray], samples: np.ndarray) -> None:
+        """Puts the host's copy of `tensors()` into a result; every row of the plan samples."""
+        packed = arrays["packed"][:, : self.num_rows]
+        result.token_ids = packed[0][:, None]
+        drawn = packed[1].view(np.float32)
+        if np.count_nonzero(np.isfinite(drawn)) < len(drawn):
+            _fail_unsound(result, drawn, np.flatnonzero(samples))
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifiedTokens(Sampled):
     """Several tokens a row: `token_ids` and `drawn` [S, k+1], the first `counts[i]` (int32 [S]) being row i's.

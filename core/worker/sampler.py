@@ -20,7 +20,7 @@ from .draws import Ahead
 from .penalties import Penalties
 from .processor_slots import ProcessorSlots
 from .sampled import LogprobTensors, Sampled
-from .sampling_slots import EDITS, ONE_ROW, BatchParameters, LogprobGroup, Need, SamplingSlots
+from .sampling_slots import EDITS, MORE, ONE_ROW, BatchParameters, LogprobGroup, Need, SamplingSlots
 from .token_rules import TokenRules
 
 
@@ -48,7 +48,7 @@ class Sampler:
         self._normalize = logprobs_mode.endswith("logprobs")
         self._ops = ops
         self._streams = streams
-        self._slots = SamplingSlots(max_slots, vocab_size, streams)
+        self._slots = SamplingSlots(max_slots, vocab_size, streams, device)
         self._rules = TokenRules(max_slots, vocab_size, ops=ops, streams=streams, device=device)
         self._penalties = Penalties(max_slots, vocab_size, ops=ops, streams=streams, device=device)
         self._processors = ProcessorSlots(max_slots, processors, device)
@@ -83,6 +83,22 @@ class Sampler:
         """Tokens [N] of slots [N] reached the host; called once for each, in step order."""
         self._processors.deliver(host_slots, token_ids)
 
+    def draws_plainly(self, host_slots: np.ndarray) -> bool | None:
+        """Whether the draw of a batch is random (else all greedy); None where a row asks for more than a temperature.
+
+        `heat` then holds what the draw takes.
+        """
+        need = self._slots.batch(host_slots).need
+        return None if need & MORE else bool(need)
+
+    def heat(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Temperature and random stream of the first `rows` rows of the newest random batch, where they always lie."""
+        return self._slots.heat[:rows], self._slots.heat_streams[:rows]
+
+    def memory(self) -> dict[str, Tensor]:
+        """By name, what a recorded draw reads."""
+        return {"temperature": self._slots.heat, "random streams": self._slots.heat_streams}
+
     def draws_alone(self, host_slots: np.ndarray, masks: bytes = b"") -> np.ndarray:
         """bool [N]: slots that may have one row only: their processors or masks follow what was drawn before."""
         alone: np.ndarray = (self._slots.needs[host_slots] & ONE_ROW) != 0
@@ -114,7 +130,7 @@ class Sampler:
             return Sampled(*self._ops.greedy(logits))
         lengths = lengths.long()
         edited = bool(masks or batch.need & EDITS)
-        if edited or batch.need & ~Need.RANDOM:
+        if edited or batch.need & MORE:
             logits = logits.float()  # a plain draw widens as it reads
         kept = [logits.index_select(0, group.index) if self._raw and edited else None for group in batch.logprobs]
         if masks:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..interfaces.platform import Streams
@@ -33,11 +34,15 @@ class Need(IntFlag):
     INVARIANT_PROCESSORS = 128
 
 
+# numbers: a flag costs more to combine than what it stands for, in each step
 #: What changes logits before the draw.
-EDITS = Need.PENALTIES | Need.RULES | Need.TAILS | Need.PROCESSORS
+EDITS = int(Need.PENALTIES | Need.RULES | Need.TAILS | Need.PROCESSORS)
+
+#: All but a temperature.
+MORE = ~int(Need.RANDOM)
 
 #: What works on one row of a slot at a time.
-ONE_ROW = Need.PROCESSORS | Need.INVARIANT_PROCESSORS
+ONE_ROW = int(Need.PROCESSORS | Need.INVARIANT_PROCESSORS)
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,12 @@ class BatchParameters:
 
 
 class SamplingSlots:
-    """Parameters by slot. `version` grows whenever a slot changes."""
+    """Parameters by slot. `version` grows whenever a slot changes.
 
-    def __init__(self, max_slots: int, vocab_size: int, streams: Streams) -> None:
+    `heat` and `heat_streams` [max_slots] are, on the device, temperature and stream by row of the newest random batch.
+    """
+
+    def __init__(self, max_slots: int, vocab_size: int, streams: Streams, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.version = 0
         self.needs = np.zeros(max_slots, np.int32)
@@ -95,6 +103,8 @@ class SamplingSlots:
         self.min_p = np.zeros(max_slots, np.float32)
         self.streams = np.zeros(max_slots, np.int64)
         self.logprobs = np.full(max_slots, -1, np.int32)
+        self.heat = torch.zeros(max_slots, dtype=torch.float32, device=device)
+        self.heat_streams = torch.zeros(max_slots, dtype=torch.int64, device=device)
         self._streams = streams
         self._batch: BatchParameters | None = None
 
@@ -144,12 +154,20 @@ class SamplingSlots:
         stage = self._streams.stage
         top_k, top_p, min_p = self.top_k[slots], self.top_p[slots], self.min_p[slots]
         return DrawParameters(
-            temperature=stage(self.temperature[slots]),
-            streams=stage(self.streams[slots]),
+            temperature=self._staged(self.heat, self.temperature[slots]),
+            streams=self._staged(self.heat_streams, self.streams[slots]),
             top_k=stage(top_k) if top_k.any() else None,
             top_p=stage(top_p) if (top_p < 1).any() else None,
             min_p=stage(min_p) if min_p.any() else None,
         )
+
+    def _staged(self, memory: Tensor, values: np.ndarray) -> Tensor:
+        """The values at the beginning of `memory`, or elsewhere where a slot has several rows and they do not fit."""
+        count = len(values)
+        if count > len(memory):
+            return self._streams.stage(values)
+        self._streams.stage_into(memory[:count], values)
+        return memory[:count]
 
     def _logprob_groups(self, slots: np.ndarray) -> list[LogprobGroup]:
         counts = self.logprobs[slots]

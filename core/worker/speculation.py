@@ -27,6 +27,9 @@ from .step_inputs import StepInputs
 class NoSpeculation:
     """Every row that samples gets one token. `token_ids` int32 [R, width] is the table of every slot's tokens."""
 
+    #: whether a step of one token a row is over when each slot has the token drawn for it
+    draws_one = True
+
     def __init__(self, *, token_ids: Tensor, sampler: Sampler, ops: Ops) -> None:
         self.token_ids = token_ids
         self.sampler = sampler
@@ -77,6 +80,8 @@ class _Layout:
 
 class Speculation(NoSpeculation):
     """Drafts of one speculator. Rows of a batch larger than `batch_limit` get none."""
+
+    draws_one = False
 
     def __init__(
         self,

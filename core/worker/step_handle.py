@@ -12,7 +12,7 @@ from ..interfaces.step import StepPlan, StepResult, TransferReport
 if TYPE_CHECKING:
     from .pooling import PooledRows
     from .prompt_logprobs import PromptChunks
-    from .sampled import Sampled
+    from .sampled import PlainSampled, Sampled
     from .sampler import Sampler
 
 
@@ -26,7 +26,7 @@ class PendingStep:
         self.records = False
         self._transfer = transfer
         self._sampler = sampler
-        self._sampled: Sampled | None = None
+        self._sampled: Sampled | PlainSampled | None = None
         self._copy: HostCopy | None = None
         self._result: StepResult | None = None
 
@@ -35,7 +35,7 @@ class PendingStep:
         """Whether the tokens have reached the host and whoever there needs them."""
         return self._result is not None
 
-    def start_copy(self, sampled: Sampled, streams: Streams) -> None:
+    def start_copy(self, sampled: Sampled | PlainSampled, streams: Streams) -> None:
         """Begins the copy to the host of everything that was sampled."""
         self._sampled = sampled
         self._copy = streams.copy_out(sampled.tensors())

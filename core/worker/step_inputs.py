@@ -1,19 +1,20 @@
 """What one step feeds to the model: ids, positions and the attention plans.
 
-Built on the device from a few small host arrays. Knows no model.
+Built on the device from a few small host arrays; what builds it may be part of a recorded step. Knows no model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
-from ..interfaces.attention import AttentionBatch
+from ..interfaces.attention import AttentionBatch, SharedPrefix
 from ..interfaces.platform import StepShape, Streams
-from ..interfaces.step import PrefixRows, StepPlan
+from ..interfaces.step import StepPlan
 from ..ops import Ops
 from ..ops.step import StepBuffers, StepSizes
 from .request_state import BlockTables, RequestState
@@ -22,16 +23,17 @@ from .shared_prefixes import PrefixTiles
 
 @dataclass
 class StepInputs:
-    """T tokens of B rows. `input_ids` int32 [T], `positions` int64 [T]; `batches` the rows as each KV group sees them.
+    """T tokens of B rows. `input_ids` int32 [T], `positions` int64 [T]: what lies there once `fill` was called.
 
-    `rows` and `slots` int32 [S] are, on the device, the last token and the slot of each row that samples (`rows` None:
-    the first S tokens, in order); `host_slots` [S] the same slots on the host; `lengths` int32 [S] tokens known then:
-    the position to be drawn.
+    `batches` gives the rows as each KV group sees them. `rows` and `slots` int32 [S] are, on the device, the last token
+    and the slot of each row that samples (`rows` None: the first S tokens, in order); `host_slots` [S] the same slots
+    on the host; `lengths` int32 [S] tokens known then: the position to be drawn.
     """
 
     input_ids: Tensor
     positions: Tensor
-    batches: Sequence[AttentionBatch]
+    fill: Callable[[], None]
+    batches: Callable[[], Sequence[AttentionBatch]]
     rows: Tensor | None
     slots: Tensor
     lengths: Tensor
@@ -40,8 +42,15 @@ class StepInputs:
 
 @dataclass
 class _Views:
-    """The buffers cut to the sizes of a step; per KV group its block table and slot mapping."""
+    """The buffers cut to the sizes of a step; per KV group its block table and slot mapping.
 
+    `rows` int32 [3, padded rows], `real_rows` [3, B], `lengths` [B].
+    """
+
+    rows: Tensor
+    real_rows: Tensor
+    slots: Tensor
+    lengths: Tensor
     input_ids: Tensor
     positions: Tensor
     query_start: Tensor
@@ -80,66 +89,73 @@ class InputBuilder:
         nothing = buffers.query_start.new_empty(0)
         self._cacheless = [(nothing.view(0, 0), nothing)] * num_cacheless
         # decode steps follow one another in the same sizes, and cutting a tensor costs more than what is cut from it
-        self._cut: tuple[tuple[int, int, int], _Views] | None = None
+        self._cut: tuple[tuple[int, int, int, int], _Views] | None = None
 
     def build(self, plan: StepPlan, shape: StepShape) -> StepInputs:
-        """One transfer of the batch's index vector and counts; everything else is computed on the device."""
-        host_seq_lens = plan.num_computed + plan.num_scheduled
-        sampling = plan.samples.nonzero()[0]
-        batch = len(plan.slots)
-        decodes = len(sampling) == shape.num_tokens
-        if decodes:
-            rows = None
-            staged = self._streams.stage(np.array((plan.slots, plan.num_computed, plan.num_scheduled), np.int32))
-            host_slots = plan.slots
-        else:
-            host_slots = plan.slots[sampling]
-            staged, rows, slots, lengths = self._stage_rows(plan, sampling, host_slots, host_seq_lens[sampling])
-        max_blocks = -(-int(host_seq_lens.max()) // self._block_size)
-        sizes = StepSizes(shape.num_tokens, shape.padded_tokens, shape.padded_rows, max_blocks, self._block_size)
-        self._correct(staged)
-        self._ops.build_inputs(self.buffers, self._state.token_ids, self._tables.tables, staged, sizes)
-        views = self._views(shape, max_blocks)
-        if decodes:
-            slots, lengths = staged[0], views.seq_lens if shape.padded_rows == batch else views.seq_lens[:batch]
-        query_lens, seq_lens = plan.num_scheduled, host_seq_lens
-        if shape.padded_rows > batch:
-            query_lens, seq_lens = _padded(query_lens, shape.padded_rows), _padded(seq_lens, shape.padded_rows)
+        """One transfer of the batch's index vector and counts; everything else is computed on the device, by `fill`."""
+        batch, slots = len(plan.slots), plan.slots
+        packed = np.zeros((3, shape.padded_rows), np.int32)
+        packed[0, :batch], packed[1, :batch], packed[2, :batch] = slots, plan.num_computed, plan.num_scheduled
+        seq_lens = packed[1] + packed[2]
+        max_blocks = -(-int(np.maximum.reduce(seq_lens)) // self._block_size)
+        views = self._views(shape, batch, max_blocks)
+        self._streams.stage_into(views.rows, packed)
+        self._correct(views.real_rows)
+        last, sampled, lengths = None, views.slots, views.lengths
+        if shape.num_tokens > batch or np.count_nonzero(plan.samples) < batch:
+            sampling = plan.samples.nonzero()[0]
+            slots = slots[sampling]
+            ends = plan.num_scheduled.cumsum()[sampling] - 1
+            packed_rows = np.array((ends, slots, seq_lens[sampling]), np.int32)
+            last, sampled, lengths = self._streams.stage(packed_rows).unbind(0)
+        prefix = None
+        if shape.shared and self._prefixes is not None:
+            prefix = self._prefixes.fill(plan.prefixes, shape.padded_rows)
         return StepInputs(
             input_ids=views.input_ids,
             positions=views.positions,
-            batches=self.batches(shape, query_lens, seq_lens, max_blocks, plan.deterministic, plan.prefixes),
-            rows=rows,
-            slots=slots,
+            fill=partial(self._fill, views, shape, max_blocks),
+            batches=partial(self._batches, views, shape, packed[2], seq_lens, prefix, plan.deterministic),
+            rows=last,
+            slots=sampled,
             lengths=lengths,
-            host_slots=host_slots,
+            host_slots=slots,
         )
 
-    def _stage_rows(
-        self, plan: StepPlan, sampling: np.ndarray, host_slots: np.ndarray, host_lengths: np.ndarray
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(slots, computed, scheduled [3, B]; last token, slot and length of each sampling row [S])."""
-        batch = len(plan.slots)
-        last = plan.num_scheduled.cumsum()[sampling] - 1
-        parts = (plan.slots, plan.num_computed, plan.num_scheduled, last, host_slots, host_lengths)
-        staged = self._streams.stage(np.concatenate(parts).astype(np.int32, copy=False))
-        rows, slots, lengths = staged[3 * batch :].view(3, len(sampling)).unbind(0)
-        return staged[: 3 * batch].view(3, batch), rows, slots, lengths
+    def padding(self, shape: StepShape, longest: int) -> StepInputs:
+        """Inputs without a token, while the host believes that each row has one, behind as many as `longest`."""
+        rows, most = shape.padded_rows, self.buffers.tables[0].shape[1]
+        views = self._views(shape, 0, most)
+        views.rows.zero_()
+        prefix = None
+        if shape.shared and self._prefixes is not None:
+            prefix = self._prefixes.fill((), rows)
+        lens = np.ones(rows, np.int32), np.full(rows, longest, np.int32)
+        return StepInputs(
+            input_ids=views.input_ids,
+            positions=views.positions,
+            fill=partial(self._fill, views, shape, most),
+            batches=partial(self._batches, views, shape, *lens, prefix, shape.deterministic),
+            rows=None,
+            slots=views.slots,
+            lengths=views.lengths,
+            host_slots=np.zeros(0, np.int32),
+        )
 
-    def batches(
+    def _fill(self, views: _Views, shape: StepShape, max_blocks: int) -> None:
+        sizes = StepSizes(shape.padded_tokens, max_blocks, self._block_size)
+        self._ops.build_inputs(self.buffers, self._state.token_ids, self._tables.tables, views.rows, sizes)
+
+    def _batches(
         self,
+        views: _Views,
         shape: StepShape,
         query_lens: np.ndarray,
         seq_lens: np.ndarray,
-        max_blocks: int,
-        deterministic: bool = False,
-        prefixes: Sequence[PrefixRows] = (),
+        prefix: SharedPrefix | None,
+        deterministic: bool,
     ) -> list[AttentionBatch]:
         """What the buffers hold, as each KV group's backend sees it, then those of layers without a cache."""
-        views = self._views(shape, max_blocks)
-        prefix = None
-        if shape.shared and self._prefixes is not None:
-            prefix = self._prefixes.fill(prefixes, shape.padded_rows)
         return [
             AttentionBatch(
                 num_tokens=shape.padded_tokens,
@@ -155,13 +171,18 @@ class InputBuilder:
             for table, mapping in (*views.groups, *self._cacheless)
         ]
 
-    def _views(self, shape: StepShape, max_blocks: int) -> _Views:
+    def _views(self, shape: StepShape, batch: int, max_blocks: int) -> _Views:
         tokens, rows = shape.padded_tokens, shape.padded_rows
-        sizes = tokens, rows, max_blocks
+        sizes = tokens, rows, batch, max_blocks
         if self._cut is None or self._cut[0] != sizes:
             buffers = self.buffers
             groups = zip(buffers.tables, buffers.slot_mapping, strict=True)
+            every = buffers.rows[: 3 * rows].view(3, rows)
             views = _Views(
+                rows=every,
+                real_rows=every[:, :batch],
+                slots=every[0, :batch],
+                lengths=buffers.seq_lens[:batch],
                 input_ids=buffers.input_ids[:tokens],
                 positions=buffers.positions[:tokens],
                 query_start=buffers.query_start[: rows + 1],
@@ -170,10 +191,3 @@ class InputBuilder:
             )
             self._cut = sizes, views
         return self._cut[1]
-
-
-def _padded(lens: np.ndarray, rows: int) -> np.ndarray:
-    """`lens` with zeros up to `rows`."""
-    out = np.zeros(rows, lens.dtype)
-    out[: len(lens)] = lens
-    return out

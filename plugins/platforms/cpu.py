@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
+from frame.core.interfaces.platform import (
+    SMALL_COPY_BYTES,
+    HostCopy,
+    Memory,
+    MemorySnapshot,
+    Platform,
+    PlatformSpec,
+    Streams,
+)
 from frame.core.ops import Ops
 from frame.core.ops.linear import rows_are_alike
 
@@ -93,13 +101,19 @@ class Arrived(HostCopy):
 
 
 class HostStreams(Streams):
-    """Host memory is device memory: staging copies, copying out does not."""
+    """Host memory is device memory: staging copies, copying out does where little is to copy."""
 
     def stage(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.copy())
 
+    def stage_into(self, out: Tensor, array: np.ndarray) -> None:
+        out.numpy()[...] = array
+
     def copy_out(self, tensors: Mapping[str, Tensor]) -> HostCopy:
-        return Arrived({name: tensor.numpy() for name, tensor in tensors.items()})
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        if sum(array.nbytes for array in arrays.values()) <= SMALL_COPY_BYTES:
+            arrays = {name: array.copy() for name, array in arrays.items()}
+        return Arrived(arrays)
 
     def synchronize(self) -> None:
         return

@@ -164,17 +164,18 @@ class CpuOps(Ops):
         buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
     ) -> None:
         slots, computed, counts = rows.numpy()
-        batch, num_tokens, padded, size = len(slots), sizes.num_tokens, sizes.padded_tokens, sizes.block_size
-        row = np.arange(batch)
+        batch, padded, size = len(slots), sizes.padded_tokens, sizes.block_size
+        row, ends = np.arange(batch), counts.cumsum()
+        num_tokens = int(ends[-1])
         if num_tokens == batch and np.count_nonzero(counts) == batch:
-            owner, ends, positions = slots, row + 1, computed
+            owner, positions = slots, computed
         else:
-            ends, row = counts.cumsum(), row.repeat(counts)
+            row = row.repeat(counts)
             owner, positions = slots[row], np.arange(num_tokens) + (computed - ends + counts)[row]
         _fill(buffers.positions.numpy(), positions, padded, 0)
         _fill(buffers.input_ids.numpy(), token_ids.numpy()[owner, positions], padded, 0)
-        _fill(buffers.query_start.numpy()[1:], ends, sizes.padded_rows, num_tokens)
-        _fill(buffers.seq_lens.numpy(), computed + counts, sizes.padded_rows, 0)
+        buffers.query_start.numpy()[1 : batch + 1] = ends
+        buffers.seq_lens.numpy()[:batch] = computed + counts
         block = positions // size
         offset = positions - block * size
         for table, own, mapping in zip(tables, buffers.tables, buffers.slot_mapping, strict=True):
@@ -185,7 +186,7 @@ class CpuOps(Ops):
     @staticmethod
     def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
         tokens, rows, columns = sampled.numpy(), slots.numpy(), lengths.numpy()
-        kept = tokens >= 0
+        kept = (tokens >= 0) & (columns > 0)
         if np.count_nonzero(kept) < len(kept):
             tokens, rows, columns = tokens[kept], rows[kept], columns[kept]
         token_ids.numpy()[rows, columns] = tokens

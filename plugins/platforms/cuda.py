@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from frame.core.interfaces.platform import (
+    SMALL_COPY_BYTES,
     EagerGraphs,
     Graphs,
     HostCopy,
@@ -230,8 +231,23 @@ def _type_of(kind: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, kind)).dtype
 
 
+def _pinned(array: np.ndarray) -> Tensor:
+    pinned = torch.empty(array.shape, dtype=_type_of(array.dtype), pin_memory=True)
+    pinned.numpy()[...] = array  # which may be read-only, as the masks of a grammar are
+    return pinned
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Pinned tensors that the current stream copies these to."""
+    hosts = {}
+    for name, tensor in tensors.items():
+        hosts[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        hosts[name].copy_(tensor, non_blocking=True)
+    return hosts
+
+
 class CudaStreams(Streams):
-    """Copies in on the main stream, copies out on one of their own, both through pinned memory.
+    """Copies on the main stream, large ones to the host on a stream of their own, all through pinned memory.
 
     Torch's pinned allocator reuses a buffer only after the copies that touch it are done.
     """
@@ -241,20 +257,20 @@ class CudaStreams(Streams):
         self._out = torch.cuda.Stream(device)
 
     def stage(self, array: np.ndarray) -> Tensor:
-        pinned = torch.empty(array.shape, dtype=_type_of(array.dtype), pin_memory=True)
-        pinned.numpy()[...] = array  # which may be read-only, as the masks of a grammar are
-        return pinned.to(self._device, non_blocking=True)
+        return _pinned(array).to(self._device, non_blocking=True)
+
+    def stage_into(self, out: Tensor, array: np.ndarray) -> None:
+        out.copy_(_pinned(array), non_blocking=True)
 
     def copy_out(self, tensors: Mapping[str, Tensor]) -> HostCopy:
-        self._out.wait_stream(torch.cuda.current_stream(self._device))
-        hosts = {}
+        main = torch.cuda.current_stream(self._device)
+        if sum(tensor.nbytes for tensor in tensors.values()) <= SMALL_COPY_BYTES:
+            # takes the device less time than another stream takes the host
+            return PinnedCopy(_copied(tensors), [], main.record_event())
+        self._out.wait_stream(main)
         with torch.cuda.stream(self._out):
-            for name, tensor in tensors.items():
-                hosts[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                hosts[name].copy_(tensor, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self._out)
-        return PinnedCopy(hosts, list(tensors.values()), event)
+            hosts = _copied(tensors)
+        return PinnedCopy(hosts, list(tensors.values()), self._out.record_event())
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

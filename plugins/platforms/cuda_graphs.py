@@ -1,8 +1,9 @@
 """Recorded steps: which sizes are recorded when, how a batch is padded to one, and replay.
 
-A step that is recorded whole is a decode step of every row (one token each): its inputs lie in the runner's buffers at
-fixed addresses, so replaying needs no arguments. Steps with prompts are recorded in pieces (`cuda_pieces`) where that
-is worth it, everything else runs eagerly. Knows no model and no device.
+A step that is recorded whole is a decode step of every row (one token each): its rows lie in the runner's buffers at
+fixed addresses, so replaying needs no arguments. Beside it lies a recording of each of its usual draws. Steps with
+prompts are recorded in pieces (`cuda_pieces`) where that is worth it, everything else runs eagerly. Knows no model and
+no device.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class CudaGraphs(Graphs):
         sizes = {size for size in options.graph_sizes if size < limit} | {min(limit, MAX_ROWS)}
         self._sizes = sorted(size for size in sizes if size <= MAX_ROWS)
         self.checks_inputs = options.check_recorded_inputs
+        self._records_draws = options.record_draws
         self._recorder = recorder
         self._pieces = pieces
         self._max_tokens = max_tokens if options.record_prompts else 0
@@ -75,6 +77,7 @@ class CudaGraphs(Graphs):
         self._at_start = options.graph_sizes_at_start
         self._budget = options.graph_memory_bytes
         self._recorded: dict[str, Recorded] = {}
+        self._draws: dict[str, dict[str, Recorded]] = {}  # of a recorded step, by kind
         self._recording: str | None = None
         self.drop()
 
@@ -87,6 +90,7 @@ class CudaGraphs(Graphs):
         self._exhausted = False
         if self._recorded:
             self._recorded.clear()
+            self._draws.clear()
             self._recorder.forget()
         self._pieces.drop()
         self._ready: dict[str, list[int]] = {}  # by kind: the sizes that are recorded, ascending
@@ -120,7 +124,21 @@ class CudaGraphs(Graphs):
             self._record(shape, forward)
         recorded = self._recorded[shape.graph]
         recorded.replay()
-        return recorded.hidden
+        return recorded.result
+
+    def records_draws(self, shape: StepShape) -> bool:
+        return shape.graph in self._draws
+
+    def run_draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> Tensor:
+        if shape.graph is not None and shape.graph == self._recording and self._records_draws:
+            made = self._recorder.record(draw)
+            self._draws.setdefault(shape.graph, {})[kind] = made
+            self._used += made.num_bytes
+        recorded = self._draws.get(shape.graph or "", {}).get(kind)
+        if recorded is None:
+            return draw()
+        recorded.replay()
+        return recorded.result
 
     def shapes(self) -> list[StepShape]:
         # sizes between two powers of two launch the kernels of one of them
@@ -139,7 +157,7 @@ class CudaGraphs(Graphs):
             finally:
                 self.drop()
             further = len(self._sizes) * self._num_kinds - 1
-            self._budget = taken[0] + further * max(taken[-1], LEAST_BYTES)
+            self._budget = taken[0] + further * max(taken[-1], LEAST_BYTES * (1 + self._records_draws))
             logger.info(
                 "recorded steps: %d MiB reserved; the largest took %.1f MiB, the next %.1f MiB",
                 self._budget >> 20, taken[0] / 2**20, taken[-1] / 2**20,

@@ -14,10 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was launched once: `replay` launches it again, into the same `hidden`. It took `num_bytes` of the device."""
+    """What was launched once: `replay` launches it again, into the same `result`. It took `num_bytes` of the device."""
 
     replay: Callable[[], None]
-    hidden: Tensor
+    result: Tensor
     num_bytes: int
 
 
@@ -40,13 +40,13 @@ class Recorder:
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                hidden = forward()
+                result = forward()
             except BaseException:
                 with suppress(RuntimeError):  # the first error is the one to tell
                     graph.capture_end()
                 raise
             graph.capture_end()
-        return Recorded(graph.replay, hidden, max(0, before - self._free()))
+        return Recorded(graph.replay, result, max(0, before - self._free()))
 
     def forget(self) -> None:
         """All recordings are gone: the next ones get a pool of their own, and the old one's memory is given back."""

@@ -30,6 +30,11 @@ class CudaOptions(BaseModel):
         description="Record steps with prompts, too, in pieces between which attention runs as it is, for as many "
         "tokens as the device computes sooner than the host launches.",
     )
+    record_draws: bool = Field(
+        True,
+        description="Record beside each decode size its logits and the draw of requests that ask for nothing but a "
+        "temperature.",
+    )
     graph_memory_bytes: int | None = Field(
         None,
         ge=0,

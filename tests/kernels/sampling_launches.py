@@ -58,9 +58,9 @@ def runner(rows: int, groups: int, block_size: int) -> None:
     token_ids = _empty(rows, 8192, dtype=torch.int32)
     tables = [_empty(rows, 512, dtype=torch.int32) for _ in range(groups)]
     staged = _empty(3, rows, dtype=torch.int32)
-    for padded in (rows, 8):
-        sizes = StepSizes(1000, 1024, padded, 64, block_size)
-        step.build_inputs(buffers, token_ids, tables, staged, sizes)
+    for padded in (rows, min(rows, 8)):
+        sizes = StepSizes(1024, 64, block_size)
+        step.build_inputs(buffers, token_ids, tables, buffers.rows[: 3 * padded].view(3, padded), sizes)
     step.write_rows(token_ids, *staged, _empty(1000, dtype=torch.int32))
     step.advance(token_ids, staged[0], staged[1], _empty(rows, dtype=torch.int32))
 

@@ -13,13 +13,14 @@ def test_inputs_equal_brute_force(rows, draw, more_tokens, more_rows):
     token_ids = torch.from_numpy(np.arange(8 * 64, dtype=np.int32).reshape(8, 64))
     tables = [torch.randperm(8 * 20).view(8, 20).int() for _ in range(2)]
     slots = draw.sample(range(8), len(rows))
-    packed = torch.tensor([slots, [c for c, _ in rows], [s for _, s in rows]], dtype=torch.int32)
+    packed = torch.zeros(3, len(rows) + more_rows, dtype=torch.int32)
+    packed[:, : len(rows)] = torch.tensor([slots, [c for c, _ in rows], [s for _, s in rows]])
     total = int(packed[2].sum())
     buffers = step.StepBuffers.allocate(64, 8, 20, 2, torch.device("cpu"))
     for buffer in (buffers.input_ids, buffers.positions, buffers.query_start[1:], buffers.seq_lens):
         buffer.fill_(-7)
     max_blocks = max(-(-(c + s) // 3) for c, s in rows)
-    sizes = step.StepSizes(total, total + more_tokens, len(rows) + more_rows, max_blocks, 3)
+    sizes = step.StepSizes(total + more_tokens, max_blocks, 3)
     step.build_inputs(buffers, token_ids, tables, packed, sizes)
     expected = [(slot, c + i) for slot, (c, s) in zip(slots, rows, strict=True) for i in range(s)]
     padding = [0] * more_tokens
@@ -60,8 +61,8 @@ def test_one_scatter_equals_sequential_writes(writes):
     assert torch.equal(table, expected)
 
 
-def test_advance_skips_rows_without_a_token():
+def test_advance_skips_rows_without_a_token_and_padding():
     table = torch.zeros(3, 5, dtype=torch.int32)
-    step.advance(table, torch.tensor([2, 0]), torch.tensor([4, 1]), torch.tensor([9, -1]))
+    step.advance(table, torch.tensor([2, 0, 0]), torch.tensor([4, 1, 0]), torch.tensor([9, -1, 5]))
     assert table[2].tolist() == [0, 0, 0, 0, 9]
     assert not table[0].any()

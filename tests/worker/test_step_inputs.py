@@ -40,7 +40,9 @@ def build(builder: InputBuilder, rows: list[tuple[int, int, int, bool]], more: i
         num_computed=computed, samples=np.array([row[3] for row in rows]), num_drafts=np.zeros(len(rows), np.int32),
     )  # fmt: skip
     tokens = int(scheduled.sum())
-    return builder.build(plan, StepShape(tokens, len(rows), tokens + more, len(rows) + more))
+    inputs = builder.build(plan, StepShape(tokens, len(rows), tokens + more, len(rows) + more))
+    inputs.fill()
+    return inputs
 
 
 def check(builder: InputBuilder, rows: list[tuple[int, int, int, bool]], more: int = 0) -> None:
@@ -54,7 +56,7 @@ def check(builder: InputBuilder, rows: list[tuple[int, int, int, bool]], more: i
     assert (list(range(len(sampling))) if inputs.rows is None else inputs.rows.tolist()) == last
     assert inputs.slots.tolist() == inputs.host_slots.tolist() == [row[0] for row in sampling]
     assert inputs.lengths.tolist() == [computed + scheduled for _, computed, scheduled, _ in sampling]
-    for number, batch in enumerate(inputs.batches):
+    for number, batch in enumerate(inputs.batches()):
         lens = [computed + scheduled for _, computed, scheduled, _ in rows] + [0] * more
         assert batch.seq_lens.tolist() == batch.host_seq_lens.tolist() == lens
         assert batch.host_query_lens.tolist() == [row[2] for row in rows] + [0] * more
@@ -81,4 +83,4 @@ def test_decodes_of_equal_sizes_read_the_same_memory_without_being_cut_again(bui
     second = build(builder, [(1, 6, 1, True), (2, 6, 1, True)])
     assert first.rows is second.rows is None
     assert first.input_ids is second.input_ids
-    assert first.batches[0].block_table is second.batches[0].block_table
+    assert first.batches()[0].block_table is second.batches()[0].block_table

@@ -28,12 +28,13 @@ def test_products_of_every_shape_are_rows_in_order(rows, bias):
 def test_inputs_equal_the_reference(rows, decode, more_tokens, more_rows):
     computed = [before for before, _ in rows]
     counts = [1 if decode else max(count, 1) for _, count in rows]
-    packed = torch.tensor([list(range(len(rows)))[::-1], computed, counts], dtype=torch.int32)
+    packed = torch.zeros(3, len(rows) + more_rows, dtype=torch.int32)
+    packed[:, : len(rows)] = torch.tensor([list(range(len(rows)))[::-1], computed, counts])
     token_ids = torch.from_numpy(np.arange(8 * 64, dtype=np.int32).reshape(8, 64))
     tables = [torch.randperm(8 * 20).view(8, 20).int() for _ in range(2)]
     max_blocks = max(-(-(before + count) // 3) for before, count in zip(computed, counts, strict=True))
     total = sum(counts)
-    sizes = StepSizes(total, total + more_tokens, len(rows) + more_rows, max_blocks, 3)
+    sizes = StepSizes(total + more_tokens, max_blocks, 3)
     buffers = [StepBuffers.allocate(64, 8, 20, 2, torch.device("cpu")) for _ in range(2)]
     for ops, into in zip((Ops, CpuOps), buffers, strict=True):
         ops.build_inputs(into, token_ids, tables, packed, sizes)

@@ -58,7 +58,8 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         *sizes: int | None, settings: dict[str, Any] | None = None, max_tokens: int = 0, **options: Any
     ) -> Iterator[Any]:
         recorder = FakeRecorder(*sizes)
-        given = CudaOptions(**{"graph_sizes": [1, 2, 4, 8], "graph_sizes_at_start": 1, **options})
+        sized = {"graph_sizes": [1, 2, 4, 8], "graph_sizes_at_start": 1, "record_draws": False}
+        given = CudaOptions(**{**sized, **options})
         pieces = Pieces(TapeRecorder())
         graphs = partial(CudaGraphs, recorder, given, 8, pieces=pieces, max_tokens=max_tokens)
         monkeypatch.setattr(CpuPlatform, "graphs", lambda self: graphs())
@@ -221,6 +222,59 @@ def test_a_worker_says_whether_it_has_more_to_record(start: Callable[..., Any]) 
     with start(graph_sizes_at_start=8) as (engine, worker, _, _):
         assert worker.describe()["records"] is False
         assert not engine.has_idle_work()
+
+
+ASKED: list[list[dict[str, Any]]] = [
+    [{}],
+    [{"temperature": 0.8}],
+    [{}, {"temperature": 0.8}],
+    [{"temperature": 0.8}, {"temperature": 0.8, "presence_penalty": 1.5}],
+    [{}, {"temperature": 0.7, "top_k": 5}, {"logprobs": 2}],
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+@pytest.mark.parametrize("at_start", [1, 8])
+def test_draws_recorded_beside_their_steps_give_the_same_tokens(
+    start: Callable[..., Any], asked: list[dict[str, Any]], at_start: int
+) -> None:
+    """Also while other sizes are recorded between the steps of requests that live, and where rows come and go."""
+    given = [
+        request(f"{number}", prompt, 6 + 5 * number, seed=number, **asked[number % len(asked)])
+        for number, prompt in enumerate(GIVEN)
+    ]
+    with start() as (engine, worker, _, _):
+        worker.runner.device.graphs = EagerGraphs()
+        wanted = {name: tokens_of(outputs) for name, outputs in drain(engine, given).items()}
+    with start(record_draws=True, graph_sizes_at_start=at_start) as (engine, worker, recorder, _):
+        drawn, run = [], worker.runner.plain_draw.run
+        worker.runner.plain_draw.run = lambda *args: (drawn.append(run(*args)), drawn[-1])[1]
+        for _ in range(2):
+            assert {name: tokens_of(outputs) for name, outputs in drain(engine, given).items()} == wanted
+        plain = all(one.keys() <= {"temperature"} for one in asked)
+        assert any(drawn) if plain else None in drawn
+        idle(engine)
+        assert recorder.num_recorded == 3 * 4, "a step, its greedy and its random draw"
+
+
+def test_a_recorded_draw_that_is_not_finite_ends_its_request_alone(start: Callable[..., Any]) -> None:
+    with start(record_draws=True, graph_sizes_at_start=8) as (engine, worker, _, _):
+        engine.add(request("good", GIVEN[0]))
+        engine.add(request("bad", GIVEN[1]))
+        outputs = [*engine.step(), *engine.step()]
+        logits, slot = worker.runner.model.logits, worker.runner.state.request_ids.index("bad")
+
+        def broken(hidden: torch.Tensor) -> torch.Tensor:
+            found = logits(hidden)
+            found[worker.runner.inputs.buffers.rows[: len(hidden)] == slot] = torch.nan
+            return found
+
+        worker.runner.model.logits = broken
+        while engine.has_unfinished():
+            outputs += engine.step()
+    ends = {one.request_id: one for one in outputs if one.finish_reason}
+    assert ends["good"].finish_reason == "length"
+    assert "not finite" in str(ends["bad"].error)
 
 
 def test_steps_with_prompts_run_in_pieces(
