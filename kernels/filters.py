@@ -14,10 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .noise import gumbel_noise, stream_key
+from .noise import gumbel_noise, noise_size, stream_key
+from .reach import NONE, any_over, bar_of, best_of, better_of, over_bar
 from .tiles import (
     CAP,
     LOWEST,
+    MASS,
     STAGES,
     STEP,
     TILE,
@@ -86,7 +88,7 @@ def _total_mass(
         for first in range(0, PART, BLOCK):
             token = part * PART + first + tl.arange(0, BLOCK)
             x = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
-            total += weight_of(scaled(x, heat, temperature is not None), top, True)
+            total += weight_of(scaled(x, heat, temperature is not None), top, MASS)
         tl.store(masses + row * parts + part, tl.sum(total, 0))
 
 
@@ -95,21 +97,26 @@ def _draw_row(
     logits, listed, count, vocab, heat, threshold, key, noisy, SCALED, STEP: tl.constexpr, TILE: tl.constexpr
 ):
     """The id of the best kept score plus noise, ties to the lowest; where a score is NaN, the first of those."""
-    top = tl.full([STEP, TILE], -float("inf"), tl.float32)
-    place = tl.full([STEP, TILE], 2147483647, tl.int32)
+    top, place = tl.full([], -float("inf"), tl.float32), tl.full([], 0, tl.int32)
+    scale, base = bar_of(top, 1.0, noisy)
     for first in tl.range(0, count, STEP, num_stages=STAGES):
         x, token, exists = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
-        score = x
-        if noisy:
-            score = x + gumbel_noise(key, token)
         # NaN is only in rows whose threshold is NaN, where nothing else is kept
-        score = tl.where(x != x, float("inf"), tl.where(x >= threshold, score, -float("inf")))
-        better = exists & (score > top)
-        top = tl.where(better, score, top)
-        place = tl.where(better, token, place)
-    highest = tl.max(tl.max(top, 1), 0)
-    token = tl.min(tl.min(tl.where(top == highest, place, 2147483647), 1), 0)
-    return tl.where(token < vocab, token, 0)
+        x = tl.where(exists & (x != x), float("inf"), tl.where(exists & (x >= threshold), x, -float("inf")))
+        size = noise_size(key, 0, token)
+        reach = over_bar(x, size, scale, base)
+        if any_over(reach):
+            waiting = (reach < 0) == 0
+            while tl.max(waiting.to(tl.int32)) > 0:
+                chosen = tl.min(tl.where(waiting, token, NONE), 0)
+                score = tl.max(tl.where(token == chosen[None, :], x, -float("inf")), 0)
+                if noisy:
+                    score += gumbel_noise(key, chosen)
+                highest, winner = best_of(score, chosen)
+                top, place = better_of(top, place, highest, winner)
+                scale, base = bar_of(top, 1.0, noisy)
+                waiting = waiting & (token != chosen[None, :]) & ((over_bar(x, size, scale, base) < 0) == 0)
+    return place
 
 
 @triton.jit(do_not_specialize=["given"])
@@ -138,39 +145,37 @@ def _filter(
     threshold = tl.where(top == -float("inf"), LOWEST, top)
     if finite & random:
         threshold = tl.zeros_like(top) + LOWEST
+        limit, share = tl.full([], 0, tl.int64), tl.zeros_like(top) + 1.0
         whole = top == top
         if given & _MIN_P:
             whole = tl.load(min_p + row) <= 0.0
             threshold = tl.maximum(top + tl.load(log_min_p + row), LOWEST)
         if given & _TOP_K:
             limit = tl.load(top_k + row).to(tl.int64)
-            limited = (limit > 0) & (limit < vocab)
-            whole = whole & (limited == 0)
-            if limited:
-                ones = tl.full([TILES], 1, tl.int64)
-                none = tl.full([], 0, tl.int64)
-                low = bisect(each, inside, ones, limit, none, key_of(threshold), key_of(top) + 1)
-                count = list_tiles(listed, each, inside, value_of(low))
-                last = search(
-                    logits, listed, count, vocab, heat, top, found, limit, top, low, SCALED, False, STEP, TILE, CAP
-                )  # fmt: skip
-                threshold = tl.maximum(threshold, last)
         if given & _TOP_P:
             share = tl.load(top_p + row)
-            if share < 1.0:
+        limited = (limit > 0) & (limit < vocab)
+        whole = whole & (limited == 0)
+        # top-k, then top-p: one search in the code, and two in rows that have both
+        for turn in range(tl.where(limited, 0, 1), tl.where(share < 1.0, 2, 1)):
+            unit = tl.where(turn == 1, MASS, 1.0)
+            goal = limit
+            low = key_of(threshold)
+            if turn == 1:
                 goal = tl.full([], -1, tl.int64)
-                low = key_of(threshold)
                 if whole:
                     part = tl.arange(0, PARTS)
                     goal = part_of(tl.sum(tl.load(masses + row * parts + part, mask=part < parts, other=0), 0), share)
-                    none = tl.full([], 0, tl.int64)
                     # all that has mass reaches every goal
                     low = tl.maximum(low, key_of(top - _REACH))
-                    low = bisect(each, inside, weight_of(each, top, True), goal, none, low, key_of(top) + 1)
-                count = list_tiles(listed, each, inside, value_of(low))
-                threshold = search(
-                    logits, listed, count, vocab, heat, top, found, goal, share, low, SCALED, True, STEP, TILE, CAP
-                )  # fmt: skip
+            if goal > 0:
+                none = tl.full([], 0, tl.int64)
+                low = bisect(each, inside, weight_of(each, top, unit), goal, none, low, key_of(top) + 1)
+            count = list_tiles(listed, each, inside, value_of(low))
+            reached = search(
+                logits, listed, count, vocab, heat, top, found, goal, share, low, unit, SCALED, STEP, TILE, CAP
+            )  # fmt: skip
+            threshold = tl.maximum(threshold, reached)
     if thresholds is not None:
         tl.store(thresholds + row, threshold)
     if tokens is not None:

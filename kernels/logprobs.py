@@ -131,7 +131,7 @@ def _top(
         low = bisect(highest, inside, ones, goal, tl.zeros_like(row), low, key_of(top) + 1)
         count = list_tiles(listed, highest, inside, value_of(low))
         threshold = search(
-            logits, listed, count, vocab, 1.0, top, found + row * CAP, goal, top, low, False, False, STEP, TILE, CAP
+            logits, listed, count, vocab, 1.0, top, found + row * CAP, goal, top, low, None, False, STEP, TILE, CAP
         )  # fmt: skip
         count = list_tiles(listed, highest, inside, threshold)
         _collect(logits, listed, count, vocab, threshold, wanted, values, ids, STEP, TILE)

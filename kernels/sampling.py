@@ -1,19 +1,11 @@
 """Greedy choice and the draw in Triton; the references are in `frame.core.ops.sampling` and `.random`.
 
 One pass over the logits: noise is computed where the logit is loaded, and never stored. The vocabulary is split over
-programs of a warp each, a second launch joins the parts: best value, ties to the lowest id. Knows no request.
-
-A quotient and two logarithms a token would cost more than reading it, so most tokens get neither. Noise of a hash of
-size s is -log(-log(1 - s / 2^31)) ≤ -log(s / 2^31); a token can reach the best score so far only where
-
-    s ≤ 2^31 · exp(logit / temperature - best)
-
-which takes a multiplication, an exponential and a comparison. What passes, a few tokens of a part, is scored exactly.
+programs of a warp each, a second launch joins the parts: best value, ties to the lowest id. Exact noise, and the exact
+quotient, are for the few tokens that can still win (kernels/reach.py says which). Knows no request.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 import triton
@@ -22,45 +14,13 @@ from torch import Tensor
 
 from .filters import Filters, Noise, draw_filtered
 from .noise import gumbel_noise, noise_size, stream_key
+from .reach import NONE, any_over, bar_of, best_of, better_of, over_bar
 
 #: A block is so many tokens wide, and of each column one token at a time is scored exactly.
 _WIDTH, _DEPTH = 64, 8
 _BLOCK = _WIDTH * _DEPTH
 #: Programs that fill a large chip, and into how many parts they may divide a row.
 _PROGRAMS, _MOST_PARTS = 2048, 64
-_LOG2_E = tl.constexpr(math.log2(math.e))
-_NONE = tl.constexpr(2147483647)
-#: By how much a token may miss, relative to the numbers that are subtracted: all that they were rounded by, and more.
-_SLACK = tl.constexpr(2.0**-16)
-#: Units of a logit in a row without noise: what is below the best by more than rounding misses it by any size.
-_STEEP = tl.constexpr(2.0**40)
-
-
-@triton.jit
-def bar_of(best, heat, noisy):
-    """(scale, base): a token can reach `best` only if its noise's size is at most 2^(logit · scale + base), or if NaN.
-
-    A row without noise has a scale so steep that only the logit matters.
-    """
-    unit = tl.where(noisy, _LOG2_E, _STEEP)
-    scale = tl.div_rn(unit, tl.where(noisy, heat, 1.0))
-    base = 31.0 - best * unit + (tl.abs(best) * unit + 64.0) * _SLACK
-    # only NaN reaches NaN; infinity is reached by what overflows too, and a quotient that does so says nothing
-    base = tl.where(best == best, tl.where(best < float("inf"), base, float("nan")), -float("inf"))
-    scale = tl.where((scale > 0.0) & (scale < float("inf")), scale, float("nan"))
-    # everything but -inf is more than -inf
-    lowest = (best == -float("inf")) & (scale == scale)
-    return tl.where(lowest, 1.0 / _STEEP, scale), tl.where(lowest, 1e38, base)
-
-
-@triton.jit
-def _best_of(score, token):
-    """(best or NaN, its lowest id) of scores."""
-    wrong = score != score
-    highest = tl.max(tl.where(wrong, -float("inf"), score), 0)
-    any_wrong = tl.max(wrong.to(tl.int32), 0) > 0
-    winner = tl.where(any_wrong, wrong, score == highest)
-    return tl.where(any_wrong, float("nan"), highest), tl.min(tl.where(winner, token, _NONE), 0)
 
 
 @triton.jit
@@ -98,28 +58,25 @@ def _best_of_part(
         following = _load_block(logits, later, vocab, lane, SMALL)
         if RANDOM:
             size = noise_size(key, start, lane)
-            reach = tl.exp2(value * scale + base) - size
+            reach = over_bar(value, size, scale, base)
         else:
             reach = tl.where(value <= top, -1.0, 1.0)
-        # of floats below 0 the bits are -2^23 at most, of others and of NaN they are more
-        if tl.max(reach.to(tl.int32, bitcast=True)) > -8388608:
+        if any_over(reach):
             token = start + lane
             waiting = (reach < 0) == 0
             while tl.max(waiting.to(tl.int32)) > 0:
-                chosen = tl.min(tl.where(waiting, token, _NONE), 0)
+                chosen = tl.min(tl.where(waiting, token, NONE), 0)
                 exists = chosen < vocab
                 score = tl.load(logits + chosen, mask=exists, other=0.0).to(tl.float32)
                 if RANDOM:
                     if noisy:
                         score = tl.div_rn(score, tl.zeros_like(score) + heat) + gumbel_noise(key, chosen)
-                highest, winner = _best_of(tl.where(exists, score, -float("inf")), chosen)
-                same = (highest == top) | ((highest != highest) & (top != top))
-                better = (highest > top) | ((highest != highest) & (top == top)) | (same & (winner < place))
-                top, place = tl.where(better, highest, top), tl.where(better, winner, place)
+                highest, winner = best_of(tl.where(exists, score, -float("inf")), chosen)
+                top, place = better_of(top, place, highest, winner)
                 waiting = waiting & (token != chosen[None, :])
                 if RANDOM:
                     scale, base = bar_of(top, heat, noisy)
-                    waiting = waiting & ((size > tl.exp2(value * scale + base)) == 0)
+                    waiting = waiting & ((over_bar(value, size, scale, base) < 0) == 0)
                 else:
                     waiting = waiting & ((value < top) == 0)
         start = later
@@ -133,8 +90,8 @@ def _best_of_row(best, ids, tokens, values, parts, PARTS: tl.constexpr):
     lane = tl.arange(0, PARTS)
     kept = lane < parts
     top = tl.load(best + row * parts + lane, mask=kept, other=-float("inf"))
-    place = tl.load(ids + row * parts + lane, mask=kept, other=_NONE)
-    highest, winner = _best_of(top, place)
+    place = tl.load(ids + row * parts + lane, mask=kept, other=NONE)
+    highest, winner = best_of(top, place)
     tl.store(tokens + row, winner)
     tl.store(values + row, highest)
 

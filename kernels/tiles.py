@@ -29,7 +29,8 @@ WARPS = 8
 STAGES = tl.constexpr(3)
 #: The lowest finite value.
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-_MASS_SCALE = tl.constexpr(float(2**40))
+#: The mass of the best.
+MASS = tl.constexpr(float(2**40))
 _LINEAR_TURNS = tl.constexpr(6)
 
 
@@ -83,11 +84,15 @@ def scaled(x, heat, SCALED: tl.constexpr):
 
 
 @triton.jit
-def weight_of(x, best, MASS: tl.constexpr):
-    """int64: the probability relative to the best as a whole number, or 1."""
-    if MASS:
-        return (tl.exp(x - best) * _MASS_SCALE).to(tl.int64)
-    return tl.full(x.shape, 1, tl.int64)
+def weight_of(x, best, unit):
+    """int64: the probability relative to the best as a whole number of `unit`s; 1 where `unit` is 1 or None."""
+    if unit is None:
+        weight = tl.full(x.shape, 1, tl.int64)
+    else:
+        # a factor, since a branch in the loops over tiles costs more than an exponential
+        steepness = tl.where(unit > 1.0, 1.0, 0.0)
+        weight = (tl.exp((x - best) * steepness) * unit).to(tl.int64)
+    return weight
 
 
 @triton.jit
@@ -128,25 +133,26 @@ def load_tiles(logits, listed, first, count, vocab, heat, SCALED: tl.constexpr, 
 
 @triton.jit
 def _gather(
-    logits, listed, count, vocab, heat, best, found, low, high,
-    SCALED: tl.constexpr, MASS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
+    logits, listed, count, vocab, heat, best, found, low, high, unit,
+    SCALED: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Writes the first CAP values of the keys [low, high); returns their number and the weight of all of them."""
+    """Writes the first CAP values of the keys [low, high); returns their number and the masses of all."""
     tl.debug_barrier()
     least, limit = value_of(low), value_of(high)
     number = tl.full([], 0, tl.int32)
-    weight = tl.full([], 0, tl.int64)
+    weights = tl.zeros([STEP, TILE], tl.int64)
     for first in tl.range(0, count, STEP, num_stages=STAGES):
-        x, _, exists = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
-        inside = exists & (x >= least) & (x < limit)
+        # what does not exist is -inf, and below every bound
+        x, _, _ = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
+        inside = (x >= least) & (x < limit)
         flat = tl.reshape(inside.to(tl.int32), [STEP * TILE])
         place = number + tl.cumsum(flat, 0) - 1
         tl.store(found + place, tl.reshape(x, [STEP * TILE]), mask=(flat > 0) & (place < CAP))
         number += tl.sum(flat, 0)
-        if MASS:
-            weight += tl.sum(tl.reshape(tl.where(inside, weight_of(x, best, MASS), 0), [STEP * TILE]), 0)
+        if unit is not None:
+            weights += tl.where(inside, weight_of(x, best, unit), 0)
     tl.debug_barrier()
-    return number, weight
+    return number, tl.sum(tl.reshape(weights, [STEP * TILE]), 0)
 
 
 @triton.jit
@@ -161,8 +167,8 @@ def _pivot(low, high, turn, PART: tl.constexpr):
 
 @triton.jit
 def _narrow(
-    logits, listed, count, vocab, heat, best, number, goal, low, high,
-    SCALED: tl.constexpr, MASS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
+    logits, listed, count, vocab, heat, best, number, goal, low, high, unit,
+    SCALED: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Narrows the keys [low, high), which hold `number` values, to CAP of them or one key.
 
@@ -182,10 +188,10 @@ def _narrow(
         numbers_2 = tl.zeros([STEP, TILE], tl.int32)
         numbers_3 = tl.zeros([STEP, TILE], tl.int32)
         for first in tl.range(0, count, STEP, num_stages=STAGES):
-            x, _, exists = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
-            exists = exists & (x < limit)
-            weight = weight_of(x, best, MASS)
-            over_1, over_2, over_3 = exists & (x >= value_1), exists & (x >= value_2), exists & (x >= value_3)
+            x, _, _ = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
+            below = x < limit
+            weight = weight_of(x, best, unit)
+            over_1, over_2, over_3 = below & (x >= value_1), below & (x >= value_2), below & (x >= value_3)
             weights_1 += tl.where(over_1, weight, 0)
             weights_2 += tl.where(over_2, weight, 0)
             weights_3 += tl.where(over_3, weight, 0)
@@ -209,34 +215,41 @@ def _narrow(
 
 @triton.jit
 def search(
-    logits, listed, count, vocab, heat, best, found, goal, share, low,
-    SCALED: tl.constexpr, MASS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
+    logits, listed, count, vocab, heat, best, found, goal, share, low, unit,
+    SCALED: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """The largest value, not below the key `low`, from which on the weights of the row reach the goal.
 
-    Of masses, a goal below 0 stands for `share` of the weight from `low` on. Of numbers, -inf says that fewer values
-    than the goal lie there. The listed tiles must hold every value from `low` on.
+    Of masses (where `unit` is theirs), a goal below 0 stands for `share` of the weight from `low` on. Of numbers (where
+    it is 1 or None), -inf says that fewer values than the goal lie there. The listed tiles must hold every value from
+    `low` on.
     """
     high = key_of(best) + 1
-    number, weight = _gather(
-        logits, listed, count, vocab, heat, best, found, low, high, SCALED, MASS, STEP, TILE, CAP
-    )  # fmt: skip
-    fewer = number < goal
-    if MASS:
-        fewer = number < 0
-        goal = tl.where(goal < 0, part_of(weight, share), goal)
     above = tl.full([], 0, tl.int64)
-    if number > CAP:
-        low, high, number, above = _narrow(
-            logits, listed, count, vocab, heat, best, number, goal, low, high, SCALED, MASS, STEP, TILE, CAP
-        )  # fmt: skip
+    number = tl.full([], 0, tl.int32)
+    fewer = number > 0
+    turns = tl.full([], 0, tl.int32)
+    # twice where there are more than fit, so that the code is there once
+    while turns < 2:
         number, weight = _gather(
-            logits, listed, count, vocab, heat, best, found, low, high, SCALED, MASS, STEP, TILE, CAP
+            logits, listed, count, vocab, heat, best, found, low, high, unit, SCALED, STEP, TILE, CAP
         )  # fmt: skip
+        turns += 1
+        if turns == 1:
+            fewer = number < goal
+            if unit is not None:
+                fewer = fewer & (unit == 1.0)
+                goal = tl.where(goal < 0, part_of(weight, share), goal)
+            if number > CAP:
+                low, high, number, above = _narrow(
+                    logits, listed, count, vocab, heat, best, number, goal, low, high, unit, SCALED, STEP, TILE, CAP
+                )  # fmt: skip
+            else:
+                turns += 1
     lane = tl.arange(0, CAP)
     kept = lane < number
     x = tl.load(found + lane, mask=kept, other=-float("inf"))
-    found_key = bisect(x, kept, weight_of(x, best, MASS), goal, above, low, high)
+    found_key = bisect(x, kept, weight_of(x, best, unit), goal, above, low, high)
     return tl.where(fewer, -float("inf"), value_of(found_key))
 
 

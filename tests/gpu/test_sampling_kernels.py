@@ -13,6 +13,7 @@ from frame.core.ops import random as noise
 from frame.core.ops import sampling
 from frame.kernels import sampling as kernels
 from frame.kernels.noise import gumbel_noise, noise_size
+from frame.kernels.reach import bar_of, over_bar
 
 pytestmark = pytest.mark.gpu
 
@@ -149,12 +150,12 @@ def _held_against_itself(logits, heats, passed, scores, SIZE: tl.constexpr):
     noisy = heat > 0.0
     exact = tl.div_rn(value, tl.where(noisy, heat, 1.0)) + gumbel_noise(key, token)
     score = tl.where(noisy, exact, value)
-    scale, base = kernels.bar_of(score, heat, noisy)
+    scale, base = bar_of(score, heat, noisy)
     size = noise_size(key, 0, token)
-    tl.store(passed + token, (size > tl.exp2(value * scale + base)) == 0)
+    tl.store(passed + token, (over_bar(value, size, scale, base) < 0) == 0)
     # far above what the noise can give, nothing passes
-    scale, base = kernels.bar_of(score + 1.0 + tl.abs(score) * 0.001 + 60.0, heat, noisy)
-    tl.store(scores + token, tl.where(size > tl.exp2(value * scale + base), float("nan"), score))
+    scale, base = bar_of(score + 1.0 + tl.abs(score) * 0.001 + 60.0, heat, noisy)
+    tl.store(scores + token, tl.where(over_bar(value, size, scale, base) < 0, float("nan"), score))
 
 
 def test_no_token_is_passed_over_that_reaches_the_best() -> None:
