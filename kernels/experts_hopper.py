@@ -1,7 +1,8 @@
 """Products of routed experts with many rows each, for Hopper, in Gluon; the plain twin: `experts._grouped`.
 
 Pairs are sorted into blocks of 128 rows of one expert, and the tokens' rows are copied into that order, so that all
-operands come by bulk copies, as in `linear_hopper`, whose parts these are. How many blocks there are is read on the
+operands come by bulk copies, as in `linear_hopper`, whose parts these are; or else the tokens' rows are gathered by the
+fetching warps. How many blocks there are is read on the
 device. Where the second half of a block is padding, it is neither fetched nor multiplied: every other expert's last
 block. Knows no router and no rank.
 """
@@ -13,6 +14,7 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .experts import combine
@@ -33,15 +35,17 @@ from .routing import Blocks, align, spread
 
 #: The tile of both products, and others worth a measurement.
 TILE = HopperTile(256, 4)
-CANDIDATES = (TILE, HopperTile(256, 4, 2, 8), HopperTile(256, 4, 2, 32), HopperTile(128, 6))
+CANDIDATES = (TILE, HopperTile(256, 4, 2, 8), HopperTile(256, 4, 2, 32), HopperTile(256, 3, 4), HopperTile(128, 6))
+#: Whether the first product gathers its rows itself. Not before a GPU has shown that it is right, and faster.
+GATHERS = False
 
 
 @gluon.jit
-def _fetch(
+def _copy(
     x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
-    """The fetching warp: the steps of all tiles of the program, as far ahead as the shared memory holds."""
+    """One fetching warp, for rows in the order of the blocks."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     COPIES: gl.constexpr = 2 if GATED else 1
     COPIED: gl.constexpr = BLOCK_N // COPIES
@@ -71,6 +75,68 @@ def _fetch(
 
 
 @gluon.jit
+def _gather(
+    x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size, stride_x,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr,
+):  # fmt: skip
+    """Four fetching warps, for rows that lie where their tokens do: each thread copies 16 bytes of some of them."""
+    KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    COPIES: gl.constexpr = 2 if GATED else 1
+    COPIED: gl.constexpr = BLOCK_N // COPIES
+    x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
+    weight_parts = weight_smem._reinterpret(weight_smem.dtype, [STAGES * COPIES, COPIED, 64], KIND)
+    each = gl.arange(0, 64, gl.SliceLayout(1, ROWS))
+    lane = gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
+    row_tiles = gl.load(used)
+    at = 0
+    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
+        row, column = place(tile, row_tiles, column_tiles, GROUP)
+        first = gl.load(experts + row) * COPIES * size + column * COPIED
+        upper = gl.load(slots + row * 128 + each)
+        lower = gl.load(slots + row * 128 + 64 + each)
+        second = gl.load(slots + row * 128 + 64)
+        # padding reads the first token
+        upper = gl.where(upper < pairs, upper, 0) // TOP_K
+        lower = gl.where(lower < pairs, lower, 0) // TOP_K
+        upper_at = x + upper.to(gl.int64)[:, None] * stride_x + lane
+        lower_at = x + lower.to(gl.int64)[:, None] * stride_x + lane
+        for step in range(steps):
+            stage = at % STAGES
+            mbarrier.wait(free.index(stage), ((at // STAGES) & 1) ^ 1)
+            mbarrier.expect(ready.index(stage), BLOCK_N * 64 * 2)
+            for copy in gl.static_range(COPIES):
+                tma.async_copy_global_to_shared(
+                    weight, [first + copy * size, step * 64], ready.index(stage),
+                    weight_parts.index(stage * COPIES + copy),
+                )  # fmt: skip
+            async_copy.async_copy_global_to_shared(x_tiles.index(stage * 2), upper_at + step * 64)
+            if second < pairs:
+                async_copy.async_copy_global_to_shared(x_tiles.index(stage * 2 + 1), lower_at + step * 64)
+            async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
+            at += 1
+
+
+@gluon.jit
+def _fetch(
+    x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size, stride_x,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr, GATHERED: gl.constexpr,
+    TOP_K: gl.constexpr,
+):  # fmt: skip
+    """The steps of all tiles of the program, as far ahead as the shared memory holds."""
+    if GATHERED:
+        _gather(
+            x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size,
+            stride_x, BLOCK_N, STAGES, GROUP, GATED, TOP_K,
+        )  # fmt: skip
+    else:
+        _copy(
+            x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size,
+            BLOCK_N, STAGES, GROUP, GATED,
+        )  # fmt: skip
+
+
+@gluon.jit
 def _silu_mul(gate, up):
     """silu(gate) · up in float32, as `experts._grouped` does it."""
     small = gl.exp(-gl.abs(gate))
@@ -81,7 +147,7 @@ def _silu_mul(gate, up):
 def _multiply(
     out, slots, used, x_smem, weight_smem, out_smem, ready, free, pairs, column_tiles, steps,
     HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
-    GATED: gl.constexpr,
+    GATED: gl.constexpr, GATHERED: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each tile of the program, where any of them holds a pair."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -93,7 +159,7 @@ def _multiply(
     for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
         row, column = place(tile, row_tiles, column_tiles, GROUP)
         if gl.load(slots + row * 128 + HALF * 64) < pairs:
-            acc, _ = add_steps(x_tiles, weight_tiles, ready, free, at, steps, HALF, BLOCK_N, STAGES)
+            acc, _ = add_steps(x_tiles, weight_tiles, ready, free, at, steps, HALF, BLOCK_N, STAGES, GATHERED)
             if GATED:
                 gate, up = halves(acc, 64, BLOCK_N)
                 values = _silu_mul(gate, up)
@@ -111,62 +177,74 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["pairs", "column_tiles", "steps", "size"])
 def _grouped(
-    x, weight, out, slots, experts, used, pairs, column_tiles, steps, size,
+    x, weight, out, slots, experts, used, pairs, column_tiles, steps, size, stride_x,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr,
+    GATHERED: gl.constexpr, TOP_K: gl.constexpr,
 ):  # fmt: skip
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    x_smem = gl.allocate_shared_memory(x.dtype, [STAGES * 2, 64, 64], KIND)
-    weight_smem = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_N, 64], KIND)
-    out_smem = gl.allocate_shared_memory(x.dtype, [2 * PARTS, 64, 64], KIND)
+    x_smem = gl.allocate_shared_memory(out.dtype, [STAGES * 2, 64, 64], KIND)
+    weight_smem = gl.allocate_shared_memory(out.dtype, [STAGES, BLOCK_N, 64], KIND)
+    out_smem = gl.allocate_shared_memory(out.dtype, [2 * PARTS, 64, 64], KIND)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(ready.index(stage), count=129 if GATHERED else 1)
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
+    # a warpgroup that copies takes registers from those that multiply
+    WARPS: gl.constexpr = 4 if GATHERED else 1
+    MULTIPLIES: gl.constexpr = 216 if GATHERED else 232
+    FETCHES: gl.constexpr = 64 if GATHERED else 40
     gl.warp_specialize([
         (_multiply, (
             out, slots, used, x_smem, weight_smem, out_smem, ready, free, pairs, column_tiles, steps,
-            0, BLOCK_N, STAGES, PARTS, GROUP, GATED,
+            0, BLOCK_N, STAGES, PARTS, GROUP, GATED, GATHERED,
         )),
         (_multiply, (
             out, slots, used, x_smem, weight_smem, out_smem, ready, free, pairs, column_tiles, steps,
-            1, BLOCK_N, STAGES, PARTS, GROUP, GATED,
+            1, BLOCK_N, STAGES, PARTS, GROUP, GATED, GATHERED,
         )),
         (_fetch, (
             x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size,
-            BLOCK_N, STAGES, GROUP, GATED,
+            stride_x, BLOCK_N, STAGES, GROUP, GATED, GATHERED, TOP_K,
         )),
-    ], [4, 1], [232, 40])  # fmt: skip
+    ], [4, WARPS], [MULTIPLIES, FETCHES])  # fmt: skip
 
 
 def fused_experts(
-    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile: HopperTile = TILE
-) -> Tensor:
-    """As `experts.fused_experts`, for 16-bit types and sizes that are multiples of 8."""
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor,
+    tile: HopperTile = TILE, gathers: bool = GATHERS,
+) -> Tensor:  # fmt: skip
+    """As `experts.fused_experts`, for 16-bit types and sizes that are multiples of 8.
+
+    With `gathers`, the first product fetches rows from where they are, not a copy of them in order, if it can.
+    """
     num_experts = len(gate_up)
     blocks = align(ids, num_experts, BLOCK_M)
-    inner = grouped_product(spread(hidden, ids, num_experts, blocks), gate_up, blocks, tile, gated=True)
+    if gathers and hidden.shape[1] % BLOCK_K == hidden.stride(0) % 16 == hidden.data_ptr() % 16 == 0:
+        inner = grouped_product(hidden, gate_up, blocks, tile, gated=True, shared=ids.shape[1])
+    else:
+        inner = grouped_product(spread(hidden, ids, num_experts, blocks), gate_up, blocks, tile, gated=True)
     return combine(grouped_product(inner, down, blocks, tile), weights, ids, num_experts, blocks.places)
 
 
 def grouped_product(
-    x: Tensor, weight: Tensor, blocks: Blocks, tile: HopperTile = TILE, *, gated: bool = False
+    x: Tensor, weight: Tensor, blocks: Blocks, tile: HopperTile = TILE, *, gated: bool = False, shared: int = 0
 ) -> Tensor:
     """Row i of the result [slots, N] is weight[e] · x[i], e the expert of the block of 128 slots; weight [E, N, K].
 
-    With `gated`, weight [E, 2N, K] holds gate and up, and the result is silu(gate x) · up x. Rows that hold no pair
-    mean nothing.
+    With `gated`, weight [E, 2N, K] holds gate and up, and the result is silu(gate x) · up x. With `shared`, row i is of
+    x[pair // shared], the slot's pair. Rows that hold no pair mean nothing.
     """
-    rows, depth = x.shape
+    rows, depth = blocks.slots.numel(), x.shape[1]
     size, width = (weight.shape[1] // 2, tile.block_n // 2) if gated else (weight.shape[1], tile.block_n)
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     column_tiles = triton.cdiv(size, width)
     _grouped[(min(rows // BLOCK_M * column_tiles, num_multiprocessors(x.device)),)](
-        descriptor(x, HALF_M, BLOCK_K), descriptor(weight.flatten(0, 1), width, BLOCK_K),
+        x if shared else descriptor(x, HALF_M, BLOCK_K), descriptor(weight.flatten(0, 1), width, BLOCK_K),
         descriptor(out, HALF_M, CHUNK), blocks.slots, blocks.experts, blocks.used, blocks.num_pairs, column_tiles,
-        triton.cdiv(depth, BLOCK_K), size,
+        triton.cdiv(depth, BLOCK_K), size, x.stride(0),
         BLOCK_N=tile.block_n, STAGES=tile.stages, PARTS=min(tile.parts, width // CHUNK), GROUP=tile.group, GATED=gated,
-        num_warps=4,
+        GATHERED=shared > 0, TOP_K=shared, num_warps=4,
     )  # fmt: skip
     return out

@@ -116,14 +116,20 @@ def _fetch(
 
 @gluon.jit
 def add_steps(
-    x_tiles, weight_tiles, ready, free, at, steps, HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr
-):
-    """(products of a warpgroup's 64 rows with the tile's weights, the program's number of steps after `at`)."""
+    x_tiles, weight_tiles, ready, free, at, steps, HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    FENCED: gl.constexpr = False,
+):  # fmt: skip
+    """(products of a warpgroup's 64 rows with the tile's weights, the program's number of steps after `at`).
+
+    FENCED where not all of what is multiplied came by bulk copies.
+    """
     SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
     acc = gl.zeros([64, BLOCK_N], gl.float32, SUMS)
     for step in range(steps):
         stage = at % STAGES
         mbarrier.wait(ready.index(stage), (at // STAGES) & 1)
+        if FENCED:
+            fence_async_shared()
         sums = warpgroup_mma(
             x_tiles.index(stage * 2 + HALF), weight_tiles.index(stage).permute((1, 0)), acc, is_async=True
         )

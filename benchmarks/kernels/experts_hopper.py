@@ -1,9 +1,9 @@
-"""Speed of routed experts with many rows each on Hopper: the parts of the work, and every tile worth a measurement.
+"""Speed of routed experts with many rows each on Hopper: the parts of the work, and every way worth a measurement.
 
     PYTHONPATH=src:. python benchmarks/kernels/experts_hopper.py [--tokens 1024,2048,4096,8192] [--even] [--json FILE]
 
-Defaults to the experts of Qwen3 30B-A3B in bf16; `--even` gives all experts as many rows, a multiple of 128. Every tile
-is first compared with the reference in float32. Medians of CUDA graph replays over several inputs, together larger than
+Defaults to the experts of Qwen3 30B-A3B in bf16; `--even` gives all experts as many rows, a multiple of 128. Every way
+is compared with the reference in float32. Medians of CUDA graph replays over several inputs, together larger than
 the L2 cache; rates count no padding. The process ends itself after `--seconds`, since a kernel that waits for ever
 cannot be interrupted.
 """
@@ -14,6 +14,7 @@ import argparse
 import faulthandler
 import json
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -28,16 +29,16 @@ from frame.kernels.routing import Blocks, align, spread
 from frame.plugins.platforms.rehearsal import rehearse
 
 
-def whole(case: Case, tile: HopperTile) -> Tensor:
+def whole(case: Case, tile: HopperTile, gathers: bool) -> Tensor:
     """Everything that takes the place of the Triton kernel's launches."""
     layer = case.layer
-    return experts_hopper.fused_experts(case.hidden, layer.gate_up, layer.down, case.weights, case.ids, tile)
+    return experts_hopper.fused_experts(case.hidden, layer.gate_up, layer.down, case.weights, case.ids, tile, gathers)
 
 
 def launch_all(case: Case) -> None:
     """Every kernel that is measured, once."""
-    for tile in experts_hopper.CANDIDATES:
-        whole(case, tile)
+    for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
+        whole(case, tile, gathers)
 
 
 def level(case: Case, num_experts: int) -> None:
@@ -62,7 +63,7 @@ def parts(shape: Shape, cases: list[Case]) -> tuple[dict[str, float], list[tuple
 
 
 def measure(shape: Shape, cases: list[Case]) -> list[dict[str, object]]:
-    """Times of all tiles, printed."""
+    """Times of all tiles, with rows copied in order or gathered, printed."""
     tokens = len(cases[0].hidden)
     work = 2e-6 * tokens * shape.top_k * shape.hidden_size * shape.intermediate_size
     least, bound = floor(shape, cases)
@@ -71,15 +72,18 @@ def measure(shape: Shape, cases: list[Case]) -> list[dict[str, object]]:
     around = ", ".join(f"{name} {time:.1f}" for name, time in times.items())
     print(f"{tokens:6} tokens: floor {least:.1f} us ({bound}), Triton {triton:.1f} us; {around} us", flush=True)
     results = []
-    for tile in experts_hopper.CANDIDATES:
-        product = partial(experts_hopper.grouped_product, tile=tile)
-        inner = [product(x, c.layer.gate_up, b, gated=True) for c, b, x in every]
-        gating = microseconds([partial(product, x, c.layer.gate_up, b, gated=True) for c, b, x in every])
-        adding = microseconds([partial(product, x, c.layer.down, b) for (c, b, _), x in zip(every, inner, strict=True)])
-        all_of_it = microseconds([partial(whole, case, tile) for case in cases])
-        wrong = error(cases[0], whole(cases[0], tile))
+    for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
+        multiply = partial(experts_hopper.grouped_product, tile=tile)
+        gate_up = partial(multiply, gated=True, shared=shape.top_k if gathers else 0)
+        gating = microseconds([partial(gate_up, c.hidden if gathers else x, c.layer.gate_up, b) for c, b, x in every])
+        inner = [multiply(x, c.layer.gate_up, b, gated=True) for c, b, x in every]
+        adding = microseconds(
+            [partial(multiply, x, c.layer.down, b) for (c, b, _), x in zip(every, inner, strict=True)]
+        )
+        all_of_it = microseconds([partial(whole, case, tile, gathers) for case in cases])
+        wrong = error(cases[0], whole(cases[0], tile, gathers))
         print(
-            f"    {tile.block_n}/{tile.stages}/{tile.parts}/{tile.group}: {all_of_it:8.1f} us, "
+            f"    {tile.block_n}/{tile.stages}/{tile.parts}/{tile.group}{' gathers' * gathers:8}: {all_of_it:8.1f} us, "
             f"{least / all_of_it:4.0%} of the floor; gate and up {gating:6.1f} us ({2 * work / gating:4.0f} TFLOP/s), "
             f"down {adding:6.1f} us ({work / adding:4.0f} TFLOP/s); error {wrong:.1e}",
             flush=True,
@@ -87,7 +91,7 @@ def measure(shape: Shape, cases: list[Case]) -> list[dict[str, object]]:
         if not wrong < 1e-2:
             raise RuntimeError(f"relative error {wrong} with {tokens} tokens and {tile}")
         figures = {"us": all_of_it, "gate_up_us": gating, "down_us": adding, "triton_us": triton, "floor_us": least}
-        results.append({"tokens": tokens, "tile": repr(tile), **figures, **times})
+        results.append({"tokens": tokens, "tile": repr(tile), "gathers": gathers, **figures, **times})
     return results
 
 

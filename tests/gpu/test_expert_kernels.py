@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 
 import pytest
 import torch
@@ -261,8 +262,8 @@ def compiled() -> None:
     def launch() -> None:
         for dtype in (torch.bfloat16, torch.float16):
             inputs = case(*SIZES[0], dtype=dtype)
-            for tile in experts_hopper.CANDIDATES:
-                experts_hopper.fused_experts(**inputs, tile=tile)
+            for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
+                experts_hopper.fused_experts(**inputs, tile=tile, gathers=gathers)
 
     rehearse(launch)
 
@@ -282,11 +283,11 @@ def test_many_rows_on_hopper(sizes: tuple[int, int, int, int, int], dtype: torch
     wide[:, : sizes[3]] = inputs["hidden"]
     inputs["hidden"] = wide[:, : sizes[3]]
     twin = kernels.fused_experts(**inputs, launch=rule(kernels.shape_of(inputs["gate_up"], sizes[2]), 1 << 20))
-    for tile in experts_hopper.CANDIDATES:
+    for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
         # what is left in memory shows, if it is read
         poison = torch.full((1 << 26,), float("nan"), dtype=dtype, device=DEVICE)
         del poison
-        found = experts_hopper.fused_experts(**inputs, tile=tile)
+        found = experts_hopper.fused_experts(**inputs, tile=tile, gathers=gathers)
         assert found.isfinite().all()
         assert (found.double() - twin.double()).norm() <= CLOSE[dtype] * twin.double().norm()
     if kind == "all of other ranks":
@@ -295,7 +296,7 @@ def test_many_rows_on_hopper(sizes: tuple[int, int, int, int, int], dtype: torch
 
 @hopper
 @pytest.mark.usefixtures("compiled")
-def test_many_rows_on_hopper_are_the_same_bits_in_every_run_and_tile() -> None:
+def test_many_rows_on_hopper_are_the_same_bits_in_every_run_and_way() -> None:
     from frame.kernels import experts_hopper
 
     inputs = case(3000, 128, 8, 2048, 768, torch.bfloat16)
@@ -303,9 +304,9 @@ def test_many_rows_on_hopper_are_the_same_bits_in_every_run_and_tile() -> None:
     wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     expected = reference.fused_experts(**wide)
     assert (want.double() - expected).norm() <= CLOSE[torch.bfloat16] * expected.norm()
-    for tile in experts_hopper.CANDIDATES:
+    for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
         for _ in range(10):
-            assert torch.equal(experts_hopper.fused_experts(**inputs, tile=tile), want)
+            assert torch.equal(experts_hopper.fused_experts(**inputs, tile=tile, gathers=gathers), want)
 
 
 @hopper

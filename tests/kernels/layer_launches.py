@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -63,7 +64,14 @@ def hopper_tile(tile: HopperTile, *, gated: bool = False) -> None:
     linear_hopper.product(_empty(8192, 4096), _empty(28672, 4096), None, tile, gated=gated)
 
 
-def grouped_tile(tokens: int, shape: tuple[int, int, int, int], dtype: torch.dtype, tile: HopperTile | None) -> None:
+def grouped_tile(
+    tokens: int,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    tile: HopperTile | None = None,
+    *,
+    gathers: bool = False,
+) -> None:
     """The experts of a layer with many rows each on Hopper, in one tile, or in ordinary steps."""
     num_experts, top_k, hidden, inner = shape
     inputs = _empty(tokens, hidden, dtype=dtype), _empty(num_experts, 2 * inner, hidden, dtype=dtype)
@@ -72,7 +80,7 @@ def grouped_tile(tokens: int, shape: tuple[int, int, int, int], dtype: torch.dty
     if tile is None:
         CudaOps().fused_experts(*inputs, *more)
     else:
-        experts_hopper.fused_experts(*inputs, *more, tile)
+        experts_hopper.fused_experts(*inputs, *more, tile, gathers)
 
 
 def routed(
@@ -193,11 +201,12 @@ def hopper_experts() -> dict[str, Callable[[], None]]:
     found: dict[str, Callable[[], None]] = {}
     shape = EXPERTS["128 experts"]
     for tokens in (1024, 8192):
-        found[f"many rows of 128 experts, {tokens} tokens"] = partial(grouped_tile, tokens, shape, BF16, None)
-    found["many rows of 8 experts, float16"] = partial(grouped_tile, 512, EXPERTS["8 experts"], F16, None)
-    for tile in experts_hopper.CANDIDATES:
-        name = f"{tile.block_n} outputs, {tile.stages} stages, groups of {tile.group}"
-        found[f"many rows of experts, {name}"] = partial(grouped_tile, 8192, shape, BF16, tile)
+        found[f"many rows of 128 experts, {tokens} tokens"] = partial(grouped_tile, tokens, shape, BF16)
+    found["many rows of 8 experts, float16"] = partial(grouped_tile, 512, EXPERTS["8 experts"], F16)
+    for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
+        name = f"{tile.block_n} outputs, {tile.stages} stages, {tile.parts} parts, groups of {tile.group}"
+        launch = partial(grouped_tile, 8192, shape, BF16, tile, gathers=gathers)
+        found[f"many rows of experts, {name}{', gathered' * gathers}"] = launch
     return found
 
 
