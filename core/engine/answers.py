@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+import numpy as np
+
 from ..interfaces.engine import EngineOutput
 from ..interfaces.step import LogprobRows, StepResult, TransferReport
 from .draft import LaunchedStep
@@ -29,10 +31,11 @@ class Answers:
         blocks = ((plan.num_computed + plan.num_scheduled) // kv.block_size).tolist()
         tokens = result.token_ids[:, 0].tolist()
         rare = bool(result.logprobs or result.prompt_logprobs or result.failed)
+        usual = not rare and np.count_nonzero(result.num_tokens) == np.count_nonzero(plan.samples) == len(tokens)
+        finished = RequestState.FINISHED
         outputs: list[EngineOutput] = []
-        rows = zip(step.requests, tokens, result.num_tokens.tolist(), blocks, plan.samples.tolist(), strict=True)
-        for row, (request, token, count, full, samples) in enumerate(rows):
-            if request is None or request.state is RequestState.FINISHED:
+        for row, (request, token, full) in enumerate(zip(step.requests, tokens, blocks, strict=True)):
+            if request is None or request.state is finished:
                 continue
             if request.batch is None:
                 request.num_unanswered -= 1
@@ -40,23 +43,33 @@ class Answers:
                 request.unconfirmed_load = False
                 if full > request.num_published:
                     kv.publish(request, full * kv.block_size)
-            if rare and row in result.failed:
-                outputs.append(self._fail(request, result.failed[row]))
-                continue
-            if request.pools:
-                outputs += self._end_pooling(request, step, row, result)
-                continue
-            output = None
-            if samples:
-                if not count:
-                    outputs.append(self._fail(request, "the step returned no token for the request"))
+            # most rows of most steps: one more token, after which the request goes on
+            if usual and request.usual and token not in request.stop_ids:
+                known = request.token_ids
+                if len(known) + 1 < request.max_len:
+                    known.append(token)
+                    self.generated_tokens += 1
+                    outputs.append(EngineOutput(request_id=request.request_id, token_ids=[token]))
                     continue
-                output = self._append(request, token)
-            if rare:
-                output = self._add_logprobs(output, request, step, row, result)
+            output = self._accept_row(step, row, result, request, token, rare=rare)
             if output is not None:
                 outputs.append(output)
         return outputs
+
+    def _accept_row(
+        self, step: LaunchedStep, row: int, result: StepResult, request: Request, token: int, *, rare: bool
+    ) -> EngineOutput | None:
+        """One row of a step in which rows get one token at most; with `rare` it may have failed or bring more."""
+        if rare and row in result.failed:
+            return self._fail(request, result.failed[row])
+        if request.pools:
+            return self._end_pooling(request, step, row, result)
+        output = None
+        if step.plan.samples[row]:
+            if not result.num_tokens[row]:
+                return self._fail(request, "the step returned no token for the request")
+            output = self._append(request, token)
+        return self._add_logprobs(output, request, step, row, result) if rare else output
 
     def accept_several(self, step: LaunchedStep, result: StepResult) -> list[EngineOutput]:
         """As `accept`, where rows may have got several tokens: the plan's counts are bounds, the tokens tell."""
@@ -76,7 +89,8 @@ class Answers:
                 outputs.append(self._fail(request, result.failed[row]))
                 continue
             if request.pools:
-                outputs += self._end_pooling(request, step, row, result)
+                pooled = self._end_pooling(request, step, row, result)
+                outputs += [] if pooled is None else [pooled]
                 continue
             output, tokens = None, result.token_ids[row, : result.num_tokens[row]].tolist()
             if plan.samples[row]:
@@ -127,19 +141,20 @@ class Answers:
             output = EngineOutput(request_id=request.request_id, token_ids=[token])
         if not request.announced:
             request.announced = True
+            request.usual = request.grammar is None
             output.num_cached, output.scheduled = request.num_cached, request.scheduled
         return output
 
-    def _end_pooling(self, request: Request, step: LaunchedStep, row: int, result: StepResult) -> list[EngineOutput]:
-        """The answer of a request whose prompt ends with this step; nothing before."""
+    def _end_pooling(self, request: Request, step: LaunchedStep, row: int, result: StepResult) -> EngineOutput | None:
+        """The answer of a request whose prompt ends with this step; None before."""
         if step.plan.num_computed[row] + step.plan.num_scheduled[row] < request.prompt_len:
-            return []
+            return None
         pooled = result.pooled.get(row)
         if pooled is None:
-            return [self._fail(request, "the step returned no pooled row for the request")]
+            return self._fail(request, "the step returned no pooled row for the request")
         output = self._lifecycle.finish(request, "stop")
         output.pooled, output.num_cached = pooled, request.num_cached
-        return [output]
+        return output
 
     def _fail(self, request: Request, error: str) -> EngineOutput:
         # whatever made the row fail may be in its blocks too

@@ -77,6 +77,7 @@ class Request:
         self.num_cached: int | None = None  # prompt tokens found in the cache; None until first admitted
         self.scheduled: float | None = None  # when it was first admitted, in seconds of time.time
         self.announced = False  # whether num_cached and scheduled were reported
+        self.usual = False  # announced, without a grammar: a token that ends nothing is all there is to an answer
         self.num_prompt_logprobs = source.num_prompt_logprobs  # prompt positions whose were reported
         self.unconfirmed_load = False  # the launched step that fills some of its blocks was not answered yet
         self.loading = False  # the connector writes to its blocks
