@@ -152,7 +152,7 @@ def _gather(
         if unit is not None:
             weights += tl.where(inside, weight_of(x, best, unit), 0)
     tl.debug_barrier()
-    return number, tl.sum(tl.reshape(weights, [STEP * TILE]), 0)
+    return number, tl.sum(weights)
 
 
 @triton.jit
@@ -175,12 +175,13 @@ def _narrow(
     Returns (low, high, number, weight from high on).
     """
     above = tl.full([], 0, tl.int64)
+    beyond = tl.full([], 0, tl.int32)
     turn = tl.full([], 0, tl.int32)
     while (number > CAP) & (high - low > 1):
         key_1 = _pivot(low, high, turn, 1)
         key_2 = tl.minimum(_pivot(low, high, turn, 2), key_1)
         key_3 = tl.minimum(_pivot(low, high, turn, 3), key_2)
-        value_1, value_2, value_3, limit = value_of(key_1), value_of(key_2), value_of(key_3), value_of(high)
+        value_1, value_2, value_3 = value_of(key_1), value_of(key_2), value_of(key_3)
         weights_1 = tl.zeros([STEP, TILE], tl.int64)
         weights_2 = tl.zeros([STEP, TILE], tl.int64)
         weights_3 = tl.zeros([STEP, TILE], tl.int64)
@@ -189,26 +190,24 @@ def _narrow(
         numbers_3 = tl.zeros([STEP, TILE], tl.int32)
         for first in tl.range(0, count, STEP, num_stages=STAGES):
             x, _, _ = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
-            below = x < limit
             weight = weight_of(x, best, unit)
-            over_1, over_2, over_3 = below & (x >= value_1), below & (x >= value_2), below & (x >= value_3)
+            over_1, over_2, over_3 = x >= value_1, x >= value_2, x >= value_3
             weights_1 += tl.where(over_1, weight, 0)
             weights_2 += tl.where(over_2, weight, 0)
             weights_3 += tl.where(over_3, weight, 0)
             numbers_1 += over_1.to(tl.int32)
             numbers_2 += over_2.to(tl.int32)
             numbers_3 += over_3.to(tl.int32)
-        weight_1, number_1 = above + tl.sum(tl.sum(weights_1, 1), 0), tl.sum(tl.sum(numbers_1, 1), 0)
-        weight_2, number_2 = above + tl.sum(tl.sum(weights_2, 1), 0), tl.sum(tl.sum(numbers_2, 1), 0)
-        weight_3, number_3 = above + tl.sum(tl.sum(weights_3, 1), 0), tl.sum(tl.sum(numbers_3, 1), 0)
+        weight_1, weight_2, weight_3 = tl.sum(weights_1), tl.sum(weights_2), tl.sum(weights_3)
+        number_1, number_2, number_3 = tl.sum(numbers_1), tl.sum(numbers_2), tl.sum(numbers_3)
         if weight_1 >= goal:
-            low, number = key_1, number_1
+            low, number = key_1, number_1 - beyond
         elif weight_2 >= goal:
-            low, high, number, above = key_2, key_1, number_2 - number_1, weight_1
+            low, high, number, above, beyond = key_2, key_1, number_2 - number_1, weight_1, number_1
         elif weight_3 >= goal:
-            low, high, number, above = key_3, key_2, number_3 - number_2, weight_2
+            low, high, number, above, beyond = key_3, key_2, number_3 - number_2, weight_2, number_2
         else:
-            high, number, above = key_3, number - number_3, weight_3
+            high, number, above, beyond = key_3, number - number_3 + beyond, weight_3, number_3
         turn += 1
     return low, high, number, above
 
