@@ -113,3 +113,19 @@ def test_a_filtered_row_that_is_not_finite_shows_it() -> None:
     streams = torch.arange(len(logits))
     tokens = draw(*on_device((logits, heat, streams, streams, *filters("k"))))  # type: ignore[arg-type]
     assert tokens.tolist()[1:7] == [1500, 0, 40, 77, 3, 0]
+
+
+@pytest.mark.parametrize("heat", [1e-6, 0.9])
+def test_draws_among_ties_and_few_are_the_reference_id_for_id(heat: float) -> None:
+    rows = torch.zeros(5, 2300)
+    rows[1, [601, 600, 1500, 2200]] = 3e9
+    rows[2] = (rows_of(3, 2300)[2] > 0) * 14.0 - 7.0
+    rows[3] = rows_of(3, 2300)[3].masked_fill(torch.arange(2300) % 97 != 5, -torch.inf)
+    rows[4] = torch.arange(2300) * 0.01
+    chosen = (2, 4, 8)
+    logits = rows.repeat(len(chosen), 1)
+    limits = [None if value is None else value[list(chosen)].repeat_interleave(len(rows)) for value in filters()]
+    streams = torch.tensor([noise.seed_stream(seed) for seed in range(len(logits))], dtype=torch.int64)
+    given = (logits, torch.full((len(logits),), heat), streams, torch.arange(len(logits)) * 37, *limits)
+    expected = sampling.draw(logits.clone(), *given[1:])  # type: ignore[arg-type]
+    assert draw(*on_device(given)).tolist() == expected.tolist()  # type: ignore[arg-type]
