@@ -1,13 +1,15 @@
 """Products of routed experts with many rows each, for Hopper, in Gluon; the plain twin: `experts._grouped`.
 
 Pairs are sorted into blocks of 128 rows of one expert, and the tokens' rows are copied into that order, so that all
-operands come by bulk copies, as in `linear_hopper`, whose parts these are; or else the tokens' rows are gathered by the
-fetching warps. How many blocks there are is read on the
-device. Where the second half of a block is padding, it is neither fetched nor multiplied: every other expert's last
-block. Knows no router and no rank.
+operands come by bulk copies, as in `linear_hopper`, whose parts these are; or else the fetching warps gather them. How
+many blocks there are is read on the device. Where the second half of a block is padding, as in the last one of every
+other expert, it is neither fetched nor multiplied; since tiles then differ in time, programs may draw them from a
+counter. Knows no router and no rank.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -33,107 +35,124 @@ from .linear_hopper import (
 from .linear_invariant import num_multiprocessors
 from .routing import Blocks, align, spread
 
-#: The tile of both products, and others worth a measurement.
-TILE = HopperTile(256, 4)
-CANDIDATES = (TILE, HopperTile(256, 4, 2, 8), HopperTile(256, 4, 2, 32), HopperTile(256, 3, 4), HopperTile(128, 6))
-#: Whether the first product gathers its rows itself. Not before a GPU has shown that it is right, and faster.
-GATHERS = False
+#: Tiles that were drawn and not yet heard of by those who multiply.
+_TOLD = gl.constexpr(2)
+
+
+@dataclass(frozen=True)
+class GroupedTile(HopperTile):
+    """The tile of both products.
+
+    With `gathers`, the first one fetches rows from where they are, not a copy of them in order. With `draws`, a program
+    takes its next tile from a counter, not every so many-th.
+    """
+
+    gathers: bool = False
+    draws: bool = False
+
+
+#: What launches take. No GPU has shown yet what of the rest is right, and faster.
+TILE = GroupedTile(256, 4)
+#: Other tiles worth a measurement.
+CANDIDATES = (
+    TILE, GroupedTile(256, 4, draws=True), GroupedTile(256, 4, gathers=True),
+    GroupedTile(256, 4, gathers=True, draws=True), GroupedTile(256, 4, group=8, draws=True),
+    GroupedTile(256, 4, group=32, draws=True), GroupedTile(256, 3, 4, draws=True), GroupedTile(128, 6, draws=True),
+)  # fmt: skip
 
 
 @gluon.jit
-def _copy(
-    x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr,
-):  # fmt: skip
-    """One fetching warp, for rows in the order of the blocks."""
-    KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    COPIES: gl.constexpr = 2 if GATED else 1
-    COPIED: gl.constexpr = BLOCK_N // COPIES
-    x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
-    weight_parts = weight_smem._reinterpret(weight_smem.dtype, [STAGES * COPIES, COPIED, 64], KIND)
-    row_tiles = gl.load(used)
-    at = 0
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row, column = place(tile, row_tiles, column_tiles, GROUP)
-        first = gl.load(experts + row) * COPIES * size + column * COPIED
-        second = gl.load(slots + row * 128 + 64)
-        for step in range(steps):
-            stage = at % STAGES
-            mbarrier.wait(free.index(stage), ((at // STAGES) & 1) ^ 1)
-            mbarrier.expect(ready.index(stage), (128 + BLOCK_N) * 64 * 2, pred=second < pairs)
-            mbarrier.expect(ready.index(stage), (64 + BLOCK_N) * 64 * 2, pred=second >= pairs)
-            tma.async_copy_global_to_shared(x, [row * 128, step * 64], ready.index(stage), x_tiles.index(stage * 2))
-            tma.async_copy_global_to_shared(
-                x, [row * 128 + 64, step * 64], ready.index(stage), x_tiles.index(stage * 2 + 1), pred=second < pairs
-            )
-            for copy in gl.static_range(COPIES):
-                tma.async_copy_global_to_shared(
-                    weight, [first + copy * size, step * 64], ready.index(stage),
-                    weight_parts.index(stage * COPIES + copy),
-                )  # fmt: skip
-            at += 1
+def _draw(used, tiles, told, heard, number, total):
+    """A tile that no other program has, told to those who multiply; message number `number` of this program.
+
+    Of `total` tiles programs begin with one each and draw until they get none: the counter's last value is known, and
+    who draws it sets the counter back.
+    """
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    drawn = gl.atomic_add(used + 1, 1)
+    if drawn == total - 1:
+        gl.store(used + 1, 0)
+    tile = drawn + gl.num_programs(0)
+    slot = number % _TOLD
+    mbarrier.wait(heard.index(slot), ((number // _TOLD) & 1) ^ 1)
+    tiles.index(slot).store(gl.full([1], tile, gl.int32, ONE))
+    mbarrier.arrive(told.index(slot), count=1)
+    return tile
 
 
 @gluon.jit
-def _gather(
-    x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size, stride_x,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr,
-):  # fmt: skip
-    """Four fetching warps, for rows that lie where their tokens do: each thread copies 16 bytes of some of them."""
-    KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+def _hear(tiles, told, heard, number):
+    """The tile of message number `number`."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = number % _TOLD
+    mbarrier.wait(told.index(slot), (number // _TOLD) & 1)
+    tile = gl.max(tiles.index(slot).load(ONE), 0)
+    mbarrier.arrive(heard.index(slot), count=1)
+    return tile
+
+
+@gluon.jit
+def _rows_at(x, slots, pairs, stride_x, TOP_K: gl.constexpr):
+    """Where 64 rows begin, and 8 numbers of 64 for each thread of four warps; padding reads the first token's."""
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    COPIES: gl.constexpr = 2 if GATED else 1
-    COPIED: gl.constexpr = BLOCK_N // COPIES
-    x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
-    weight_parts = weight_smem._reinterpret(weight_smem.dtype, [STAGES * COPIES, COPIED, 64], KIND)
-    each = gl.arange(0, 64, gl.SliceLayout(1, ROWS))
-    lane = gl.arange(0, 64, gl.SliceLayout(0, ROWS))[None, :]
-    row_tiles = gl.load(used)
-    at = 0
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-        row, column = place(tile, row_tiles, column_tiles, GROUP)
-        first = gl.load(experts + row) * COPIES * size + column * COPIED
-        upper = gl.load(slots + row * 128 + each)
-        lower = gl.load(slots + row * 128 + 64 + each)
-        second = gl.load(slots + row * 128 + 64)
-        # padding reads the first token
-        upper = gl.where(upper < pairs, upper, 0) // TOP_K
-        lower = gl.where(lower < pairs, lower, 0) // TOP_K
-        upper_at = x + upper.to(gl.int64)[:, None] * stride_x + lane
-        lower_at = x + lower.to(gl.int64)[:, None] * stride_x + lane
-        for step in range(steps):
-            stage = at % STAGES
-            mbarrier.wait(free.index(stage), ((at // STAGES) & 1) ^ 1)
-            mbarrier.expect(ready.index(stage), BLOCK_N * 64 * 2)
-            for copy in gl.static_range(COPIES):
-                tma.async_copy_global_to_shared(
-                    weight, [first + copy * size, step * 64], ready.index(stage),
-                    weight_parts.index(stage * COPIES + copy),
-                )  # fmt: skip
-            async_copy.async_copy_global_to_shared(x_tiles.index(stage * 2), upper_at + step * 64)
-            if second < pairs:
-                async_copy.async_copy_global_to_shared(x_tiles.index(stage * 2 + 1), lower_at + step * 64)
-            async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
-            at += 1
+    slot = gl.load(slots + gl.arange(0, 64, gl.SliceLayout(1, ROWS)))
+    token = gl.where(slot < pairs, slot, 0) // TOP_K
+    lane = gl.arange(0, 64, gl.SliceLayout(0, ROWS))
+    return x + token.to(gl.int64)[:, None] * stride_x + lane[None, :]
 
 
 @gluon.jit
 def _fetch(
-    x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size, stride_x,
+    x, weight, slots, experts, used, x_smem, weight_smem, ready, free, tiles, told, heard,
+    pairs, column_tiles, steps, size, stride_x,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr, GATHERED: gl.constexpr,
-    TOP_K: gl.constexpr,
+    TOP_K: gl.constexpr, DRAWS: gl.constexpr,
 ):  # fmt: skip
-    """The steps of all tiles of the program, as far ahead as the shared memory holds."""
-    if GATHERED:
-        _gather(
-            x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size,
-            stride_x, BLOCK_N, STAGES, GROUP, GATED, TOP_K,
-        )  # fmt: skip
-    else:
-        _copy(
-            x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size,
-            BLOCK_N, STAGES, GROUP, GATED,
-        )  # fmt: skip
+    """The steps of all tiles of the program, as far ahead as the shared memory holds; it takes four warps to gather."""
+    KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    COPIES: gl.constexpr = 2 if GATED else 1
+    COPIED: gl.constexpr = BLOCK_N // COPIES
+    x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
+    weight_parts = weight_smem._reinterpret(weight_smem.dtype, [STAGES * COPIES, COPIED, 64], KIND)
+    row_tiles = gl.load(used)
+    total = row_tiles * column_tiles
+    tile, at, number = gl.program_id(0), 0, 0
+    while tile < total:
+        row, column = place(tile, row_tiles, column_tiles, GROUP)
+        first = gl.load(experts + row) * COPIES * size + column * COPIED
+        second = gl.load(slots + row * 128 + 64)
+        if GATHERED:
+            upper = _rows_at(x, slots + row * 128, pairs, stride_x, TOP_K)
+            lower = _rows_at(x, slots + row * 128 + 64, pairs, stride_x, TOP_K)
+        following = tile + gl.num_programs(0)
+        for step in range(steps):
+            if DRAWS:
+                if step == steps // 2:  # while there is work ahead
+                    following = _draw(used, tiles, told, heard, number, total)
+            stage = at % STAGES
+            now = ready.index(stage)
+            mbarrier.wait(free.index(stage), ((at // STAGES) & 1) ^ 1)
+            if GATHERED:
+                mbarrier.expect(now, BLOCK_N * 64 * 2)
+            else:
+                mbarrier.expect(now, (128 + BLOCK_N) * 64 * 2, pred=second < pairs)
+                mbarrier.expect(now, (64 + BLOCK_N) * 64 * 2, pred=second >= pairs)
+                tma.async_copy_global_to_shared(x, [row * 128, step * 64], now, x_tiles.index(stage * 2))
+                tma.async_copy_global_to_shared(
+                    x, [row * 128 + 64, step * 64], now, x_tiles.index(stage * 2 + 1), pred=second < pairs
+                )
+            for copy in gl.static_range(COPIES):
+                tma.async_copy_global_to_shared(
+                    weight, [first + copy * size, step * 64], now, weight_parts.index(stage * COPIES + copy)
+                )
+            if GATHERED:
+                async_copy.async_copy_global_to_shared(x_tiles.index(stage * 2), upper + step * 64)
+                if second < pairs:
+                    async_copy.async_copy_global_to_shared(x_tiles.index(stage * 2 + 1), lower + step * 64)
+                async_copy.mbarrier_arrive(now, increment_count=False)
+            at += 1
+        tile = following
+        number += 1
 
 
 @gluon.jit
@@ -145,9 +164,9 @@ def _silu_mul(gate, up):
 
 @gluon.jit
 def _multiply(
-    out, slots, used, x_smem, weight_smem, out_smem, ready, free, pairs, column_tiles, steps,
+    out, slots, used, x_smem, weight_smem, out_smem, ready, free, tiles, told, heard, pairs, column_tiles, steps,
     HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
-    GATED: gl.constexpr, GATHERED: gl.constexpr,
+    GATED: gl.constexpr, GATHERED: gl.constexpr, DRAWS: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each tile of the program, where any of them holds a pair."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -155,8 +174,9 @@ def _multiply(
     x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
     weight_tiles = weight_smem._reinterpret(weight_smem.dtype, [STAGES, BLOCK_N, 64], KIND)
     row_tiles = gl.load(used)
-    at = 0
-    for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
+    total = row_tiles * column_tiles
+    tile, at, number = gl.program_id(0), 0, 0
+    while tile < total:
         row, column = place(tile, row_tiles, column_tiles, GROUP)
         if gl.load(slots + row * 128 + HALF * 64) < pairs:
             acc, _ = add_steps(x_tiles, weight_tiles, ready, free, at, steps, HALF, BLOCK_N, STAGES, GATHERED)
@@ -172,6 +192,11 @@ def _multiply(
                 mbarrier.wait(ready.index(step % STAGES), (step // STAGES) & 1)
                 mbarrier.arrive(free.index(step % STAGES), count=1)
         at += steps
+        if DRAWS:
+            tile = _hear(tiles, told, heard, number)
+        else:
+            tile += gl.num_programs(0)
+        number += 1
     tma.store_wait(0)
 
 
@@ -179,7 +204,7 @@ def _multiply(
 def _grouped(
     x, weight, out, slots, experts, used, pairs, column_tiles, steps, size, stride_x,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr,
-    GATHERED: gl.constexpr, TOP_K: gl.constexpr,
+    GATHERED: gl.constexpr, TOP_K: gl.constexpr, DRAWS: gl.constexpr,
 ):  # fmt: skip
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     x_smem = gl.allocate_shared_memory(out.dtype, [STAGES * 2, 64, 64], KIND)
@@ -190,6 +215,12 @@ def _grouped(
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=129 if GATHERED else 1)
         mbarrier.init(free.index(stage), count=2)
+    tiles = gl.allocate_shared_memory(gl.int32, [_TOLD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    told = gl.allocate_shared_memory(gl.int64, [_TOLD, 1], mbarrier.MBarrierLayout())
+    heard = gl.allocate_shared_memory(gl.int64, [_TOLD, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(_TOLD):
+        mbarrier.init(told.index(slot), count=1)
+        mbarrier.init(heard.index(slot), count=2)
     fence_async_shared()
     # a warpgroup that copies takes registers from those that multiply
     WARPS: gl.constexpr = 4 if GATHERED else 1
@@ -197,31 +228,28 @@ def _grouped(
     FETCHES: gl.constexpr = 64 if GATHERED else 40
     gl.warp_specialize([
         (_multiply, (
-            out, slots, used, x_smem, weight_smem, out_smem, ready, free, pairs, column_tiles, steps,
-            0, BLOCK_N, STAGES, PARTS, GROUP, GATED, GATHERED,
+            out, slots, used, x_smem, weight_smem, out_smem, ready, free, tiles, told, heard, pairs, column_tiles,
+            steps, 0, BLOCK_N, STAGES, PARTS, GROUP, GATED, GATHERED, DRAWS,
         )),
         (_multiply, (
-            out, slots, used, x_smem, weight_smem, out_smem, ready, free, pairs, column_tiles, steps,
-            1, BLOCK_N, STAGES, PARTS, GROUP, GATED, GATHERED,
+            out, slots, used, x_smem, weight_smem, out_smem, ready, free, tiles, told, heard, pairs, column_tiles,
+            steps, 1, BLOCK_N, STAGES, PARTS, GROUP, GATED, GATHERED, DRAWS,
         )),
         (_fetch, (
-            x, weight, slots, experts, used, x_smem, weight_smem, ready, free, pairs, column_tiles, steps, size,
-            stride_x, BLOCK_N, STAGES, GROUP, GATED, GATHERED, TOP_K,
+            x, weight, slots, experts, used, x_smem, weight_smem, ready, free, tiles, told, heard, pairs, column_tiles,
+            steps, size, stride_x, BLOCK_N, STAGES, GROUP, GATED, GATHERED, TOP_K, DRAWS,
         )),
     ], [4, WARPS], [MULTIPLIES, FETCHES])  # fmt: skip
 
 
 def fused_experts(
     hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor,
-    tile: HopperTile = TILE, gathers: bool = GATHERS,
+    tile: GroupedTile = TILE,
 ) -> Tensor:  # fmt: skip
-    """As `experts.fused_experts`, for 16-bit types and sizes that are multiples of 8.
-
-    With `gathers`, the first product fetches rows from where they are, not a copy of them in order, if it can.
-    """
+    """As `experts.fused_experts`, for 16-bit types and sizes that are multiples of 8; `tile` changes no bit."""
     num_experts = len(gate_up)
     blocks = align(ids, num_experts, BLOCK_M)
-    if gathers and hidden.shape[1] % BLOCK_K == hidden.stride(0) % 16 == hidden.data_ptr() % 16 == 0:
+    if tile.gathers and hidden.shape[1] % BLOCK_K == hidden.stride(0) % 16 == hidden.data_ptr() % 16 == 0:
         inner = grouped_product(hidden, gate_up, blocks, tile, gated=True, shared=ids.shape[1])
     else:
         inner = grouped_product(spread(hidden, ids, num_experts, blocks), gate_up, blocks, tile, gated=True)
@@ -229,7 +257,7 @@ def fused_experts(
 
 
 def grouped_product(
-    x: Tensor, weight: Tensor, blocks: Blocks, tile: HopperTile = TILE, *, gated: bool = False, shared: int = 0
+    x: Tensor, weight: Tensor, blocks: Blocks, tile: GroupedTile = TILE, *, gated: bool = False, shared: int = 0
 ) -> Tensor:
     """Row i of the result [slots, N] is weight[e] · x[i], e the expert of the block of 128 slots; weight [E, N, K].
 
@@ -245,6 +273,6 @@ def grouped_product(
         descriptor(out, HALF_M, CHUNK), blocks.slots, blocks.experts, blocks.used, blocks.num_pairs, column_tiles,
         triton.cdiv(depth, BLOCK_K), size, x.stride(0),
         BLOCK_N=tile.block_n, STAGES=tile.stages, PARTS=min(tile.parts, width // CHUNK), GROUP=tile.group, GATED=gated,
-        GATHERED=shared > 0, TOP_K=shared, num_warps=4,
+        GATHERED=shared > 0, TOP_K=shared, DRAWS=tile.draws, num_warps=4,
     )  # fmt: skip
     return out

@@ -58,6 +58,7 @@ def _close(slots, block_experts, num_blocks, pairs, expert, counts, block_m, FIL
     my_blocks = (mine + block_m - 1) // block_m
     if expert == 0:
         tl.store(num_blocks, tl.sum(blocks, 0))
+        tl.store(num_blocks + 1, 0)
     for block in range(0, my_blocks):
         tl.store(block_experts + first_block + block, expert)
     start = first_block * block_m
@@ -148,8 +149,9 @@ class Blocks:
     """Pairs sorted by expert, on the device.
 
     `slots` [blocks, block_m] int32 holds pair numbers, the number of pairs where a block is not full; `experts`
-    [blocks] int32 each block's expert; `used` [1] int32 how many blocks hold anything: what lies beyond is not written.
-    `places` [pairs] int32 says which slot of all blocks' holds a pair, and means nothing for those that are left out.
+    [blocks] int32 each block's expert; `used` [2] int32 how many blocks hold anything, beyond which nothing is written,
+    and a counter for who takes which of them, at 0 between kernels. `places` [pairs] int32 says which slot of all
+    blocks' holds a pair, and means nothing for those that are left out.
     """
 
     slots: Tensor
@@ -185,7 +187,7 @@ def align(ids: Tensor, num_experts: int, block_m: int) -> Blocks:
     most = min(pairs, (pairs + min(num_experts, pairs) * (block_m - 1)) // block_m)
     slots = torch.empty((most, block_m), dtype=torch.int32, device=ids.device)
     experts = torch.empty(most, dtype=torch.int32, device=ids.device)
-    used = torch.empty(1, dtype=torch.int32, device=ids.device)
+    used = torch.empty(2, dtype=torch.int32, device=ids.device)
     places = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     each, fill = max(32, triton.next_power_of_2(num_experts)), max(128, triton.next_power_of_2(block_m))
     if pairs < _MANY_PAIRS:

@@ -14,7 +14,6 @@ import argparse
 import faulthandler
 import json
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -24,21 +23,21 @@ from benchmarks.kernels.experts import Case, cases_of, error, floor, layers_of, 
 from frame.kernels import experts_hopper
 from frame.kernels.expert_launch import Shape, launch_for
 from frame.kernels.experts import chip_of, combine
-from frame.kernels.linear_hopper import HopperTile
+from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.routing import Blocks, align, spread
 from frame.plugins.platforms.rehearsal import rehearse
 
 
-def whole(case: Case, tile: HopperTile, gathers: bool) -> Tensor:
+def whole(case: Case, tile: GroupedTile) -> Tensor:
     """Everything that takes the place of the Triton kernel's launches."""
     layer = case.layer
-    return experts_hopper.fused_experts(case.hidden, layer.gate_up, layer.down, case.weights, case.ids, tile, gathers)
+    return experts_hopper.fused_experts(case.hidden, layer.gate_up, layer.down, case.weights, case.ids, tile)
 
 
 def launch_all(case: Case) -> None:
     """Every kernel that is measured, once."""
-    for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
-        whole(case, tile, gathers)
+    for tile in experts_hopper.CANDIDATES:
+        whole(case, tile)
 
 
 def level(case: Case, num_experts: int) -> None:
@@ -63,7 +62,7 @@ def parts(shape: Shape, cases: list[Case]) -> tuple[dict[str, float], list[tuple
 
 
 def measure(shape: Shape, cases: list[Case]) -> list[dict[str, object]]:
-    """Times of all tiles, with rows copied in order or gathered, printed."""
+    """Times of all tiles, printed."""
     tokens = len(cases[0].hidden)
     work = 2e-6 * tokens * shape.top_k * shape.hidden_size * shape.intermediate_size
     least, bound = floor(shape, cases)
@@ -72,18 +71,24 @@ def measure(shape: Shape, cases: list[Case]) -> list[dict[str, object]]:
     around = ", ".join(f"{name} {time:.1f}" for name, time in times.items())
     print(f"{tokens:6} tokens: floor {least:.1f} us ({bound}), Triton {triton:.1f} us; {around} us", flush=True)
     results = []
-    for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
+    for tile in experts_hopper.CANDIDATES:
         multiply = partial(experts_hopper.grouped_product, tile=tile)
-        gate_up = partial(multiply, gated=True, shared=shape.top_k if gathers else 0)
-        gating = microseconds([partial(gate_up, c.hidden if gathers else x, c.layer.gate_up, b) for c, b, x in every])
+        gate_up = partial(multiply, gated=True, shared=shape.top_k if tile.gathers else 0)
+        rows = [c.hidden if tile.gathers else x for c, _, x in every]
+        gating = microseconds(
+            [partial(gate_up, x, c.layer.gate_up, b) for (c, b, _), x in zip(every, rows, strict=True)]
+        )
         inner = [multiply(x, c.layer.gate_up, b, gated=True) for c, b, x in every]
         adding = microseconds(
             [partial(multiply, x, c.layer.down, b) for (c, b, _), x in zip(every, inner, strict=True)]
         )
-        all_of_it = microseconds([partial(whole, case, tile, gathers) for case in cases])
-        wrong = error(cases[0], whole(cases[0], tile, gathers))
+        all_of_it = microseconds([partial(whole, case, tile) for case in cases])
+        wrong = error(cases[0], whole(cases[0], tile))
+        way = (
+            f"{tile.block_n}/{tile.stages}/{tile.parts}/{tile.group}{' gathers' * tile.gathers}{' draws' * tile.draws}"
+        )
         print(
-            f"    {tile.block_n}/{tile.stages}/{tile.parts}/{tile.group}{' gathers' * gathers:8}: {all_of_it:8.1f} us, "
+            f"    {way:26} {all_of_it:8.1f} us, "
             f"{least / all_of_it:4.0%} of the floor; gate and up {gating:6.1f} us ({2 * work / gating:4.0f} TFLOP/s), "
             f"down {adding:6.1f} us ({work / adding:4.0f} TFLOP/s); error {wrong:.1e}",
             flush=True,
@@ -91,7 +96,7 @@ def measure(shape: Shape, cases: list[Case]) -> list[dict[str, object]]:
         if not wrong < 1e-2:
             raise RuntimeError(f"relative error {wrong} with {tokens} tokens and {tile}")
         figures = {"us": all_of_it, "gate_up_us": gating, "down_us": adding, "triton_us": triton, "floor_us": least}
-        results.append({"tokens": tokens, "tile": repr(tile), "gathers": gathers, **figures, **times})
+        results.append({"tokens": tokens, "tile": repr(tile), **figures, **times})
     return results
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import product
 
 import pytest
 import torch
@@ -101,7 +100,7 @@ def test_no_tokens() -> None:
 def test_blocks_hold_every_pair_once_and_in_order(tokens: int, block_m: int) -> None:
     ids = torch.randint(-2, 9, (tokens, 7), dtype=torch.int32)
     blocks = routing.align(ids.to(DEVICE), 7, block_m)
-    used = int(blocks.used)
+    used = int(blocks.used[0])
     assert used <= blocks.slots.shape[0]
     found: dict[int, list[int]] = {}
     for expert, slots in zip(blocks.experts[:used].tolist(), blocks.slots[:used].tolist(), strict=True):
@@ -120,7 +119,7 @@ def test_rows_are_spread_to_where_their_pairs_are_and_combined_from_there(size: 
     x, weights = torch.randn(50, 2 * size)[:, :size].to(DEVICE), torch.rand(50, 3).to(DEVICE)
     blocks = routing.align(ids.to(DEVICE), 5, 16)
     spread = routing.spread(x, ids.to(DEVICE), 5, blocks)
-    slots = blocks.slots[: int(blocks.used)].flatten()
+    slots = blocks.slots[: int(blocks.used[0])].flatten()
     held = slots < ids.numel()
     assert torch.equal(slots[blocks.places[slots[held]]], slots[held])
     assert torch.equal(spread[: len(slots)][held], x[slots[held] // 3])
@@ -262,8 +261,8 @@ def compiled() -> None:
     def launch() -> None:
         for dtype in (torch.bfloat16, torch.float16):
             inputs = case(*SIZES[0], dtype=dtype)
-            for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
-                experts_hopper.fused_experts(**inputs, tile=tile, gathers=gathers)
+            for tile in experts_hopper.CANDIDATES:
+                experts_hopper.fused_experts(**inputs, tile=tile)
 
     rehearse(launch)
 
@@ -283,11 +282,11 @@ def test_many_rows_on_hopper(sizes: tuple[int, int, int, int, int], dtype: torch
     wide[:, : sizes[3]] = inputs["hidden"]
     inputs["hidden"] = wide[:, : sizes[3]]
     twin = kernels.fused_experts(**inputs, launch=rule(kernels.shape_of(inputs["gate_up"], sizes[2]), 1 << 20))
-    for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
+    for tile in experts_hopper.CANDIDATES:
         # what is left in memory shows, if it is read
         poison = torch.full((1 << 26,), float("nan"), dtype=dtype, device=DEVICE)
         del poison
-        found = experts_hopper.fused_experts(**inputs, tile=tile, gathers=gathers)
+        found = experts_hopper.fused_experts(**inputs, tile=tile)
         assert found.isfinite().all()
         assert (found.double() - twin.double()).norm() <= CLOSE[dtype] * twin.double().norm()
     if kind == "all of other ranks":
@@ -304,9 +303,9 @@ def test_many_rows_on_hopper_are_the_same_bits_in_every_run_and_way() -> None:
     wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     expected = reference.fused_experts(**wide)
     assert (want.double() - expected).norm() <= CLOSE[torch.bfloat16] * expected.norm()
-    for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
+    for tile in experts_hopper.CANDIDATES:
         for _ in range(10):
-            assert torch.equal(experts_hopper.fused_experts(**inputs, tile=tile, gathers=gathers), want)
+            assert torch.equal(experts_hopper.fused_experts(**inputs, tile=tile), want)
 
 
 @hopper

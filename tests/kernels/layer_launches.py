@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
 
 from frame.kernels import activation, experts, experts_hopper, linear, linear_hopper, norm, rotary, routing
 from frame.kernels.expert_launch import Shape, read_table
+from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.plugins.platforms.cuda import CudaOps
@@ -68,9 +68,7 @@ def grouped_tile(
     tokens: int,
     shape: tuple[int, int, int, int],
     dtype: torch.dtype,
-    tile: HopperTile | None = None,
-    *,
-    gathers: bool = False,
+    tile: GroupedTile | None = None,
 ) -> None:
     """The experts of a layer with many rows each on Hopper, in one tile, or in ordinary steps."""
     num_experts, top_k, hidden, inner = shape
@@ -80,7 +78,7 @@ def grouped_tile(
     if tile is None:
         CudaOps().fused_experts(*inputs, *more)
     else:
-        experts_hopper.fused_experts(*inputs, *more, tile, gathers)
+        experts_hopper.fused_experts(*inputs, *more, tile)
 
 
 def routed(
@@ -203,10 +201,10 @@ def hopper_experts() -> dict[str, Callable[[], None]]:
     for tokens in (1024, 8192):
         found[f"many rows of 128 experts, {tokens} tokens"] = partial(grouped_tile, tokens, shape, BF16)
     found["many rows of 8 experts, float16"] = partial(grouped_tile, 512, EXPERTS["8 experts"], F16)
-    for tile, gathers in product(experts_hopper.CANDIDATES, (False, True)):
+    for tile in experts_hopper.CANDIDATES:
         name = f"{tile.block_n} outputs, {tile.stages} stages, {tile.parts} parts, groups of {tile.group}"
-        launch = partial(grouped_tile, 8192, shape, BF16, tile, gathers=gathers)
-        found[f"many rows of experts, {name}{', gathered' * gathers}"] = launch
+        name += ", gathered" * tile.gathers + ", drawn" * tile.draws
+        found[f"many rows of experts, {name}"] = partial(grouped_tile, 8192, shape, BF16, tile)
     return found
 
 
