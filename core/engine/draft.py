@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,9 @@ from ..interfaces.step import BlockAppend, NewRequest, StepPlan
 from .batch import Batch
 from .kv_cache import Publication
 from .request import Request
+
+_NO_SLOTS = np.zeros(0, np.int32)
+_NO_SLOTS.flags.writeable = False
 
 
 @dataclass
@@ -20,7 +24,7 @@ class LaunchedStep:
     """
 
     plan: StepPlan
-    requests: list[Request | None]
+    requests: Sequence[Request | None]
     publications: list[Publication]
     loads: list[Request]
 
@@ -65,6 +69,8 @@ class StepDraft:
                 self._grown.append((request.slot, group, start, request.blocks[group][start:]))
 
     def _appends(self) -> list[BlockAppend]:
+        if not self._grown:
+            return []
         rows: dict[int, tuple[list[int], list[int], list[int]]] = {}
         for slot, group, offset, blocks in self._grown:
             slots, offsets, ids = rows.setdefault(group, ([], [], []))
@@ -90,6 +96,8 @@ class StepDraft:
         if self.several:
             order = np.argsort(counts, kind="stable")
             slots, counts = slots[order], counts[order]
+        owners = batch.owners
+        requests = batch.requests if slots is batch.order else [owners[slot] for slot in slots.tolist()]
         computed, planned = batch.num_computed[slots], batch.num_planned[slots]
         after = computed + counts
         drafts = np.zeros(len(slots), np.int32)
@@ -98,12 +106,11 @@ class StepDraft:
             planned = planned + drafts
             batch.num_unsure[slots] += drafts
         samples = after == planned
-        numbers = slots.tolist()
         if batch.pools:
-            samples &= np.array([slot not in batch.pools for slot in numbers], np.bool_)
+            samples &= np.array([slot not in batch.pools for slot in slots.tolist()], np.bool_)
         plan = StepPlan(
             step=step,
-            removed_slots=np.array(removed_slots, np.int32),
+            removed_slots=np.array(removed_slots, np.int32) if removed_slots else _NO_SLOTS,
             added=self.added,
             appends=self._appends(),
             slots=slots,
@@ -112,13 +119,11 @@ class StepDraft:
             samples=samples,
             num_drafts=drafts,
             finished_ids=finished_ids,
-            deterministic=not batch.deterministic.isdisjoint(numbers),
+            deterministic=bool(batch.deterministic) and not batch.deterministic.isdisjoint(slots.tolist()),
         )
         batch.num_computed[slots] = after
         batch.num_planned[slots] = planned + samples
         batch.slots.launch(slots)
-        owners = batch.owners
-        requests = [owners[slot] for slot in numbers]
         if not plan.deterministic:
             plan.prefixes = batch.prefixes.rows(slots, counts, computed)
         publications = [made for several in self.publications.values() for made in several]

@@ -54,6 +54,11 @@ class ProcessorSlots:
         for processor in self._processors:
             processor.remove(slot)
 
+    @property
+    def active(self) -> bool:
+        """Whether a request was offered to processors that is still there."""
+        return bool(self._outputs)
+
     def needs_output_ids(self, slots: np.ndarray) -> bool:
         """Whether one of these slots is read by a processor that wants its output ids."""
         return bool(self._outputs) and bool(self._reads[slots].any())

@@ -79,6 +79,11 @@ class Sampler:
         """Whether a processor of one of these slots reads output ids, so that `deliver` must be up to date."""
         return self._processors.needs_output_ids(host_slots)
 
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether `deliver` would do something with any token."""
+        return self._processors.active
+
     def deliver(self, host_slots: np.ndarray, token_ids: np.ndarray) -> None:
         """Tokens [N] of slots [N] reached the host; called once for each, in step order."""
         self._processors.deliver(host_slots, token_ids)

@@ -59,7 +59,8 @@ class PendingStep:
         )
         if self._copy is not None and self._sampled is not None:
             self._sampled.fill(result, self._copy.wait(), plan.samples)
-            self._sampler.deliver(plan.slots[plan.samples], result.token_ids[plan.samples, 0])
+            if self._sampler.takes_tokens:
+                self._sampler.deliver(plan.slots[plan.samples], result.token_ids[plan.samples, 0])
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.rows()
         if self.pooled is not None:

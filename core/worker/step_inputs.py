@@ -42,7 +42,7 @@ class StepInputs:
 
 @dataclass
 class _Views:
-    """The buffers cut to the sizes of a step; per KV group its block table and slot mapping.
+    """The buffers cut to the sizes of a step; per KV group its slot mapping.
 
     `rows` int32 [3, padded rows], `real_rows` [3, B], `lengths` [B].
     """
@@ -55,7 +55,7 @@ class _Views:
     positions: Tensor
     query_start: Tensor
     seq_lens: Tensor
-    groups: list[tuple[Tensor, Tensor]]
+    mappings: list[Tensor]
 
 
 class InputBuilder:
@@ -89,16 +89,14 @@ class InputBuilder:
         nothing = buffers.query_start.new_empty(0)
         self._cacheless = [(nothing.view(0, 0), nothing)] * num_cacheless
         # decode steps follow one another in the same sizes, and cutting a tensor costs more than what is cut from it
-        self._cut: tuple[tuple[int, int, int, int], _Views] | None = None
+        self._cut: tuple[tuple[int, int, int], _Views] | None = None
 
     def build(self, plan: StepPlan, shape: StepShape) -> StepInputs:
         """One transfer of the batch's index vector and counts; everything else is computed on the device, by `fill`."""
         batch, slots = len(plan.slots), plan.slots
         packed = np.zeros((3, shape.padded_rows), np.int32)
         packed[0, :batch], packed[1, :batch], packed[2, :batch] = slots, plan.num_computed, plan.num_scheduled
-        seq_lens = packed[1] + packed[2]
-        max_blocks = -(-int(np.maximum.reduce(seq_lens)) // self._block_size)
-        views = self._views(shape, batch, max_blocks)
+        views = self._views(shape, batch)
         self._streams.stage_into(views.rows, packed)
         self._correct(views.real_rows)
         last, sampled, lengths = None, views.slots, views.lengths
@@ -106,7 +104,7 @@ class InputBuilder:
             sampling = plan.samples.nonzero()[0]
             slots = slots[sampling]
             ends = plan.num_scheduled.cumsum()[sampling] - 1
-            packed_rows = np.array((ends, slots, seq_lens[sampling]), np.int32)
+            packed_rows = np.array((ends, slots, packed[1, sampling] + packed[2, sampling]), np.int32)
             last, sampled, lengths = self._streams.stage(packed_rows).unbind(0)
         prefix = None
         if shape.shared and self._prefixes is not None:
@@ -114,8 +112,8 @@ class InputBuilder:
         return StepInputs(
             input_ids=views.input_ids,
             positions=views.positions,
-            fill=partial(self._fill, views, shape, max_blocks),
-            batches=partial(self._batches, views, shape, packed[2], seq_lens, prefix, plan.deterministic),
+            fill=partial(self._fill, views, shape, packed),
+            batches=partial(self._batches, views, shape, packed, prefix, plan.deterministic),
             rows=last,
             slots=sampled,
             lengths=lengths,
@@ -123,39 +121,39 @@ class InputBuilder:
         )
 
     def padding(self, shape: StepShape, longest: int) -> StepInputs:
-        """Inputs without a token, while the host believes that each row has one, behind as many as `longest`."""
-        rows, most = shape.padded_rows, self.buffers.tables[0].shape[1]
-        views = self._views(shape, 0, most)
+        """Inputs without a token, while the host believes that each row has one, the last of as many as `longest`."""
+        believed = np.zeros((3, shape.padded_rows), np.int32)
+        believed[1], believed[2] = longest - 1, 1
+        views = self._views(shape, 0)
         views.rows.zero_()
         prefix = None
         if shape.shared and self._prefixes is not None:
-            prefix = self._prefixes.fill((), rows)
-        lens = np.ones(rows, np.int32), np.full(rows, longest, np.int32)
+            prefix = self._prefixes.fill((), shape.padded_rows)
         return StepInputs(
             input_ids=views.input_ids,
             positions=views.positions,
-            fill=partial(self._fill, views, shape, most),
-            batches=partial(self._batches, views, shape, *lens, prefix, shape.deterministic),
+            fill=partial(self._fill, views, shape, believed),
+            batches=partial(self._batches, views, shape, believed, prefix, shape.deterministic),
             rows=None,
             slots=views.slots,
             lengths=views.lengths,
             host_slots=np.zeros(0, np.int32),
         )
 
-    def _fill(self, views: _Views, shape: StepShape, max_blocks: int) -> None:
-        sizes = StepSizes(shape.padded_tokens, max_blocks, self._block_size)
+    def _max_blocks(self, rows: np.ndarray) -> int:
+        return -(-int((rows[1] + rows[2]).max()) // self._block_size)
+
+    def _fill(self, views: _Views, shape: StepShape, rows: np.ndarray) -> None:
+        sizes = StepSizes(shape.padded_tokens, self._max_blocks(rows), self._block_size)
         self._ops.build_inputs(self.buffers, self._state.token_ids, self._tables.tables, views.rows, sizes)
 
     def _batches(
-        self,
-        views: _Views,
-        shape: StepShape,
-        query_lens: np.ndarray,
-        seq_lens: np.ndarray,
-        prefix: SharedPrefix | None,
-        deterministic: bool,
+        self, views: _Views, shape: StepShape, rows: np.ndarray, prefix: SharedPrefix | None, deterministic: bool
     ) -> list[AttentionBatch]:
         """What the buffers hold, as each KV group's backend sees it, then those of layers without a cache."""
+        seq_lens, max_blocks = rows[1] + rows[2], self._max_blocks(rows)
+        tables = [table[: shape.padded_rows, :max_blocks] for table in self.buffers.tables]
+        groups = zip(tables, views.mappings, strict=True)
         return [
             AttentionBatch(
                 num_tokens=shape.padded_tokens,
@@ -163,20 +161,19 @@ class InputBuilder:
                 seq_lens=views.seq_lens,
                 block_table=table,
                 slot_mapping=mapping,
-                host_query_lens=query_lens,
+                host_query_lens=rows[2],
                 host_seq_lens=seq_lens,
                 deterministic=deterministic,
                 prefix=prefix,
             )
-            for table, mapping in (*views.groups, *self._cacheless)
+            for table, mapping in (*groups, *self._cacheless)
         ]
 
-    def _views(self, shape: StepShape, batch: int, max_blocks: int) -> _Views:
+    def _views(self, shape: StepShape, batch: int) -> _Views:
         tokens, rows = shape.padded_tokens, shape.padded_rows
-        sizes = tokens, rows, batch, max_blocks
+        sizes = tokens, rows, batch
         if self._cut is None or self._cut[0] != sizes:
             buffers = self.buffers
-            groups = zip(buffers.tables, buffers.slot_mapping, strict=True)
             every = buffers.rows[: 3 * rows].view(3, rows)
             views = _Views(
                 rows=every,
@@ -187,7 +184,7 @@ class InputBuilder:
                 positions=buffers.positions[:tokens],
                 query_start=buffers.query_start[: rows + 1],
                 seq_lens=buffers.seq_lens[:rows],
-                groups=[(table[:rows, :max_blocks], mapping[:tokens]) for table, mapping in groups],
+                mappings=[mapping[:tokens] for mapping in buffers.slot_mapping],
             )
             self._cut = sizes, views
         return self._cut[1]

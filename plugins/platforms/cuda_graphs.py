@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -104,16 +105,18 @@ class CudaGraphs(Graphs):
     def shape(self, plan: StepPlan) -> StepShape:
         rows, tokens, deterministic = len(plan.slots), plan.num_tokens, plan.deterministic or self._deterministic
         shared = bool(plan.prefixes)
-        eager = StepShape(tokens, rows, tokens, rows, deterministic=deterministic, shared=shared)
         if tokens != rows or rows > self._sizes[-1]:
             padded = 0 if deterministic or shared else self._pieces.padded(tokens)
-            return replace(eager, padded_tokens=padded, graph=f"{_PIECES}-{padded}") if padded else eager
+            graph = f"{_PIECES}-{padded}" if padded else None
+            return StepShape(tokens, rows, padded or tokens, rows, graph, deterministic=deterministic, shared=shared)
         best = self._sizes[bisect_left(self._sizes, rows)]
         ready = self._ready.get(_kind(deterministic, shared), [])
         place = bisect_left(ready, rows)
         if place == len(ready) or ready[place] != best:
             self._want(_shape(best, best, deterministic, shared))
-        return eager if place == len(ready) else _shape(rows, ready[place], deterministic, shared)
+        if place == len(ready):
+            return StepShape(tokens, rows, tokens, rows, deterministic=deterministic, shared=shared)
+        return _shape(rows, ready[place], deterministic, shared)
 
     def run(self, shape: StepShape, forward: Forward) -> Tensor:
         if shape.graph is None:
@@ -227,6 +230,7 @@ def _kind(deterministic: bool, shared: bool) -> str:
     return "deterministic" if deterministic else "shared" if shared else "decode"
 
 
+@lru_cache(maxsize=4 * MAX_ROWS)
 def _shape(rows: int, padded: int, deterministic: bool, shared: bool = False) -> StepShape:
     """A decode step of `rows` rows in the recording of `padded`."""
     graph = f"{_kind(deterministic, shared)}-{padded}"
