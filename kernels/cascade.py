@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .attention import attend_keys
 from .chain import await_previous, chained
-from .decode import PREFIX_ALIGN, PrefixParts, prefix_span
+from .decode import PREFIX_ALIGN, PrefixParts, prefix_span, room_for
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def prefix_attention(
     groups, rows = num_heads // kv_heads, tile_rows.shape[1]
     if query.stride(2) != 1 or query.stride(1) != head_dim:
         query = query.contiguous()
-    shape = (num_rows, num_heads, triton.next_power_of_2(launch.splits + own_splits))
+    shape = (num_rows, num_heads, room_for(launch.splits + own_splits))
     partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(shape, dtype=torch.float32, device=query.device)
     _prefix_attention_kernel[(len(tile_lens), kv_heads, launch.splits)](

@@ -17,6 +17,8 @@ from torch import Tensor
 from .attention import INVARIANT_KEYS, LOG2E, attend_keys, dense_heads, limit_of, one_warp, to_cache
 from .chain import await_previous, chained
 
+#: Parts of a row that there is room for: few kinds, for each is a kernel of its own, which a start waits for.
+PARTS = (1, 4, 16, 64, 256)
 #: Tokens of a shared prefix are attended apart in multiples of this: a multiple of every tile of keys.
 PREFIX_ALIGN = tl.constexpr(64)
 
@@ -26,7 +28,7 @@ class PrefixParts:
     """What `cascade` computed of the rows' shared first tokens, for `decode_attention` to join with the rest.
 
     `row_lens` int32 [B] tokens; at most `splits` parts of each row and head come first in float32 `out`
-    [B, H, parts, D] and `lse` [B, H, parts], `parts` a power of two with room for those of the rest.
+    [B, H, parts, D] and `lse` [B, H, parts], `parts` one of PARTS with room for those of the rest.
     """
 
     row_lens: Tensor
@@ -69,6 +71,11 @@ def invariant_launch(head_dim: int, groups: int, dtype: torch.dtype) -> DecodeLa
     A row is not split: where its parts ended would follow the batch.
     """
     return DecodeLaunch(16, INVARIANT_KEYS, 1, 1, 4) if one_warp(head_dim, groups, dtype) else None
+
+
+def room_for(parts: int) -> int:
+    """The least of PARTS that is no less."""
+    return next(room for room in PARTS if room >= parts)
 
 
 @triton.jit
@@ -132,7 +139,7 @@ def _decode_attention_kernel(
     stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, MIN_SPAN: tl.constexpr, PREFIX: tl.constexpr, PARTS: tl.constexpr,
+    DIM: tl.constexpr, SPLIT: tl.constexpr, MIN_SPAN: tl.constexpr, PREFIX: tl.constexpr, PARTS: tl.constexpr,
     LIMIT: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
@@ -161,11 +168,11 @@ def _decode_attention_kernel(
     low = first_key // BLOCK_N * BLOCK_N
     high = seq_len
     used = 1
-    if SPLITS > 1:
+    if SPLIT:
         # Measured: more than 16 splits of less than 128 keys cost more to join than they save.
         length = seq_len - low
         shortest = MIN_SPAN if MIN_SPAN > 0 else tl.minimum(tl.cdiv(length, 16), 128)
-        span = tl.maximum(tl.cdiv(length, SPLITS), shortest)
+        span = tl.maximum(tl.cdiv(length, tl.num_programs(2)), shortest)
         span = tl.cdiv(span, BLOCK_N) * BLOCK_N
         used = tl.cdiv(length, span)
         if split >= used:
@@ -263,11 +270,11 @@ def decode_attention(
         query = query.contiguous()
     key, value = dense_heads(key), dense_heads(value)
     partial = lse = prefix_lens = out
-    parts = launch.splits
+    parts = 1 if launch.splits == 1 else max(16, room_for(launch.splits))
     if prefix is not None:
         partial, lse, prefix_lens, parts = prefix.out, prefix.lse, prefix.row_lens, prefix.lse.shape[2]
     elif launch.splits > 1:
-        shape = (num_rows, num_heads, launch.splits)
+        shape = (num_rows, num_heads, parts)
         partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
         lse = torch.empty(shape, dtype=torch.float32, device=query.device)
     _decode_attention_kernel[(num_rows, kv_heads, launch.splits)](
@@ -279,7 +286,7 @@ def decode_attention(
         *kv_cache.stride()[1:4],
         GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
-        HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLITS=launch.splits,
+        HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLIT=launch.splits > 1,
         MIN_SPAN=launch.min_span, PREFIX=prefix.splits if prefix is not None else 0, PARTS=parts,
         LIMIT=limit_of(kv_cache),
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
