@@ -20,7 +20,7 @@ class CudaOptions(BaseModel):
         description="Decode batch sizes that are recorded; a batch is padded to the next of them.",
     )
     graph_sizes_at_start: int = Field(
-        64,
+        32,
         ge=0,
         description="The largest of these sizes and those up to this one are recorded before the first request, the "
         "others while nothing else is to do, or between steps.",

@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .forks import Forks
+from .launchers import build
 
 try:
     from triton import knobs
@@ -180,4 +181,5 @@ def _collect(run: Callable[[], None], ahead: Callable[[], bool]) -> CompileMode:
 def _leave(compile_kernel: Compile) -> None:
     """Compiles a kernel, and the C function that launches it, which is compiled at the first launch otherwise."""
     kernel = compile_kernel()
+    knobs.build.impl = knobs.build.impl or build
     driver.active.launcher_cls(kernel.src, kernel.metadata)
