@@ -69,7 +69,7 @@ def _draw(used, tiles, told, heard, number, total):
     who draws it sets the counter back.
     """
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    drawn = gl.atomic_add(used + 1, 1)
+    drawn = gl.atomic_add(used + 1, 1, sem="relaxed")
     if drawn == total - 1:
         gl.store(used + 1, 0)
     tile = drawn + gl.num_programs(0)
