@@ -18,13 +18,15 @@ from frame.kernels.reach import bar_of, over_bar
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+#: The interpreter takes milliseconds for a block.
+WIDE = 20000 if DEVICE == "cuda" else 2600
 
 
 def make_logits(rows: int, vocab: int) -> torch.Tensor:
     return (torch.randn(rows, vocab) * 3).to(DEVICE)
 
 
-@pytest.mark.parametrize("vocab", [7, 1024, 20000])
+@pytest.mark.parametrize("vocab", [7, 1024, WIDE])
 def test_greedy_takes_the_lowest_of_equal_ids(vocab: int) -> None:
     logits = make_logits(5, vocab)
     logits[1, 2] = logits[1, vocab - 1] = 99.0
@@ -37,17 +39,17 @@ def test_greedy_takes_the_lowest_of_equal_ids(vocab: int) -> None:
 
 
 def test_a_row_that_is_not_finite_shows_it() -> None:
-    logits = make_logits(4, 9000)
-    logits[0, 8500] = float("nan")
+    logits = make_logits(4, WIDE)
+    logits[0, 2500] = float("nan")
     logits[1] = float("-inf")
     logits[2, 3] = float("inf")
     tokens, values = kernels.greedy(logits)
-    assert tokens[0] == 8500
+    assert tokens[0] == 2500
     assert [bool(value.isfinite()) for value in values] == [False, False, False, True]
-    assert all(0 <= token < 9000 for token in tokens.tolist())
+    assert all(0 <= token < WIDE for token in tokens.tolist())
 
 
-@pytest.mark.parametrize("vocab", [7, 5000, 20000])
+@pytest.mark.parametrize("vocab", [7, WIDE])
 def test_the_draw_is_the_reference_id_for_id(vocab: int) -> None:
     rows = 64 if DEVICE == "cuda" else 4
     logits = make_logits(rows, vocab)
@@ -110,8 +112,10 @@ def row_of(kind: str, vocab: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draws_from_rows_of_every_kind(num_programs: int, dtype: torch.dtype) -> None:
-    heats = (0.0, 1e-39, 1e-6, 0.7, torch.inf) if num_programs == 1 and dtype == torch.float32 else (0.0, 0.7)
-    rows = [(kind, heat) for kind in KINDS for heat in heats]
+    rows = [(kind, heat) for kind in KINDS for heat in (0.0, 0.7)]
+    if num_programs == 1 and dtype == torch.float32:
+        # all but the first say nothing of what wins, so that every token is scored
+        rows = [(kind, 1e-6) for kind in KINDS] + [(kind, heat) for kind in KINDS[::4] for heat in (1e-39, torch.inf)]
     logits = torch.stack([row_of(kind, 1100).to(dtype) for kind, _ in rows])
     check_draws(logits, torch.tensor([heat for _, heat in rows]))
 
