@@ -148,7 +148,7 @@ def test_equal_scores_go_to_the_lowest_id_of_a_block() -> None:
 
 @triton.jit
 def _held_against_itself(logits, heats, passed, scores, SIZE: tl.constexpr):
-    token = tl.arange(0, SIZE)
+    token = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     key = tl.full([], 0x1234567887654321, tl.int64)
     value, heat = tl.load(logits + token), tl.load(heats + token)
     noisy = heat > 0.0
@@ -173,7 +173,8 @@ def test_no_token_is_passed_over_that_reaches_the_best() -> None:
     heats[usual] = torch.rand(size // 2, generator=generator) * 2
     heats[::7] = 0.0
     passed, scores = torch.zeros(size, dtype=torch.bool, device=DEVICE), torch.zeros(size, device=DEVICE)
-    _held_against_itself[(1,)](logits.to(DEVICE), heats.to(DEVICE), passed, scores, SIZE=size)
+    block = 1024 if DEVICE == "cuda" else size
+    _held_against_itself[(size // block,)](logits.to(DEVICE), heats.to(DEVICE), passed, scores, SIZE=block)
     scores = scores.cpu()
     assert passed.all(), torch.stack([logits, heats, scores])[:, ~passed.cpu()]
     assert scores[usual].isnan().all(), "the bar holds nothing back"
