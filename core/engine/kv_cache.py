@@ -140,9 +140,12 @@ class KVCache:
     def _grow(self, request: Request, num_computed: int, total: int) -> None:
         for group in self._growing:
             table = request.blocks[group]
-            count = self._missing(group, len(table), num_computed, total)
-            table.extend([0] * (-(-total // self.block_size) - count - len(table)))
-            table.extend(self.pool.allocate(count))
+            more = count = -(-total // self.block_size) - len(table)
+            if group in self._windowed:
+                count = self._missing(group, len(table), num_computed, total)
+                table.extend([0] * (more - count))
+            if count > 0:
+                table.extend(self.pool.allocate(count))
 
     def _trim(self, request: Request, num_computed: int) -> None:
         if request.unconfirmed_load:

@@ -22,7 +22,7 @@ class StagedRows:
         self.table = table
         self._ops = ops
         self._streams = streams
-        self._heads: list[tuple[int, int, int]] = []
+        self._heads: list[np.ndarray] = []  # int32 [3, runs]: slots, starts, lengths
         self._values: list[np.ndarray] = []
 
     def write(self, slot: int, start: int, values: np.ndarray) -> None:
@@ -30,22 +30,22 @@ class StagedRows:
         if start + len(values) > self.table.shape[1]:
             raise ValueError(f"slot {slot}: columns {start}..{start + len(values)} of {self.table.shape[1]}")
         if len(values):
-            self._heads.append((slot, start, len(values)))
+            self._heads.append(np.array(((slot,), (start,), (len(values),)), np.int32))
             self._values.append(values)
 
     def write_single(self, slots: np.ndarray, starts: np.ndarray, values: np.ndarray) -> None:
         """Many single values at once: table[slots[i], starts[i]] = values[i]."""
-        self._heads.extend(zip(slots.tolist(), starts.tolist(), [1] * len(slots), strict=True))
+        self._heads.append(np.array((slots, starts, np.ones_like(slots)), np.int32))
         self._values.append(values)
 
     def apply(self) -> None:
         """One transfer and one scatter for everything pending."""
         if not self._heads:
             return
-        heads = np.asarray(self._heads, dtype=np.int32).T
+        heads = self._heads[0] if len(self._heads) == 1 else np.concatenate(self._heads, 1)
         packed = np.concatenate([heads.ravel(), *self._values]).astype(np.int32, copy=False)
         staged = self._streams.stage(packed)
-        count = len(self._heads)
+        count = heads.shape[1]
         slots, starts, lengths = staged[: 3 * count].view(3, count).unbind(0)
         self._ops.write_rows(self.table, slots, starts, lengths, staged[3 * count :])
         self._heads.clear()
