@@ -68,15 +68,23 @@ class StepDraft:
             if len(request.blocks[group]) > start:
                 self._grown.append((request.slot, group, start, request.blocks[group][start:]))
 
+    def note_block(self, request: Request) -> None:
+        """Notes the last block of each of a request's tables."""
+        for group, table in enumerate(request.blocks):
+            self._grown.append((request.slot, group, len(table) - 1, table[-1:]))
+
     def _appends(self) -> list[BlockAppend]:
         if not self._grown:
             return []
         rows: dict[int, tuple[list[int], list[int], list[int]]] = {}
         for slot, group, offset, blocks in self._grown:
-            slots, offsets, ids = rows.setdefault(group, ([], [], []))
-            slots.extend([slot] * len(blocks))
-            offsets.extend(range(offset, offset + len(blocks)))
-            ids.extend(blocks)
+            if group not in rows:
+                rows[group] = [], [], []
+            slots, offsets, ids = rows[group]
+            for place, block in enumerate(blocks, offset):
+                slots.append(slot)
+                offsets.append(place)
+                ids.append(block)
         return [
             BlockAppend(
                 group=group,

@@ -21,7 +21,8 @@ ENCODING = "frame-block-1"
 
 def _digest(algorithm: str) -> Callable[[bytes], bytes]:
     if algorithm == "sha256":
-        return lambda data: hashlib.sha256(data).digest()
+        sha256 = hashlib.sha256
+        return lambda data: sha256(data).digest()
     if algorithm == "xxhash":
         try:
             xxhash: Any = import_module("xxhash")

@@ -133,6 +133,14 @@ class KVCache:
         self._grow(request, num_computed, total)
         return True
 
+    def add_block(self, request: Request) -> bool:
+        """As `extend` by one block in each group; False (no change) without room, or where that is not all of it."""
+        if len(self._whole) < len(self._specs) or len(self._whole) > self.pool.num_free:
+            return False
+        for group in self._whole:
+            request.blocks[group] += self.pool.allocate(1)
+        return True
+
     def _missing(self, group: int, have: int, num_computed: int, total: int) -> int:
         first = self._specs[group].first_needed(num_computed) // self.block_size
         return max(0, -(-total // self.block_size) - max(have, first))

@@ -181,8 +181,12 @@ class Scheduler:
             return
         for slot in slots[full].tolist():
             request = batch.owners[slot]
-            # None: preempted for a request before it
-            if request is not None and not self._grow(draft, request, 1) and request.batch is not None:
+            if request is None:
+                continue  # preempted for a request before it
+            if self._kv.add_block(request):
+                batch.covered[slot] += self._kv.block_size
+                draft.note_block(request)
+            elif not self._grow(draft, request, 1) and request.batch is not None:
                 draft.take_back(slot)
 
     def _continue_prefills(self, draft: StepDraft, slots: list[int], todo: list[int]) -> None:
