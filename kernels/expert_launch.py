@@ -72,8 +72,8 @@ class Chip:
 
 
 ANY_CHIP = Chip()
-#: Rows that experts must have on average for `experts_hopper` to multiply them: blocks of 128 are then half full.
-MANY_ROWS = 64
+#: Rows that experts must have on average for `experts_hopper`: with fewer, its blocks of 128 are half empty.
+MANY_ROWS = 128
 
 
 @lru_cache(maxsize=1024)

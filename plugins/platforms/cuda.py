@@ -1,4 +1,4 @@
-"""The CUDA platform: pinned staging, a copy-out stream, memory by profile, and recorded decode steps.
+"""The CUDA platform: memory by profile, kernels in place of ops, and recorded steps.
 
 Tuned on Hopper; works from compute capability 8.0. Knows no model and no request.
 """
@@ -6,19 +6,16 @@ Tuned on Hopper; works from compute capability 8.0. Knows no model and no reques
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from frame.core.interfaces.platform import (
-    SMALL_COPY_BYTES,
     EagerGraphs,
     Graphs,
-    HostCopy,
     Memory,
     MemorySnapshot,
     Platform,
@@ -31,11 +28,11 @@ from frame.kernels import activation, experts, filters, logits, logprobs, norm, 
 from frame.kernels import linear as few_rows
 from frame.kernels.linear_invariant import gate_pays, hopper_product, linear_invariant, linear_silu_mul_invariant
 
-from . import weight_copies
 from .cuda_graphs import CudaGraphs
 from .cuda_piece_recorder import PieceRecorder
 from .cuda_pieces import Pieces, sizes_for
 from .cuda_recorder import Recorder
+from .cuda_streams import CudaStreams
 from .options import CudaOptions, HopperProducts
 from .rehearsal import can_rehearse, read_triton, rehearse, without_lines
 
@@ -207,76 +204,6 @@ class CudaPlatform(Platform):
             deterministic=self.config.model.deterministic,
             shares_prefixes=self.config.attention.shared_prefix_min_tokens > 0,
         )
-
-
-class PinnedCopy(HostCopy):
-    """Tensors on their way to pinned memory; `event` is recorded behind them."""
-
-    def __init__(self, hosts: dict[str, Tensor], devices: list[Tensor], event: torch.cuda.Event) -> None:
-        self._hosts = hosts
-        self._devices = devices  # held until the copy is done: their memory is read by another stream
-        self._event = event
-
-    def ready(self) -> bool:
-        return bool(self._event.query())
-
-    def wait(self) -> dict[str, np.ndarray]:
-        self._event.synchronize()
-        self._devices.clear()
-        return {name: host.numpy() for name, host in self._hosts.items()}
-
-
-@cache
-def _type_of(kind: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, kind)).dtype
-
-
-def _pinned(array: np.ndarray) -> Tensor:
-    pinned = torch.empty(array.shape, dtype=_type_of(array.dtype), pin_memory=True)
-    pinned.numpy()[...] = array  # which may be read-only, as the masks of a grammar are
-    return pinned
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Pinned tensors that the current stream copies these to."""
-    hosts = {}
-    for name, tensor in tensors.items():
-        hosts[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        hosts[name].copy_(tensor, non_blocking=True)
-    return hosts
-
-
-class CudaStreams(Streams):
-    """Copies on the main stream, large ones to the host on a stream of their own, all through pinned memory.
-
-    Torch's pinned allocator reuses a buffer only after the copies that touch it are done.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._out = torch.cuda.Stream(device)
-
-    def stage(self, array: np.ndarray) -> Tensor:
-        return _pinned(array).to(self._device, non_blocking=True)
-
-    def stage_into(self, out: Tensor, array: np.ndarray) -> None:
-        out.copy_(_pinned(array), non_blocking=True)
-
-    def copy_out(self, tensors: Mapping[str, Tensor]) -> HostCopy:
-        main = torch.cuda.current_stream(self._device)
-        if sum(tensor.nbytes for tensor in tensors.values()) <= SMALL_COPY_BYTES:
-            # takes the device less time than another stream takes the host
-            return PinnedCopy(_copied(tensors), [], main.record_event())
-        self._out.wait_stream(main)
-        with torch.cuda.stream(self._out):
-            hosts = _copied(tensors)
-        return PinnedCopy(hosts, list(tensors.values()), self._out.record_event())
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self._device)
-
-    def fill(self, pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
-        weight_copies.fill(pieces, [weight_copies.Lane(self._device) for _ in range(weight_copies.THREADS)])
 
 
 class CudaMemory(Memory):

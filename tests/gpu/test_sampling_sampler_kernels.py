@@ -40,7 +40,7 @@ class KernelOps(Ops):
 def streams() -> Streams:
     if DEVICE.type == "cpu":
         return HostStreams()
-    from frame.plugins.platforms.cuda import CudaStreams
+    from frame.plugins.platforms.cuda_streams import CudaStreams
 
     return CudaStreams(DEVICE)
 

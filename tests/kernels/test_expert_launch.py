@@ -54,9 +54,9 @@ def test_tiles_fit_a_small_shared_memory(tokens: int) -> None:
 
 
 def test_many_rows_are_as_many_as_the_power_of_two_below_gives_each_expert() -> None:
-    assert [many_rows(SHAPE, tokens) for tokens in (1, 1023, 1024, 8192)] == [False, False, True, True]
-    odd = replace(SHAPE, num_experts=60, top_k=4)  # 64 rows each with 960 tokens
-    assert [many_rows(odd, tokens) for tokens in (512, 960, 1000, 1024, 1500)] == [False, False, False, True, True]
+    assert [many_rows(SHAPE, tokens) for tokens in (1, 2047, 2048, 8192)] == [False, False, True, True]
+    odd = replace(SHAPE, num_experts=60, top_k=4)  # 128 rows each with 1,920 tokens
+    assert [many_rows(odd, tokens) for tokens in (1024, 1920, 2000, 2048, 3000)] == [False, False, False, True, True]
     for other in (replace(SHAPE, dtype=torch.float32), replace(SHAPE, intermediate_size=72), TINY):
         assert not many_rows(other, 8192)
 
