@@ -14,6 +14,9 @@ import torch
 
 from frame import EngineArgs, LLMEngine, SamplingParams
 
+#: Tables of collaborators grow in steps; a request's own tensors would show a thousand times.
+SLACK_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Held:
@@ -75,7 +78,11 @@ def drive(engine: LLMEngine, count: int, draw: random.Random, *, vocab_size: int
 
 
 def check_nothing_is_kept(folder: str, count: int, *, vocab_size: int, longest: int, **settings: Any) -> None:
-    """The engine is warm after a tenth of the requests; what it has then, it must have after all of them."""
+    """The engine is warm after a tenth of the requests; what it has then, it must have after all of them.
+
+    Steps of some size may be met late and be recorded then, which takes memory once: what grows by the requests grows
+    again with as many more.
+    """
     draw = random.Random(11)
     arguments = EngineArgs(model=folder, skip_tokenizer_init=True, **settings)
     engine = LLMEngine.from_engine_args(arguments)
@@ -87,8 +94,12 @@ def check_nothing_is_kept(folder: str, count: int, *, vocab_size: int, longest: 
         aborted = drive(engine, count, draw, **sizes, tag="real")
         after = held(engine)
         assert aborted > count // 10
+        if after.device_bytes > before.device_bytes + SLACK_BYTES:
+            before = after
+            drive(engine, count, draw, **sizes, tag="more")
+            after = held(engine)
         assert (fresh.blocks, fresh.slots) == (before.blocks, before.slots) == (after.blocks, after.slots)
-        # allocators of collaborators grow in steps; a request's own tensors would show a thousand times
-        assert after.device_bytes <= before.device_bytes + (1 << 20), f"{before} before, {after} after {count} requests"
+        grown = after.device_bytes - before.device_bytes
+        assert grown <= SLACK_BYTES, f"{before} before, {after} after {count} requests"
     finally:
         engine.close()
