@@ -42,14 +42,9 @@ def gpu_tests(files: str) -> str:
 
 _KERNELS = "benchmarks/kernels"
 PARTS = (
-    Part("start", gpu_tests("tests/gpu/test_start.py"), 90),
-    Part("cold", "python benchmarks/offline_gpu.py --models qwen3-0.6b", 60),
-    Part("deterministic", "python benchmarks/deterministic.py --json {json}", 240,
-         "python benchmarks/deterministic.py --model demo --requests 6 --prompt 8 --length 4 --rounds 1 --json {json}"),
-    Part("idle", "python benchmarks/idle_trace.py --svg {out}/gpu-idle.svg --json {json}", 60,
-         "python benchmarks/idle_trace.py --shape demo --batch 4 --prompt 8 --length 6 --steps 3 --svg {out}/idle.svg "
-         "--json {json}"),
-    Part("cascade", f"python {_KERNELS}/cascade.py --json {{json}}", 60),
+    Part("leaks", gpu_tests("tests/gpu/test_leaks.py tests/gpu/test_pooling.py"), 150,
+         "pytest -q -p no:cacheprovider tests/engine/test_leaks.py"),
+    Part("libraries", gpu_tests("tests/gpu/test_attention_libraries.py") + " -n 8", 150),
     Part("ragged", f"python {_KERNELS}/attention.py --ragged --json {{json}}", 120),
     Part("engine-tests", gpu_tests("tests/gpu/test_cascade_engine.py tests/gpu/test_graphs.py "
                                    "tests/gpu/test_engine.py"), 300),
@@ -57,8 +52,14 @@ PARTS = (
     Part("kernel-tests", gpu_tests("tests/gpu/test_s*.py tests/gpu/test_l*_kernels.py tests/gpu/test_attention*.py "
                                    "tests/gpu/test_linear_invariant.py tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py") + " -n 8", 300),
-    Part("leaks", gpu_tests("tests/gpu/test_leaks.py tests/gpu/test_pooling.py"), 150,
-         "pytest -q -p no:cacheprovider tests/engine/test_leaks.py"),
+    Part("start", gpu_tests("tests/gpu/test_start.py"), 90),
+    Part("cold", "python benchmarks/offline_gpu.py --models qwen3-0.6b", 60),
+    Part("deterministic", "python benchmarks/deterministic.py --json {json}", 240,
+         "python benchmarks/deterministic.py --model demo --requests 6 --prompt 8 --length 4 --rounds 1 --json {json}"),
+    Part("idle", "python benchmarks/idle_trace.py --kernels 16 --svg {out}/gpu-idle.svg --json {json}", 60,
+         "python benchmarks/idle_trace.py --shape demo --batch 4 --prompt 8 --length 6 --steps 3 --svg {out}/idle.svg "
+         "--json {json}"),
+    Part("cascade", f"python {_KERNELS}/cascade.py --json {{json}}", 60),
     Part("load", "python benchmarks/load_speed.py --json {json}", 120,
          "python benchmarks/load_speed.py --gigabytes 0.2 --platform cpu --folder {out} --json {json}"),
     Part("structured", "python benchmarks/structured.py --shape qwen3-0.6b --batches 64", 180,
