@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ logger = logging.getLogger("frame.platforms.rehearsal")
 #: Compiles a kernel, or finds it in Triton's cache on disk.
 Compile = Callable[[], Any]
 _LINES = "TRITON_DISABLE_LINE_INFO"
+#: How long a thread may hold the interpreter while another waits for it; Python's own 5 ms make half a second four.
+_BRISK_SECONDS = 1e-4
 #: Compiling one kernel takes up to some seconds, all of a model's a dozen on a few processors.
 _KERNEL_SECONDS, _ALL_SECONDS = 60.0, 180.0
 
@@ -149,9 +152,19 @@ def read_triton() -> Callable[[], None]:
 
 @cache
 def _reading() -> Thread:
-    thread = Thread(target=triton_key, name="frame-triton-key", daemon=True)
+    thread = Thread(target=_hash_briskly, name="frame-triton-key", daemon=True)
     thread.start()
     return thread
+
+
+def _hash_briskly() -> None:
+    """Gets the interpreter back soon after each of its eight hundred reads and updates, also while others import."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(_BRISK_SECONDS)
+    try:
+        triton_key()
+    finally:
+        sys.setswitchinterval(usual)
 
 
 @contextmanager

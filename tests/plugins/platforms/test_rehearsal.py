@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -47,8 +48,10 @@ def test_files_of_triton_are_hashed_once_and_meanwhile() -> None:
     """The key that kernels are cached by asks for the hash again."""
     rehearsal.triton_key.cache_clear()
     rehearsal._reading.cache_clear()
+    usual = sys.getswitchinterval()
     for _ in range(2):
         rehearsal.read_triton()()
+    assert sys.getswitchinterval() == usual
     assert rehearsal.triton_key.cache_info().misses == 1
     assert rehearsal.triton_key()
     assert rehearsal.triton_key.cache_info().misses == 1
