@@ -42,7 +42,7 @@ def gpu_tests(files: str) -> str:
 
 _KERNELS = "benchmarks/kernels"
 PARTS = (
-    Part("leaks", gpu_tests("tests/gpu/test_leaks.py tests/gpu/test_pooling.py"), 150,
+    Part("leaks", gpu_tests("tests/gpu/test_leaks.py tests/gpu/test_doctor.py tests/gpu/test_pooling.py"), 150,
          "pytest -q -p no:cacheprovider tests/engine/test_leaks.py"),
     Part("libraries", gpu_tests("tests/gpu/test_attention_libraries.py") + " -n 8", 150),
     Part("ragged", f"python {_KERNELS}/attention.py --ragged --json {{json}}", 120),

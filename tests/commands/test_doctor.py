@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,8 +113,35 @@ def test_a_gpu_is_planned_without_one(tmp_path, capsys):
     assert less.budget.kv_bytes == made.budget.kv_bytes + made.graph_bytes
 
 
+@pytest.mark.parametrize(
+    ("vocab", "hidden", "inner", "measured_mib"),
+    [(128256, 4096, 14336, 350), (151936, 1024, 3072, 358), (151936, 2048, 6144, 370)],
+    ids=["8B", "0.6B", "30B-A3B"],
+)
+def test_graphs_take_about_what_was_measured_on_a_gpu(tmp_path, vocab, hidden, inner, measured_mib):
+    """What engines of these shapes reserved on an H200 on 2026-11-22."""
+    folder = make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16)
+    checkpoint = read_checkpoint(from_flat({"model": str(folder), "platform": "cuda"}))
+    device, config = Device("cuda", "a GPU", 141 * GIB, 141 * GIB), from_flat({"model": str(folder)})
+    sizes = prediction.resolve_sizes(config, checkpoint, device)
+    shape = replace(prediction.read_shape(checkpoint, "bfloat16"), hidden_size=hidden, intermediate_size=inner)
+    found = prediction.graph_bytes(config, device, sizes, shape, vocab)
+    assert found / 2**20 == pytest.approx(measured_mib, rel=0.06)
+
+
+def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
+    folder = make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16)
+    device = Device("cuda", "a GPU", 80 * GIB, 80 * GIB)
+    parts = plan(folder, device).budget.parts
+    assert parts["recorded prompts"] == parts["activations"]
+    assert plan(folder, device, plugin={"cuda": {"record_prompts": False}}).budget.parts["recorded prompts"] == 0
+    config = from_flat({"model": str(folder)})
+    sizes = prediction.resolve_sizes(config, read_checkpoint(config), device)
+    assert prediction.piece_share(config, sizes, 16 * 10**9) == 512 / 8192
+
+
 def test_constants_are_those_of_the_platforms():
-    from frame.plugins.platforms import cpu, cuda, options
+    from frame.plugins.platforms import cpu, cuda, cuda_graphs, cuda_pieces, options
 
     assert prediction.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES
     assert prediction.CUDA_RESERVE_BYTES == cuda.RESERVE_BYTES
@@ -123,6 +151,11 @@ def test_constants_are_those_of_the_platforms():
     } == prediction.STEP_SIZES
     recorded = options.CudaOptions().graph_sizes
     assert (max(recorded), len(recorded)) == (prediction.CUDA_MAX_GRAPH_ROWS, prediction.CUDA_GRAPH_SIZES)
+    assert cuda_graphs.LEAST_BYTES * 2 == prediction.CUDA_GRAPH_BYTES
+    assert (cuda_pieces.SIZES, cuda_pieces.WORTHWHILE) == (
+        prediction.CUDA_PIECE_SIZES,
+        prediction.CUDA_PIECES_WORTHWHILE,
+    )
 
 
 def test_a_family_of_a_plugin_is_planned_with_a_note(tmp_path, capsys):

@@ -33,8 +33,12 @@ STEP_SIZES = {"cpu": (128, 2048), "cuda": (512, 8192)}
 CPU_KV_BYTES = 4 << 30
 #: What a GPU keeps free beside weights, cache, activations and recorded steps.
 CUDA_RESERVE_BYTES = 400 << 20
-#: The largest decode batch that is recorded, how many sizes are by default, and what each takes besides the largest.
-CUDA_MAX_GRAPH_ROWS, CUDA_GRAPH_SIZES, CUDA_GRAPH_BYTES = 512, 19, 4 << 20
+#: The largest decode batch that is recorded, how many sizes are by default, what each takes besides the largest, and
+#: what the largest takes for a library's workspace.
+CUDA_MAX_GRAPH_ROWS, CUDA_GRAPH_SIZES, CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES = 512, 19, 4 << 20, 32 << 20
+#: Tokens of steps with prompts that may be recorded, and tokens times bytes of weights beyond which none is.
+CUDA_PIECE_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+CUDA_PIECES_WORTHWHILE = 12e12
 #: Seconds before any weight is read: imports and the device; kernels that are tried at a first start on a GPU.
 START_SECONDS = {"cpu": 3.0, "cuda": 8.0}
 KV_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
@@ -108,7 +112,7 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
         layout=layout,
         fits_len=fits_len,
         full_requests=full,
-        graph_bytes=graph_bytes(config, device, sizes, shape),
+        graph_bytes=graph_bytes(config, device, sizes, shape, checkpoint.vocab_size),
         load_seconds=START_SECONDS[device.kind] + weights.read_bytes / (disk_gib_per_s * GIB),
         assumptions=_assumptions(device, shape, disk_gib_per_s),
     )
@@ -158,8 +162,13 @@ def kv_budget(
         rule = min(rules, key=lambda name: rules[name])
         return Budget(max(0, rules[rule]), rule, {"weights": weights_bytes})
     activations = activation_bytes(sizes, shape, vocab_size)
-    graphs = graph_bytes(config, device, sizes, shape)
-    parts = {"weights": weights_bytes, "activations": activations, "graphs": graphs, "reserve": CUDA_RESERVE_BYTES}
+    parts = {
+        "weights": weights_bytes,
+        "activations": activations,
+        "graphs": graph_bytes(config, device, sizes, shape, vocab_size),
+        "recorded prompts": int(piece_share(config, sizes, weights_bytes) * activations),
+        "reserve": CUDA_RESERVE_BYTES,
+    }
     if device.free_bytes < requested:
         raise ConfigError(
             f"gpu_memory_utilization {cache.gpu_memory_utilization} asks for {requested >> 20} MiB, "
@@ -176,16 +185,35 @@ def activation_bytes(sizes: Sizes, shape: Shape, vocab_size: int) -> int:
     return max(layer, rows * vocab_size * (width + 12))
 
 
-def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape) -> int:
-    """What is kept for recorded decode steps, deterministic ones too; 0 where nothing is recorded."""
+def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape, vocab_size: int) -> int:
+    """What is kept for recorded decode steps and their draws; 0 where nothing is recorded.
+
+    Steps of every size are recorded once, again deterministically where a single request may ask for that, and again
+    over shared prefixes where these are looked for.
+    """
     if device.kind == "cpu" or config.executor.enforce_eager:
         return 0
-    given = config.plugin.get("cuda", {}).get("graph_memory_bytes")
-    if given is not None:
-        return int(given)
+    options = config.plugin.get("cuda", {})
+    if options.get("graph_memory_bytes") is not None:
+        return int(options["graph_memory_bytes"])
+    count = CUDA_GRAPH_SIZES if options.get("graph_sizes") is None else len(options["graph_sizes"])
+    if not count:
+        return 0
+    kinds = 1 if config.model.deterministic else 2 + (config.attention.shared_prefix_min_tokens > 0)
     rows = min(CUDA_MAX_GRAPH_ROWS, sizes.max_num_seqs)
-    largest = rows * (4 * shape.hidden_size + 3 * shape.intermediate_size) * DTYPE_BYTES[sizes.dtype]
-    return largest + 2 * CUDA_GRAPH_SIZES * CUDA_GRAPH_BYTES
+    row_bytes = (4 * shape.hidden_size + 3 * shape.intermediate_size + vocab_size) * DTYPE_BYTES[sizes.dtype]
+    return rows * row_bytes + CUDA_WORKSPACE_BYTES + (count * kinds - 1) * CUDA_GRAPH_BYTES
+
+
+def piece_share(config: FrameConfig, sizes: Sizes, weights_bytes: int) -> float:
+    """Of the largest step's activations, what recorded steps with prompts keep once more: all of a small model's."""
+    options = config.plugin.get("cuda", {})
+    off = options.get("record_prompts") in (False, "false", "0") or options.get("graph_sizes") == []
+    if config.executor.enforce_eager or off:
+        return 0.0
+    most = min(sizes.max_num_batched_tokens, CUDA_PIECES_WORTHWHILE / max(1, weights_bytes))
+    fitting = [size for size in {*CUDA_PIECE_SIZES, sizes.max_num_batched_tokens} if size <= most]
+    return max(fitting, default=0) / sizes.max_num_batched_tokens
 
 
 def bytes_per_token(layout: KVLayout) -> int:
@@ -196,14 +224,15 @@ def bytes_per_token(layout: KVLayout) -> int:
 def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float) -> list[str]:
     found = [
         f"load time: {START_SECONDS[device.kind]:g} s to import and prepare, then {disk_gib_per_s:g} GiB/s "
-        "(--disk-gib-per-s); a first start on a GPU also compiles kernels, about half a minute",
+        "(--disk-gib-per-s); a first start on a GPU also compiles kernels, about four seconds",
         "full-length requests share no prefix",
     ]
     if device.kind == "cuda":
         found += [
             "activations: four hidden and three intermediate rows for each token of the largest step, or the logits of "
             "the largest batch with two copies, whichever is more",
-            f"graphs: as much for the largest decode batch, and {CUDA_GRAPH_BYTES >> 20} MiB for each recorded step",
+            f"graphs: as much for the largest decode batch, its logits, {CUDA_WORKSPACE_BYTES >> 20} MiB, and "
+            f"{CUDA_GRAPH_BYTES >> 20} MiB for each further recorded step",
         ]
     if device.stated:
         found.append("all of the memory that was named is free")
