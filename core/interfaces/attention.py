@@ -67,10 +67,11 @@ class AttentionBatch:
     """The rows of one step for one KV group. T tokens, B rows (possibly padded), all int32 unless said otherwise.
 
     `query_start` [B+1]: row i owns tokens query_start[i] .. query_start[i+1]. `seq_lens` [B]: tokens in the cache
-    after this step (0 for padding rows). `block_table` [B, max_blocks]; entries before the window may be stale and
-    must not be read. `slot_mapping` int64 [T]: block * block_size + offset where each token's key and value go,
-    -1 for padding. `host_query_lens`, `host_seq_lens` [B]: the same on the host (`host_seq_lens` an upper bound when
-    drafts are in flight). A backend may make use of `prefix`, which says which tokens of rows are the same.
+    after this step (0 for padding rows). `block_table` [B, max_blocks]; entries before the window, behind a row's last
+    token, and of padding rows may be anything and must not be read. `slot_mapping` int64 [T]: block * block_size +
+    offset where each token's key and value go, -1 for padding. `host_query_lens`, `host_seq_lens` [B]: the same on the
+    host (`host_seq_lens` an upper bound when drafts are in flight). A backend may make use of `prefix`, which says
+    which tokens of rows are the same.
     """
 
     num_tokens: int

@@ -192,7 +192,7 @@ class Model(nn.Module, ABC):
     match anywhere). `output` says what `logits` gives, `default_pooler` how a sequence is pooled where the checkpoint
     does not say. With `whole_prompts` every token sees the whole prompt, which is therefore computed in one step;
     `segments` says that the model reads `ForwardStep.segments`. One whose `forward` reads values on the host, or
-    branches by them, says `needs_python`: then none of its steps is recorded.
+    branches by them, says `needs_python`: then none of its steps is recorded. (`logits` may: then no draw is.)
     """
 
     renames: ClassVar[Sequence[tuple[str, str]]] = ()

@@ -146,15 +146,16 @@ class StepShape:
 
 
 class Forward(Protocol):
-    """The forward pass of a step. Calling it runs it on what `step` gives, which it calls unless it was called."""
+    """The forward pass of a step over inputs that lie ready. Calling it runs it on what `step` gives."""
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         """Hidden states [T, hidden_size] of the padded tokens."""
 
     def step(self) -> ForwardStep:
-        """Fills the buffers that the model reads from the step's rows, and gives the attention plans of this step.
+        """The attention plans of this step.
 
-        The rows are all that steps of a shape differ by, and lie where they always do: a recording may hold this too.
+        For Graphs that say `records_inputs` it first fills what the model reads, and the plans, from the step's rows,
+        which are all that steps of a shape differ by, and lie where they always do.
         """
 
 
@@ -163,6 +164,8 @@ class Graphs(ABC):
 
     #: for debugging: whether the runner checks, before a recorded step, that what it reads lies where it lay
     checks_inputs: bool = False
+    #: whether each `run` calls `forward.step`, or replays a recording that holds it; inputs lie ready before it if not
+    records_inputs: bool = False
 
     @abstractmethod
     def prepare(self, model: Model) -> Model:
@@ -184,7 +187,8 @@ class Graphs(ABC):
     def run_draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> Tensor:
         """Runs `draw` (or replays its recording) after the step of that shape; returns its result, until the next one.
 
-        Steps of a shape and kind launch the same, on memory at the same addresses.
+        Steps of a shape and kind launch the same, on memory at the same addresses. The result has eight bytes a padded
+        row; it is copied out before a next step writes to it where that is at most SMALL_COPY_BYTES.
         """
         del shape, kind
         return draw()

@@ -19,6 +19,13 @@ from .linear import AttentionInput, empty_parameter, local_kv_heads, make_linear
 from .norm import LayerNorm, RMSNorm
 
 
+class Layers(nn.ModuleList):
+    """Layers that a model calls one after another, and neither counts nor picks out.
+
+    A warm-up leaves those out that launch what others do.
+    """
+
+
 @dataclass(kw_only=True)
 class ModelBuild(Build):
     """The default build. `max_model_len` is the longest sequence served (0: what the checkpoint says).
@@ -46,7 +53,7 @@ class ModelBuild(Build):
         size = self.groups.pipeline.size
         if size != 1:
             raise ValueError(f"layers cannot be split into {size} pipeline stages yet; use 1")
-        return nn.ModuleList([make(index) for index in range(count)])
+        return Layers([make(index) for index in range(count)])
 
     def linear(
         self,

@@ -9,11 +9,12 @@ from torch import nn
 
 from ..interfaces.model import Model
 from ..layers.attention import Attention
+from ..layers.build import Layers
 
 
 @contextmanager
 def distinct_layers(model: Model) -> Iterator[None]:
-    """While inside, lists of `model`'s modules lack those that are made as others are, and follow one made as theirs.
+    """While inside, what `build.layers` made lacks layers that are made as others are, and follow one made as theirs.
 
     The last one stays. Attention layers that are left out keep their places in the cache's layout.
     """
@@ -21,10 +22,10 @@ def distinct_layers(model: Model) -> Iterator[None]:
         (module, name, layers)
         for module in list(model.modules())
         for name, layers in module.named_children()
-        if isinstance(layers, nn.ModuleList)
+        if isinstance(layers, Layers)
     ]
     for module, name, layers in whole:
-        setattr(module, name, nn.ModuleList(_distinct(layers)))
+        setattr(module, name, Layers(_distinct(layers)))
     try:
         yield
     finally:

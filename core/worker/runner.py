@@ -166,10 +166,15 @@ class Runner:
     def _forward(
         self, inputs: StepInputs, shape: StepShape, segments: Callable[[], Tensor | None] = lambda: None
     ) -> Tensor:
-        forward = ForwardPass(self.model, self.backends, inputs, self.connector.hooks, segments)
-        if shape.graph is not None and self.device.graphs.checks_inputs:
+        graphs = self.device.graphs
+        forward = ForwardPass(
+            self.model, self.backends, inputs, self.connector.hooks, segments, fills=graphs.records_inputs
+        )
+        if not graphs.records_inputs:
+            inputs.fill()
+        if shape.graph is not None and graphs.checks_inputs:
             self.recorded_inputs.check(shape.graph)
-        return self.device.graphs.run(shape, forward)
+        return graphs.run(shape, forward)
 
     @torch.inference_mode()
     def run_dummy(self, shape: StepShape) -> None:
@@ -179,7 +184,10 @@ class Runner:
         """
         self.device.ops.invariant = shape.deterministic or self.device.deterministic
         hidden = self._forward(self.inputs.padding(shape, self.state.token_ids.shape[1]), shape)
-        self.plain_draw.run_dummy(self.device.graphs, shape, hidden)
+        if shape.padded_tokens == shape.padded_rows:
+            self.plain_draw.run_dummy(self.device.graphs, shape, hidden)
+        else:  # a step with prompts: what its rows draw is never recorded
+            self.device.ops.greedy(self.model.logits(hidden[: shape.padded_rows]))
 
     def _sample_rows(
         self, step: PendingStep, shape: StepShape, inputs: StepInputs, hidden: Tensor, masks: bytes

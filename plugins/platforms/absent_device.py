@@ -118,7 +118,7 @@ class StandIn(ModuleType):
         vars(self).update(plain)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__path__":
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -187,6 +187,12 @@ class AbsentMemory(Memory):
         return full_bytes
 
 
+def _take_away(name: str) -> None:
+    """Unless the module itself was let in."""
+    if isinstance(sys.modules.get(name), StandIn):
+        del sys.modules[name]
+
+
 @contextmanager
 def absent_cuda(index: int, properties: Any) -> Iterator[None]:
     """While inside, CUDA device `index` seems to be there, and tensors on it have no memory.
@@ -205,8 +211,8 @@ def absent_cuda(index: int, properties: Any) -> Iterator[None]:
         import_module("torch.fx.experimental._config")  # which a module that is stood in for would have brought
         for name, plain in _STAND_INS.items():
             if name not in sys.modules:
-                undo.callback(sys.modules.pop, name, None)
                 sys.modules[name] = StandIn(name, plain)
+                undo.callback(_take_away, name)
         for name, answer in answers.items():
             undo.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
             setattr(torch.cuda, name, answer)

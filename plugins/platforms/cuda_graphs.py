@@ -55,6 +55,8 @@ class CudaGraphs(Graphs):
     of other shapes run in pieces. `limit` rows and `max_tokens` tokens are the most of a step.
     """
 
+    records_inputs = True
+
     def __init__(
         self,
         recorder: StepRecorder,
@@ -134,9 +136,7 @@ class CudaGraphs(Graphs):
 
     def run_draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> Tensor:
         if shape.graph is not None and shape.graph == self._recording and self._records_draws:
-            made = self._recorder.record(draw)
-            self._draws.setdefault(shape.graph, {})[kind] = made
-            self._used += made.num_bytes
+            self._record_draw(shape.graph, kind, draw)
         recorded = self._draws.get(shape.graph or "", {}).get(kind)
         if recorded is None:
             return draw()
@@ -208,6 +208,20 @@ class CudaGraphs(Graphs):
         self._recorded[str(shape.graph)] = recorded
         self._used += recorded.num_bytes
         insort(self._ready.setdefault(_kind(shape.deterministic, shape.shared), []), shape.padded_rows)
+
+    def _record_draw(self, graph: str, kind: str, draw: Callable[[], Tensor]) -> None:
+        """Where a model's logits cannot be recorded, no draw is, and steps are all the same."""
+        try:
+            made = self._recorder.record(draw)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            logger.warning("draws are not recorded: %s: %s", type(error).__name__, error)
+            self._records_draws = False
+            self._draws.clear()
+            return
+        self._draws.setdefault(graph, {})[kind] = made
+        self._used += made.num_bytes
 
     def _want(self, shape: StepShape) -> None:
         """Puts this one first."""

@@ -1,6 +1,7 @@
 """Builds the C functions that launch kernels of Triton, one for each signature, in a third of the time it takes itself.
 
-They are not optimised: they hand arguments to the driver, and recorded steps do not call them. Knows no kernel.
+They are not optimised: they hand arguments to the driver, and only steps that are not recorded call them. They stay in
+Triton's cache on disk. Knows no kernel.
 """
 
 from __future__ import annotations

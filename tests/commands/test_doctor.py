@@ -129,6 +129,16 @@ def test_graphs_take_about_what_was_measured_on_a_gpu(tmp_path, vocab, hidden, i
     assert found / 2**20 == pytest.approx(measured_mib, rel=0.06)
 
 
+def test_graphs_are_those_that_the_settings_leave(tmp_path):
+    folder = make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16)
+    device = Device("cuda", "a GPU", 80 * GIB, 80 * GIB)
+    few = plan(folder, device, max_num_seqs=8).graph_bytes
+    assert 32 << 20 < few < 64 << 20, "sizes 1, 2, 4 and 8, twice"
+    undrawn = plan(folder, device, max_num_seqs=8, plugin={"cuda": {"record_draws": False}}).graph_bytes
+    assert few - undrawn == 7 * (2 << 20)
+    assert plan(folder, device, plugin={"cuda": {"graph_sizes": []}}).graph_bytes == 0
+
+
 def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
     folder = make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16)
     device = Device("cuda", "a GPU", 80 * GIB, 80 * GIB)
@@ -150,7 +160,7 @@ def test_constants_are_those_of_the_platforms():
         "cuda": (cuda.CudaPlatform.default_num_seqs, cuda.CudaPlatform.default_num_batched_tokens),
     } == prediction.STEP_SIZES
     recorded = options.CudaOptions().graph_sizes
-    assert (max(recorded), len(recorded)) == (prediction.CUDA_MAX_GRAPH_ROWS, prediction.CUDA_GRAPH_SIZES)
+    assert (cuda_graphs.MAX_ROWS, tuple(recorded)) == (prediction.CUDA_MAX_GRAPH_ROWS, prediction.CUDA_GRAPH_SIZES)
     assert cuda_graphs.LEAST_BYTES * 2 == prediction.CUDA_GRAPH_BYTES
     assert (cuda_pieces.SIZES, cuda_pieces.WORTHWHILE) == (
         prediction.CUDA_PIECE_SIZES,

@@ -2,13 +2,14 @@
 
 from torch import nn
 
+from frame.core.layers.build import Layers
 from frame.core.worker.distinct_layers import distinct_layers
 
 
 class Stack(nn.Module):
     def __init__(self, sizes):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(size, size), nn.ReLU()) for size in sizes)
+        self.layers = Layers(nn.Sequential(nn.Linear(size, size), nn.ReLU()) for size in sizes)
 
 
 def kept(sizes):

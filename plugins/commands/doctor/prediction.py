@@ -33,9 +33,11 @@ STEP_SIZES = {"cpu": (128, 2048), "cuda": (512, 8192)}
 CPU_KV_BYTES = 4 << 30
 #: What a GPU keeps free beside weights, cache, activations and recorded steps.
 CUDA_RESERVE_BYTES = 400 << 20
-#: The largest decode batch that is recorded, how many sizes are by default, what each takes besides the largest, and
-#: what the largest takes for a library's workspace.
-CUDA_MAX_GRAPH_ROWS, CUDA_GRAPH_SIZES, CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES = 512, 19, 4 << 20, 32 << 20
+#: Decode batches that are recorded by default, and the largest one that ever is.
+CUDA_GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+CUDA_MAX_GRAPH_ROWS = 512
+#: What each of them takes besides the largest, with its draws, and the largest for a library's workspace.
+CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES = 4 << 20, 32 << 20
 #: Tokens of steps with prompts that may be recorded, and tokens times bytes of weights beyond which none is.
 CUDA_PIECE_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 CUDA_PIECES_WORTHWHILE = 12e12
@@ -196,13 +198,15 @@ def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape,
     options = config.plugin.get("cuda", {})
     if options.get("graph_memory_bytes") is not None:
         return int(options["graph_memory_bytes"])
-    count = CUDA_GRAPH_SIZES if options.get("graph_sizes") is None else len(options["graph_sizes"])
-    if not count:
+    given = options.get("graph_sizes", CUDA_GRAPH_SIZES)
+    if not given:
         return 0
     kinds = 1 if config.model.deterministic else 2 + (config.attention.shared_prefix_min_tokens > 0)
     rows = min(CUDA_MAX_GRAPH_ROWS, sizes.max_num_seqs)
+    count = len({size for size in given if size < rows} | {rows})
+    each = CUDA_GRAPH_BYTES // (2 if options.get("record_draws") in (False, "false", "0") else 1)
     row_bytes = (4 * shape.hidden_size + 3 * shape.intermediate_size + vocab_size) * DTYPE_BYTES[sizes.dtype]
-    return rows * row_bytes + CUDA_WORKSPACE_BYTES + (count * kinds - 1) * CUDA_GRAPH_BYTES
+    return rows * row_bytes + CUDA_WORKSPACE_BYTES + (count * kinds - 1) * each
 
 
 def piece_share(config: FrameConfig, sizes: Sizes, weights_bytes: int) -> float:

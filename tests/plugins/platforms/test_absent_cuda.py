@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -24,7 +25,7 @@ from frame.core.worker.distinct_layers import distinct_layers
 from frame.core.worker.worker import Worker
 from frame.plugins.platforms import rehearsal
 from frame.plugins.platforms.absent_cuda import AbsentCuda, CompilingAhead
-from frame.plugins.platforms.absent_device import AbsentStreams, absent_cuda
+from frame.plugins.platforms.absent_device import AbsentStreams, StandIn, absent_cuda
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1" or not rehearsal.can_rehearse(), reason="nothing is compiled"
@@ -160,3 +161,19 @@ def test_kernels_that_nobody_compiled_are_compiled_when_they_are_loaded(monkeypa
         assert loaded[-2:] == ["kernel", "kernel"]
         assert (tmp_path / "left").exists() == left
         (tmp_path / "left").unlink(missing_ok=True)
+
+
+def test_what_stands_in_for_a_module_lets_it_in_when_asked_for_more(monkeypatch):
+    for name in [name for name in sys.modules if name == "sympy" or name.startswith("sympy.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with absent_cuda(0, H200):
+        import sympy
+
+        assert isinstance(sympy, StandIn)
+        assert not isinstance(3, sympy.Basic)
+    assert "sympy" not in sys.modules
+    with absent_cuda(0, H200):
+        from sympy.core.numbers import Integer
+
+        assert Integer(3) == 3
+    assert sys.modules["sympy"].Integer is Integer

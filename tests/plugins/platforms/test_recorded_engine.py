@@ -15,7 +15,8 @@ import torch
 from frame.core.config.flat import from_flat
 from frame.core.engine import recording
 from frame.core.engine.engine import Engine
-from frame.core.interfaces.platform import EagerGraphs
+from frame.core.interfaces.model import ForwardStep
+from frame.core.interfaces.platform import EagerGraphs, Forward, StepShape
 from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.registry import Registry
@@ -27,6 +28,7 @@ from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform, HostMemory
 from frame.plugins.platforms.cuda_graphs import CudaGraphs
 from frame.plugins.platforms.cuda_pieces import Pieces
+from frame.plugins.platforms.cuda_recorder import Recorded
 from frame.plugins.platforms.options import CudaOptions
 from tests.plugins.platforms.recorder import FakeRecorder
 from tests.plugins.platforms.tape import TapeRecorder
@@ -294,3 +296,56 @@ def test_steps_with_prompts_run_in_pieces(
         assert greedy(engine, GIVEN) == wanted
         assert recorder.ended == before, "what is recorded is not recorded again"
         assert any(len(plan.slots) < plan.num_tokens <= 24 for plan in plans)
+
+
+class PlansOnce(EagerGraphs):
+    """Graphs that plan at a first step of padding and then run on those plans, over inputs that lie ready."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, ForwardStep] = {}
+
+    def shape(self, plan: StepPlan) -> StepShape:
+        rows, tokens = len(plan.slots), plan.num_tokens
+        return StepShape(tokens, rows, 8, 8, "decode") if rows == tokens else super().shape(plan)
+
+    def run(self, shape: StepShape, forward: Forward) -> torch.Tensor:
+        if shape.graph is None:
+            return forward()
+        if shape.graph not in self.steps:
+            self.steps[shape.graph] = forward.step()
+        return forward(self.steps[shape.graph])
+
+
+def test_graphs_may_plan_once_over_inputs_that_lie_ready(start: Callable[..., Any], wanted: list[list[int]]) -> None:
+    with start() as (engine, worker, _, _):
+        graphs = worker.runner.device.graphs = PlansOnce()
+        worker.runner.run_dummy(StepShape(8, 8, 8, 8, "decode"))
+        assert list(graphs.steps) == ["decode"]
+        assert greedy(engine, GIVEN) == wanted
+
+
+def test_a_step_of_prompts_may_be_run_on_padding(start: Callable[..., Any]) -> None:
+    with start() as (_, worker, _, _):
+        worker.runner.device.graphs = EagerGraphs()
+        worker.runner.run_dummy(StepShape(64, 8, 64, 8))
+
+
+def test_where_logits_cannot_be_recorded_draws_are_not(
+    start: Callable[..., Any],
+    wanted: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    record = FakeRecorder.record
+
+    def refusing(self: FakeRecorder, forward: Callable[[], torch.Tensor]) -> Recorded:
+        if isinstance(forward, partial):  # a draw
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return record(self, forward)
+
+    monkeypatch.setattr(FakeRecorder, "record", refusing)
+    with start(record_draws=True, graph_sizes_at_start=8) as (engine, worker, recorder, _):
+        assert greedy(engine, GIVEN) == wanted
+        assert recorder.num_recorded > 1
+        assert not worker.runner.device.graphs._draws
+    assert sum("draws are not recorded: RuntimeError: operation not permitted" in line for line in caplog.messages) == 1
