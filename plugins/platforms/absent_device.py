@@ -118,7 +118,7 @@ class StandIn(ModuleType):
         vars(self).update(plain)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":
+        if name.startswith("__"):  # asked of every module that something is imported from
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
