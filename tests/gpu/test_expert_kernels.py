@@ -96,7 +96,7 @@ def test_no_tokens() -> None:
 
 
 @pytest.mark.parametrize("block_m", [16, 64])
-@pytest.mark.parametrize("tokens", [1, 50, 585, 586, 2500])
+@pytest.mark.parametrize("tokens", [1, 50, 585, 586, pytest.param(2500, marks=pytest.mark.slow)])
 def test_blocks_hold_every_pair_once_and_in_order(tokens: int, block_m: int) -> None:
     ids = torch.randint(-2, 9, (tokens, 7), dtype=torch.int32)
     blocks = routing.align(ids.to(DEVICE), 7, block_m)
@@ -113,7 +113,7 @@ def test_blocks_hold_every_pair_once_and_in_order(tokens: int, block_m: int) -> 
     assert not found
 
 
-@pytest.mark.parametrize("size", [24, 1030])
+@pytest.mark.parametrize("size", [24, pytest.param(1030, marks=pytest.mark.slow)])
 def test_rows_are_spread_to_where_their_pairs_are_and_combined_from_there(size: int) -> None:
     ids = torch.randint(-1, 6, (50, 3), dtype=torch.int32)
     x, weights = torch.randn(50, 2 * size)[:, :size].to(DEVICE), torch.rand(50, 3).to(DEVICE)

@@ -53,12 +53,16 @@ def check_threshold(scores: torch.Tensor, names: str = "kpm", mixes: tuple[int, 
     assert torch.equal(scores >= found[:, None], scores >= expected[:, None])
 
 
-@pytest.mark.parametrize("names", ["k", "p", "m", "kp", "km", "pm", "kpm"])
+@pytest.mark.parametrize(
+    "names", ["kp", "pm", "kpm", *(pytest.param(few, marks=pytest.mark.slow) for few in ("k", "p", "m", "km"))]
+)
 def test_every_mix_keeps_what_the_reference_keeps(names: str) -> None:
     check_threshold(rows_of(3, 500), names, mixes=(1, 2, 4, 8, 10, 11, 12))
 
 
-@pytest.mark.parametrize(("scale", "vocab"), [(3, 5), (0.1, 128), (8, 4097), (1, 6000)])
+@pytest.mark.parametrize(
+    ("scale", "vocab"), [(3, 5), (0.1, 128), (8, 4097), pytest.param(1, 6000, marks=pytest.mark.slow)]
+)
 def test_thresholds_in_rows_of_any_shape(scale: float, vocab: int) -> None:
     check_threshold(rows_of(scale, vocab))
 
@@ -85,7 +89,15 @@ def test_thresholds_of_strided_rows() -> None:
     assert torch.equal(found.cpu(), kernels.keep_threshold(scores.to(DEVICE), *limits).cpu())
 
 
-@pytest.mark.parametrize(("names", "vocab"), [("kpm", 7), ("p", 3000), ("kp", 3000), ("kpm", 5000)])
+@pytest.mark.parametrize(
+    ("names", "vocab"),
+    [
+        ("kpm", 7),
+        pytest.param("p", 3000, marks=pytest.mark.slow),
+        ("kp", 3000),
+        pytest.param("kpm", 5000, marks=pytest.mark.slow),
+    ],
+)
 def test_filtered_draws_are_the_reference_id_for_id(names: str, vocab: int) -> None:
     copies = 3 if vocab < 100 else 1
     logits = torch.cat([rows_of(3, vocab, seed) for seed in range(copies)])
@@ -115,7 +127,7 @@ def test_a_filtered_row_that_is_not_finite_shows_it() -> None:
     assert tokens.tolist()[1:7] == [1500, 0, 40, 77, 3, 0]
 
 
-@pytest.mark.parametrize("heat", [1e-6, 0.9])
+@pytest.mark.parametrize("heat", [pytest.param(1e-6, marks=pytest.mark.slow), 0.9])
 def test_draws_among_ties_and_few_are_the_reference_id_for_id(heat: float) -> None:
     rows = torch.zeros(5, 2300)
     rows[1, [601, 600, 1500, 2200]] = 3e9
