@@ -9,7 +9,6 @@ expert go through `experts_hopper` on such a chip. Knows no router and no rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -20,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .chain import await_previous, chained
 from .expert_launch import Chip, Launch, Shape, Tile, invariant_launch, launch_for, many_rows
+from .linear_invariant import hopper_kernel
 from .routing import Blocks, align
 
 _GROUP = tl.constexpr(8)  # blocks that share a weight tile while it is in the L2 cache
@@ -198,19 +198,10 @@ def hopper_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tenso
     """`experts_hopper.fused_experts`, or None where there is none or it does not pay."""
     if hidden.device.type != "cuda" or not many_rows(shape_of(gate_up, ids.shape[1]), len(hidden)):
         return None
-    if hidden.dtype != gate_up.dtype or torch.cuda.get_device_capability(hidden.device) != (9, 0):
+    if hidden.dtype != gate_up.dtype:
         return None
-    product = _hopper()
+    product = hopper_kernel(hidden.device, "experts_hopper", "fused_experts")
     return None if product is None else product(hidden, gate_up, down, weights, ids)
-
-
-@lru_cache(maxsize=1)
-def _hopper() -> Callable[..., Tensor] | None:
-    try:
-        from .experts_hopper import fused_experts as product
-    except ImportError:  # Triton's Gluon has changed
-        return None
-    return product
 
 
 def shape_of(gate_up: Tensor, top_k: int) -> Shape:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 
 import torch
 import triton
@@ -117,7 +118,9 @@ def linear_silu_mul_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = N
 def gate_pays(x: Tensor, outputs: int) -> bool:
     """Whether ordinary steps, too, had better do a gated product of `outputs` on Hopper in one kernel."""
     tiles = triton.cdiv(len(x), 128) * (outputs // 128)
-    return len(x) >= 128 and tiles >= GATED_TILES and x.device.type == "cuda" and _kernel_for(x.device) is not None
+    if len(x) < 128 or tiles < GATED_TILES or x.device.type != "cuda":
+        return False
+    return hopper_kernel(x.device, "linear_hopper", "product") is not None
 
 
 def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor | None:
@@ -129,21 +132,22 @@ def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, 
         return None
     if flat.stride(1) != 1 or weight.stride(1) != 1 or not (_copies(flat) and _copies(weight)):
         return None
-    kernel = _kernel_for(flat.device)
+    kernel = hopper_kernel(flat.device, "linear_hopper", "product")
     return None if kernel is None else kernel(flat, weight, bias, gated=gated)
 
 
-def _kernel_for(device: torch.device) -> Callable[..., Tensor] | None:
-    return _hopper() if torch.cuda.get_device_capability(device) == (9, 0) else None
+def hopper_kernel(device: torch.device, module: str, name: str) -> Callable[..., Tensor] | None:
+    """A function of a module here in Gluon; None on what is no Hopper, or where Triton's Gluon has changed."""
+    return _gluon(module, name) if torch.cuda.get_device_capability(device) == (9, 0) else None
 
 
-@lru_cache(maxsize=1)
-def _hopper() -> Callable[..., Tensor] | None:
+@lru_cache(maxsize=8)
+def _gluon(module: str, name: str) -> Callable[..., Tensor] | None:
     try:
-        from .linear_hopper import product
-    except ImportError:  # Triton's Gluon has changed
+        found: Callable[..., Tensor] = getattr(import_module(f".{module}", __package__), name)
+    except ImportError:
         return None
-    return product
+    return found
 
 
 def tiled_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, tile: Tile | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..interfaces.attention import AttentionBatch, SharedPrefix
 from ..interfaces.platform import StepShape, Streams
-from ..interfaces.step import StepPlan
+from ..interfaces.step import PrefixRows, StepPlan
 from ..ops import Ops
 from ..ops.step import StepBuffers, StepSizes
 from .request_state import BlockTables, RequestState
@@ -106,9 +106,7 @@ class InputBuilder:
             ends = plan.num_scheduled.cumsum()[sampling] - 1
             packed_rows = np.array((ends, slots, packed[1, sampling] + packed[2, sampling]), np.int32)
             last, sampled, lengths = self._streams.stage(packed_rows).unbind(0)
-        prefix = None
-        if shape.shared and self._prefixes is not None:
-            prefix = self._prefixes.fill(plan.prefixes, shape.padded_rows)
+        prefix = self._prefix(shape, plan.prefixes)
         return StepInputs(
             input_ids=views.input_ids,
             positions=views.positions,
@@ -126,9 +124,7 @@ class InputBuilder:
         believed[1], believed[2] = longest - 1, 1
         views = self._views(shape, 0)
         views.rows.zero_()
-        prefix = None
-        if shape.shared and self._prefixes is not None:
-            prefix = self._prefixes.fill((), shape.padded_rows)
+        prefix = self._prefix(shape, ())
         return StepInputs(
             input_ids=views.input_ids,
             positions=views.positions,
@@ -139,6 +135,11 @@ class InputBuilder:
             lengths=views.lengths,
             host_slots=np.zeros(0, np.int32),
         )
+
+    def _prefix(self, shape: StepShape, prefixes: Sequence[PrefixRows]) -> SharedPrefix | None:
+        if not shape.shared or self._prefixes is None:
+            return None
+        return self._prefixes.fill(prefixes, shape.padded_rows)
 
     def _max_blocks(self, rows: np.ndarray) -> int:
         return -(-int((rows[1] + rows[2]).max()) // self._block_size)

@@ -269,7 +269,7 @@ class Worker:
     def _run_spare(self, made: list[Runner], checkpoint: Checkpoint, layout: KVLayout, loaded: LoadedModel) -> None:
         """Runs steps of every kind on a runner of its own (`made` keeps it), whose cache has two blocks.
 
-        They leave out layers that launch what others do: a tenth of the time, at a start.
+        They leave out layers that launch what others do.
         """
         scheduler = self.config.scheduler
         thorough = not made  # afterwards every kernel has been met
