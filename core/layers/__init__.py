@@ -8,6 +8,7 @@ from .embedding import Head, VocabEmbedding
 from .experts import Experts
 from .linear import AttentionInput, Linear, RowLinear, Rows
 from .norm import LayerNorm, RMSNorm
+from .normed import normed_linear, normed_silu_mul
 from .rotary import RotaryEmbedding, rope_frequencies
 from .weights import LoadReport, WeightError, WeightMap, WeightSlot, load_weights
 
@@ -29,5 +30,7 @@ __all__ = [
     "WeightMap",
     "WeightSlot",
     "load_weights",
+    "normed_linear",
+    "normed_silu_mul",
     "rope_frequencies",
 ]

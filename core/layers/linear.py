@@ -161,9 +161,12 @@ class AttentionInput(LinearShard):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, hidden_size] → query [T, heads, head_dim], key, value [T, kv_heads, head_dim]: views of one tensor."""
-        joined = self.ops.linear(x, self.weight, self.bias)
+        return self.heads(self.ops.linear(x, self.weight, self.bias))
+
+    def heads(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `forward` returns, of the product [T, Σ rows.count]."""
         query, key, value = joined.split(self.sizes, dim=-1)
-        shape = (x.shape[0], -1, self.head_dim)
+        shape = (joined.shape[0], -1, self.head_dim)
         return query.view(shape), key.view(shape), value.view(shape)
 
 

@@ -36,6 +36,34 @@ class Ops:
         """silu(a) · b of the halves a, b of x Wᵀ + b: x [..., in_features], weight [2 · size, in_features]."""
         return self.silu_mul(self.linear(x, weight, bias))
 
+    def norm_linear(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        scale: Tensor,
+        eps: float,
+        offset: float,
+        weight: Tensor,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(normed Wᵀ + b, normed, total): (normed, total) = `add_rms_norm` of x, residual [T, in_features], scale."""
+        normed, total = self.add_rms_norm(x, residual, scale, eps, offset)
+        return self.linear(normed, weight, bias), normed, total
+
+    def norm_linear_silu_mul(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        scale: Tensor,
+        eps: float,
+        offset: float,
+        weight: Tensor,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(`linear_silu_mul` of normed, total), of what `norm_linear` calls so."""
+        normed, total = self.add_rms_norm(x, residual, scale, eps, offset)
+        return self.linear_silu_mul(normed, weight, bias), total
+
     map_rows = staticmethod(rows.map_rows)
 
     # attention

@@ -48,6 +48,11 @@ def _norm_rotary(draw: Draw, interleaved: bool) -> Arguments:
     return (query, key, (draw.floats(32), draw.floats(32)), 1e-6, 1.0, positions, cos_sin), named
 
 
+def _norm_linear(draw: Draw, rows: int, offset: float, bias: Tensor | None = None) -> Arguments:
+    x, residual = draw.floats(rows, 32), draw.floats(rows, 32)
+    return (x, residual, draw.floats(32), 1e-6, offset, draw.floats(24, 32), bias), {}
+
+
 def _write_kv(draw: Draw) -> Arguments:
     slots = torch.tensor([5, 9, -1, 30, 0], dtype=torch.int64)
     return (draw.floats(5, 2, 16), draw.floats(5, 2, 16), draw.floats(2, 8, 4, 2, 16), slots), {}
@@ -135,6 +140,8 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
                lambda d: ((d.floats(2, 3, 32), d.floats(24, 32), d.floats(24)), {})],
     "linear_silu_mul": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
                         lambda d: ((d.floats(1, 32), d.floats(24, 32), d.floats(24)), {})],
+    "norm_linear": [lambda d: _norm_linear(d, 5, 0.0), lambda d: _norm_linear(d, 1, 1.0, d.floats(24))],
+    "norm_linear_silu_mul": [lambda d: _norm_linear(d, 5, 1.0, d.floats(24)), lambda d: _norm_linear(d, 1, 0.0)],
     "map_rows": [lambda d: ((torch.tanh, d.floats(5, 33)), {})],
     "write_kv": [_write_kv],
     "paged_attention": [_paged_attention],

@@ -11,13 +11,16 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from frame.core.interfaces.model import Build, ForwardStep, Model
-from frame.core.layers import Linear, RotaryEmbedding
+from frame.core.layers import Linear, RotaryEmbedding, normed_linear, normed_silu_mul
 
 Gate = Callable[[Tensor], Tensor]
 
 
 class GatedMLP(nn.Module):
-    """down(gate(x) · up(x)), gate and up in one product. `activation` takes both halves [T, 2 · intermediate]."""
+    """A norm, then down(gate(x) · up(x)), gate and up in one product.
+
+    `activation` takes both halves [T, 2 · intermediate].
+    """
 
     def __init__(
         self, build: Build, prefix: str, intermediate_size: int, activation: Gate, *, bias: bool = False
@@ -25,24 +28,24 @@ class GatedMLP(nn.Module):
         super().__init__()
         hidden_size = build.config.hidden_size
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        gate_up = build.linear(prefix, hidden_size, 2 * intermediate_size, bias=bias, shard="column", parts=parts)
-        self.gate_up = gate_up
+        self.gate_up = build.linear(prefix, hidden_size, 2 * intermediate_size, bias=bias, shard="column", parts=parts)
         self.down = build.linear(f"{prefix}.down_proj", intermediate_size, hidden_size, bias=bias, shard="row")
         self.activation = activation
-        self.inner: Gate = self._inner
-        if isinstance(gate_up, Linear) and activation == build.ops.silu_mul:
-            self.inner = gate_up.silu_mul
+        self.is_silu = activation == build.ops.silu_mul
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(self.inner(x))
-        return out
-
-    def _inner(self, x: Tensor) -> Tensor:
-        return self.activation(self.gate_up(x))
+    def forward(self, norm: nn.Module, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(its part of norm(hidden + residual), hidden + residual); all [T, hidden_size]."""
+        gate_up = self.gate_up
+        if self.is_silu and isinstance(gate_up, Linear):
+            inner, residual = normed_silu_mul(norm, gate_up, hidden, residual)
+        else:
+            halves, _, residual = normed_linear(norm, gate_up, hidden, residual)
+            inner = self.activation(halves)
+        return self.down(inner), residual
 
 
 class RotaryAttention(nn.Module):
-    """Projections, the optional `norms` of each query and key head, rotary positions, attention, output projection."""
+    """A norm, projections, the optional `norms` of each query and key head, rotary positions, attention, output."""
 
     def __init__(
         self,
@@ -59,16 +62,20 @@ class RotaryAttention(nn.Module):
         if norms is not None:
             self.query_norm, self.key_norm = norms
 
-    def forward(self, hidden: Tensor, positions: Tensor, step: ForwardStep) -> Tensor:
-        """[T, hidden_size] → [T, hidden_size]."""
-        query, key, value = self.inputs(hidden)
+    def forward(
+        self, norm: nn.Module, hidden: Tensor, residual: Tensor | None, positions: Tensor, step: ForwardStep
+    ) -> tuple[Tensor, Tensor]:
+        """(its part of norm(hidden + residual), hidden + residual); all [T, hidden_size]."""
+        (query, key, value), _, residual = normed_linear(norm, self.inputs, hidden, residual)
         query, key = self.rotary(positions, query, key, self.norms)
-        out: Tensor = self.output(self.attention(query, key, value, step))
-        return out
+        return self.output(self.attention(query, key, value, step)), residual
 
 
 class DecoderLayer(nn.Module):
-    """Norm, attention, norm, feed-forward, the sums carried as a residual that the next norm adds."""
+    """Norm, attention, norm, feed-forward, the sums carried as a residual that the next norm adds.
+
+    Each part is given the norm before it, so that one kernel can do both.
+    """
 
     def __init__(self, attention_norm: nn.Module, attention: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
@@ -78,13 +85,9 @@ class DecoderLayer(nn.Module):
         self, hidden: Tensor, residual: Tensor | None, positions: Tensor, step: ForwardStep
     ) -> tuple[Tensor, Tensor]:
         """hidden [T, hidden_size] is what the layer before added to `residual` (None before the first layer)."""
-        if residual is None:
-            residual, hidden = hidden, self.attention_norm(hidden)
-        else:
-            hidden, residual = self.attention_norm(hidden, residual)
-        hidden = self.attention(hidden, positions, step)
-        hidden, residual = self.mlp_norm(hidden, residual)
-        return self.mlp(hidden), residual
+        hidden, residual = self.attention(self.attention_norm, hidden, residual, positions, step)
+        out: tuple[Tensor, Tensor] = self.mlp(self.mlp_norm, hidden, residual)
+        return out
 
 
 class SandwichLayer(nn.Module):
@@ -106,13 +109,9 @@ class SandwichLayer(nn.Module):
         self, hidden: Tensor, residual: Tensor | None, positions: Tensor, step: ForwardStep
     ) -> tuple[Tensor, Tensor]:
         """hidden [T, hidden_size] is what the layer before added to `residual` (None before the first layer)."""
-        if residual is None:
-            residual, hidden = hidden, self.before_attention(hidden)
-        else:
-            hidden, residual = self.before_attention(hidden, residual)
-        hidden = self.after_attention(self.attention(hidden, positions, step))
-        hidden, residual = self.before_mlp(hidden, residual)
-        return self.after_mlp(self.mlp(hidden)), residual
+        hidden, residual = self.attention(self.before_attention, hidden, residual, positions, step)
+        hidden, residual = self.mlp(self.before_mlp, self.after_attention(hidden), residual)
+        return self.after_mlp(hidden), residual
 
 
 class Decoder(Model):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from frame.core.interfaces.model import Build
-from frame.core.layers import RotaryEmbedding
+from frame.core.layers import RotaryEmbedding, normed_linear
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation, head_shape
 from .qwen3 import qwen3_attention
@@ -22,7 +22,7 @@ class Qwen3MoeForCausalLM(Decoder):
 
 
 class SparseMLP(nn.Module):
-    """A router, and the experts that it prefers for each token."""
+    """A norm, a router, and the experts that it prefers for each token."""
 
     def __init__(self, build: Build, prefix: str) -> None:
         super().__init__()
@@ -39,10 +39,10 @@ class SparseMLP(nn.Module):
             renormalize=config.norm_topk_prob,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, hidden_size] → [T, hidden_size]."""
-        out: Tensor = self.experts(x, self.router(x))
-        return out
+    def forward(self, norm: nn.Module, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(its part of norm(hidden + residual), hidden + residual); all [T, hidden_size]."""
+        logits, normed, residual = normed_linear(norm, self.router, hidden, residual)
+        return self.experts(normed, logits), residual
 
 
 def _is_sparse(config: Any, index: int) -> bool:

@@ -11,6 +11,7 @@ from frame.core.ops import Ops, activation, norm, rotary
 from frame.kernels import activation as activation_kernels
 from frame.kernels import linear as linear_kernels
 from frame.kernels import norm as norm_kernels
+from frame.kernels import norm_linear as norm_linear_kernels
 from frame.kernels import rotary as rotary_kernels
 
 pytestmark = pytest.mark.gpu
@@ -101,6 +102,28 @@ def test_gated_product_of_one_row(dtype: torch.dtype, size: int, inputs: int, bi
     found = linear_kernels.linear_silu_mul(x, weight, bias)
     exact = Ops().linear_silu_mul(x.double(), weight.double(), None if bias is None else bias.double())
     close(found, exact.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 8), (21, 100), (9, 2100), (5, 5000)])
+def test_norm_and_product_of_one_row(
+    dtype: torch.dtype, outputs: int, inputs: int, offset: float, biased: bool
+) -> None:
+    given = (random(1, inputs, dtype=dtype), random(1, inputs, dtype=dtype), random(inputs, dtype=dtype), 1e-6, offset)
+    weight = random(2 * outputs, inputs, dtype=dtype) / inputs**0.5
+    bias = random(2 * outputs, dtype=dtype) if biased else None
+    found, normed, total = norm_linear_kernels.norm_linear(*given, weight, bias)
+    gated, other_total = norm_linear_kernels.norm_linear_silu_mul(*given, weight, bias)
+    expected, expected_total = norm.add_rms_norm(*given)
+    assert torch.equal(total, expected_total)
+    assert torch.equal(other_total, expected_total)
+    close(normed, expected)
+    # of what was found, so that a rounding of the norm counts once
+    wide = normed.double(), weight.double(), None if bias is None else bias.double()
+    close(found, Ops().linear(*wide).to(dtype))
+    close(gated, Ops().linear_silu_mul(*wide).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from frame.kernels import activation, experts, experts_hopper, linear, linear_hopper, norm, rotary, routing
+from frame.kernels import activation, experts, experts_hopper, linear, linear_hopper, norm, norm_linear, rotary, routing
 from frame.kernels.expert_launch import Shape, read_table
 from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
@@ -34,6 +34,16 @@ def gated_row(size: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool =
     """The gated product of one row."""
     given = _empty(2 * size, dtype=dtype) if bias else None
     linear.linear_silu_mul(_empty(1, inputs, dtype=dtype), _empty(2 * size, inputs, dtype=dtype), given)
+
+
+def normed_row(
+    outputs: int, inputs: int, dtype: torch.dtype = BF16, *, offset: float = 0.0, bias: bool = False
+) -> None:
+    """One row's norm with its product, plain and gated."""
+    row, weight = _empty(1, inputs, dtype=dtype), _empty(2 * outputs, inputs, dtype=dtype)
+    given = (row, row, _empty(inputs, dtype=dtype), 1e-6, offset, weight)
+    norm_linear.norm_linear(*given, _empty(2 * outputs, dtype=dtype) if bias else None)
+    norm_linear.norm_linear_silu_mul(*given, _empty(2 * outputs, dtype=dtype) if bias else None)
 
 
 def invariant(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
@@ -157,11 +167,16 @@ def product_launches() -> dict[str, Callable[[], None]]:
     found["one gated row, bias"] = partial(gated_row, 11008, 4096, bias=True)
     found["one row, one output"] = partial(few_rows, 1, 1, 8)  # Triton takes an argument of 1 for a constant
     found["one gated row, one output"] = partial(gated_row, 1, 8, bias=True)
+    for inputs in (72, 1024, 2048, 4096, 8192):
+        found[f"one normed row, {inputs} inputs"] = partial(normed_row, 6144, inputs)
+    found["one normed row, offset, bias"] = partial(normed_row, 6144, 4096, offset=1.0, bias=True)
+    found["one normed row, one output"] = partial(normed_row, 1, 8)
     for inputs in (1024, 4096):
         found[f"two rows, 2048 x {inputs}"] = partial(few_rows, 2, 2048, inputs)
     found["two rows, bias"] = partial(few_rows, 2, 2048, 4096, bias=True)
     for dtype in (F16, F32):
         found[f"one row, {dtype}"] = partial(few_rows, 1, 6144, 4096, dtype)
+        found[f"one normed row, {dtype}"] = partial(normed_row, 11008, 4096, dtype)
         found[f"one gated row, {dtype}"] = partial(gated_row, 11008, 4096, dtype)
         found[f"two rows, {dtype}"] = partial(few_rows, 2, 2048, 4096, dtype)
         found[f"deterministic, {dtype}"] = partial(invariant, 300, 4096, 4096, dtype, bias=True)

@@ -35,6 +35,7 @@ USUAL = (
     "many rows of 128 experts, 8192 tokens",
     "one gated row, 1024 x 1024",
     "rotary, offset",
+    "one normed row, 4096 inputs",
     "one gated row, one output",
 )
 #: Matrix units that products of 16-bit numbers may use on Hopper: HGMMA is a warpgroup's, HMMA a warp's.
@@ -58,6 +59,7 @@ SPILLS = {
     "cascade._prefix_attention_kernel": 8,
     "linear._few_rows": 4,
     "linear._one_row_gated": 0,
+    "norm_linear._norm_linear": 0,
     "linear_invariant._linear": 0,
     "linear_hopper._product": 0,
     "experts_hopper._grouped": 0,

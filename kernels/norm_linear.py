@@ -1,0 +1,113 @@
+"""The norm of one row and the product that reads it, in one Triton kernel; the reference is `Ops.norm_linear`.
+
+A decode step of one row is a chain of short kernels, and a norm is the shortest of them. Here every program of the
+product takes the norm for itself, after its part of the weight is on the way: that costs nothing which the chip was not
+waiting for anyway. Knows no layer.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .chain import await_previous, chained
+
+#: The longest row: a program holds it whole.
+MAX_INPUTS = 8192
+
+
+@triton.jit
+def _norm_linear(
+    x, residual, scale, weight, bias, out, normed, total, eps, offset, outputs, inputs, stride_weight,
+    OFFSET: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    lane = tl.arange(0, BLOCK_K)
+    there, kept = output < outputs, lane < inputs
+    mask = there[:, None] & kept[None, :]
+    rows = tl.load(weight + output.to(tl.int64)[:, None] * stride_weight + lane[None, :], mask=mask, other=0.0)
+    if GATED:
+        second = (output + outputs).to(tl.int64)
+        factors = tl.load(weight + second[:, None] * stride_weight + lane[None, :], mask=mask, other=0.0)
+    gain = tl.load(scale + lane, mask=kept, other=0.0)
+    await_previous(CHAINED)
+    value = tl.load(x + lane, mask=kept, other=0.0) + tl.load(residual + lane, mask=kept, other=0.0)
+    wide = value.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide) / inputs + eps)
+    # rounded as the norm alone would be
+    if OFFSET:
+        row = (wide * (gain.to(tl.float32) + offset)).to(value.dtype)
+    else:
+        row = gain * wide.to(value.dtype)
+    if tl.program_id(0) == 0:
+        tl.store(total + lane, value, mask=kept)
+        if not GATED:
+            tl.store(normed + lane, row, mask=kept)
+    row = row.to(tl.float32)[None, :]
+    sums = tl.sum(rows.to(tl.float32) * row, 1)
+    if BIAS:
+        sums += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
+    if GATED:
+        ups = tl.sum(factors.to(tl.float32) * row, 1)
+        if BIAS:
+            ups += tl.load(bias + outputs + output, mask=there, other=0.0).to(tl.float32)
+        # rounded as the product alone would be
+        gate = sums.to(out.dtype.element_ty).to(tl.float32)
+        sums = gate / (1.0 + tl.exp(-gate)) * ups.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + output, sums, mask=there)
+
+
+def tile(inputs: int) -> tuple[int, int, int]:
+    """(outputs of a program, inputs of its tile, warps), as measured in a chain of products on an H200."""
+    block_k = triton.next_power_of_2(inputs)
+    return (2, block_k, 4) if block_k == 2048 else (4, block_k, max(2, block_k // 1024))
+
+
+def norm_linear(
+    x: Tensor,
+    residual: Tensor,
+    scale: Tensor,
+    eps: float,
+    offset: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    sizes: tuple[int, int, int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(normed Wᵀ + b, normed, x + residual) of one row x [1, inputs]; weight [outputs, inputs], rows contiguous."""
+    out = torch.empty((1, weight.shape[0]), dtype=x.dtype, device=x.device)
+    normed, total = torch.empty_like(x), torch.empty_like(x)
+    _launch(x, residual, scale, eps, offset, weight, bias, out, normed, total, sizes or tile(x.shape[1]))
+    return out, normed, total
+
+
+def norm_linear_silu_mul(
+    x: Tensor,
+    residual: Tensor,
+    scale: Tensor,
+    eps: float,
+    offset: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    sizes: tuple[int, int, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(silu(a) · b of the halves a, b of normed Wᵀ + b, x + residual); weight [2 · size, inputs]."""
+    out = torch.empty((1, weight.shape[0] // 2), dtype=x.dtype, device=x.device)
+    total = torch.empty_like(x)
+    if sizes is None:
+        rows, block_k, warps = tile(x.shape[1])
+        sizes = rows // 2, block_k, warps
+    _launch(x, residual, scale, eps, offset, weight, bias, out, None, total, sizes)
+    return out, total
+
+
+def _launch(x, residual, scale, eps, offset, weight, bias, out, normed, total, sizes):
+    outputs = out.shape[1]
+    block_n, block_k, warps = sizes
+    _norm_linear[(triton.cdiv(outputs, block_n),)](
+        x, residual, scale, weight, bias, out, normed, total, eps, offset, outputs, x.shape[1], weight.stride(0),
+        OFFSET=offset != 0.0, GATED=normed is None, BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k,
+        num_warps=warps, **chained(x.device),
+    )  # fmt: skip
