@@ -76,7 +76,7 @@ def _num_turns(num_heads, num_blocks):
 def _attend_turns(
     out, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready, value_free,
     sinks, query_start, seq_lens, num_rows, num_blocks, num_heads, stride_out, scale, squash,
-    HALF: gl.constexpr, PAGE: gl.constexpr, TILE: gl.constexpr, NUM_STAGES: gl.constexpr, DIM: gl.constexpr,
+    half, PAGE: gl.constexpr, TILE: gl.constexpr, NUM_STAGES: gl.constexpr, DIM: gl.constexpr,
     HEAD_DIM: gl.constexpr, WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup of a program that serves several query blocks."""
@@ -93,7 +93,7 @@ def _attend_turns(
                     out + head * HEAD_DIM, query_smem, key_smem, value_smem, query_ready, query_free, key_ready,
                     key_free, value_ready, value_free, sinks + head, first_token, first_pos, query_len, seq_len,
                     start + first_token, stride_out, num_tiles, num_masked, scale, squash, served, begun,
-                    HALF, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS, True,
+                    half, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS, True,
                 )  # fmt: skip
                 begun += num_tiles - window_tiles(first_pos, num_tiles, TILE, WINDOW)[1]
                 served += 1
@@ -172,17 +172,19 @@ def _prefill_attention_kernel(
             mbarrier.init(value_ready.index(stage), count=1)
             mbarrier.init(value_free.index(stage), count=2)
         fence_async_shared()
+        # as values and not as constants, so that what both warpgroups do is traced once
+        first, second = gl.to_tensor(0), gl.to_tensor(1)
         if REPEATED:
             gl.warp_specialize([
                 (_attend_turns, (
                     out, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready,
                     value_free, sinks, query_start, seq_lens, num_rows, num_blocks, num_heads, stride_out, scale,
-                    squash, 0, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS,
+                    squash, first, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS,
                 )),
                 (_attend_turns, (
                     out, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready,
                     value_free, sinks, query_start, seq_lens, num_rows, num_blocks, num_heads, stride_out, scale,
-                    squash, 1, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS,
+                    squash, second, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS,
                 )),
                 (_fetch_turns, (
                     keys, values, query, query_smem, key_smem, value_smem, query_ready, query_free, key_ready,
@@ -199,13 +201,13 @@ def _prefill_attention_kernel(
                     place, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready,
                     value_free, sinks + head, first_token, first_pos, query_len, seq_len, start + first_token,
                     stride_out, num_tiles, num_masked, scale, squash, 0, 0,
-                    0, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS, False,
+                    first, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS, False,
                 )),
                 (attend, (
                     place, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready,
                     value_free, sinks + head, first_token, first_pos, query_len, seq_len, start + first_token,
                     stride_out, num_tiles, num_masked, scale, squash, 0, 0,
-                    1, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS, False,
+                    second, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS, False,
                 )),
                 (fetch, (
                     keys, values, query, query_smem, key_smem, value_smem, query_ready, query_free, key_ready,

@@ -54,7 +54,7 @@ B200 = Chip("NVIDIA B200", (10, 0), 148, 227 << 10)
 class Build:
     """A compiled kernel: what it needs, the matrix and copy instructions in it.
 
-    `spills` are accesses to memory for want of registers.
+    `spills` are accesses to memory for want of registers, `size` is the number of its instructions.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Build:
     spills: int
     shared_bytes: int
     instructions: frozenset[str]
+    size: int
 
 
 class _Pretended(TorchFunctionMode):
@@ -146,7 +147,11 @@ def _examined(name: str, cubin: bytes, shared_bytes: int) -> Build:
     if registers is None:
         raise ValueError(f"cuobjdump tells no registers of {name}: {usage}")
     found = frozenset(re.findall(r"\b(HGMMA|HMMA|IMMA|DMMA|UTC\w*MMA|UTMALDG|LDGSTS)\b", code))
-    return Build(name, int(registers[1]), len(re.findall(r"\b(?:STL|LDL)\b", code)), shared_bytes, found)
+    spills, size = (
+        len(re.findall(r"\b(?:STL|LDL)\b", code)),
+        len(re.findall(r"^ +/\*[0-9a-f]{4,}\*/", code, re.MULTILINE)),
+    )
+    return Build(name, int(registers[1]), spills, shared_bytes, found, size)
 
 
 def _tool(option: str, file: str) -> str:
