@@ -20,11 +20,13 @@ from frame.core.interfaces.platform import Memory, Platform, Streams
 from .absent_device import AbsentMemory, AbsentStreams, absent_cuda
 from .cuda import CudaPlatform
 from .forks import fork
+from .processors import num_processors
 from .rehearsal import compile_in_forks, without_lines
 
 logger = logging.getLogger("frame.platforms.cuda")
 
 _POLL_SECONDS = 0.005
+_MOST_SHARES = 4
 #: What the process may take: kernels that have not been compiled by then are compiled by the worker.
 _SECONDS = 180.0
 
@@ -83,6 +85,11 @@ class CompilingAhead:
         return False
 
 
+def num_shares(processors: int) -> int:
+    """Processes that run the same steps; they take processors from the compilers, so there are few."""
+    return max(1, min(_MOST_SHARES, processors // 4))
+
+
 def _stop(child: list[int]) -> None:
     """Kills the process and those it has forked."""
     if child:
@@ -96,7 +103,7 @@ def _compile(platform: Platform, properties: Any, rehearse: Callable[[Platform],
     logging.disable(logging.INFO)
     try:
         with without_lines(), absent_cuda(platform.local_rank, properties):
-            compile_in_forks(partial(rehearse, platform))
+            compile_in_forks(partial(rehearse, platform), num_shares(num_processors()))
     except Exception as error:
         logger.warning("kernels are compiled once the weights are loaded and not meanwhile: %r", error)
         raise

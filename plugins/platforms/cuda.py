@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -50,6 +52,8 @@ from .rehearsal import can_rehearse, read_triton, rehearse, without_lines
 
 #: Kept free beside weights, cache, activations and recorded steps: library workspaces, and what fragments take.
 RESERVE_BYTES = 400 << 20
+#: Kernels that attention brings, imported while Triton's files are still hashed: the forked process needs them first.
+_ATTENTION = ("attention", "cascade", "decode", "prefill")
 
 
 class CudaOps(Ops):
@@ -222,6 +226,9 @@ class CudaPlatform(Platform):
         if can_rehearse():
             from .absent_cuda import CompilingAhead
 
+            for name in _ATTENTION:
+                with suppress(ImportError):  # a Triton whose Gluon has changed
+                    import_module(f"frame.kernels.{name}")
             read_triton()()  # for the forked process too
             self._ahead = CompilingAhead(self, torch.cuda.get_device_properties(self.device), rehearse).wait
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Token
 from functools import cache, partial
+from itertools import count
 from threading import Thread
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from .forks import Forks
 from .launchers import build
+from .processors import num_processors
 
 try:
     from triton import knobs
@@ -99,13 +101,37 @@ class CompileMode:
         return len(self._kept)
 
 
-def compile_in_forks(run: Callable[[], None]) -> CompileMode:
+def compile_in_forks(run: Callable[[], None], shares: int = 1) -> CompileMode:
     """Calls `run` and compiles what it would launch, each kernel in a forked process; returns when all are done.
 
     A process leaves its kernel in Triton's cache on disk: a good part of a compilation is Python. It touches no device.
+    Each fork costs whoever forks the pages that it writes next. With `shares`, so many processes call `run`, and each
+    compiles its part of what it meets: the last kernel is met sooner.
     """
-    forks = Forks(seconds=_KERNEL_SECONDS, all_seconds=_ALL_SECONDS)
-    mode = CompileMode(lambda compile_kernel: forks.start(partial(_leave, compile_kernel)))
+    others = Forks(seconds=_ALL_SECONDS, all_seconds=_ALL_SECONDS, limit=max(1, shares - 1))
+    for share in range(1, shares):
+        others.start(partial(_compile_share, run, share, shares))
+    try:
+        mode = _compile_share(run, 0, shares)
+    except BaseException:
+        others.stop()
+        raise
+    finally:
+        others.wait()
+    return mode
+
+
+def _compile_share(run: Callable[[], None], share: int, shares: int) -> CompileMode:
+    """Of the kernels that are met, compiles every `shares`th: steps meet them in the same order everywhere."""
+    limit = None if shares == 1 else num_processors() // shares + 2
+    forks = Forks(seconds=_KERNEL_SECONDS, all_seconds=_ALL_SECONDS, limit=limit)
+    numbers = count()
+
+    def start(compile_kernel: Compile) -> None:
+        if next(numbers) % shares == share:
+            forks.start(partial(_leave, compile_kernel))
+
+    mode = CompileMode(start)
     try:
         with mode:
             run()

@@ -24,7 +24,7 @@ from frame.core.testing.checkpoints import make_checkpoint
 from frame.core.worker.distinct_layers import distinct_layers
 from frame.core.worker.worker import Worker
 from frame.plugins.platforms import rehearsal
-from frame.plugins.platforms.absent_cuda import AbsentCuda, CompilingAhead
+from frame.plugins.platforms.absent_cuda import AbsentCuda, CompilingAhead, num_shares
 from frame.plugins.platforms.absent_device import AbsentStreams, StandIn, absent_cuda
 
 pytestmark = pytest.mark.skipif(
@@ -103,6 +103,11 @@ def test_kernels_lie_in_the_cache_on_disk(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: compile_kernel())
     assert compiling(worker).wait()
     assert len(list(tmp_path.rglob("*.cubin"))) > 30
+
+
+@pytest.mark.parametrize(("processors", "shares"), [(1, 1), (7, 1), (8, 2), (16, 4), (128, 4)])
+def test_the_more_processors_the_more_run_the_steps(processors, shares):
+    assert num_shares(processors) == shares
 
 
 def test_a_cache_of_8_bit_floats_is_rehearsed(tmp_path, monkeypatch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,29 @@ def test_what_was_launched_is_compiled(fault: Exception | None, monkeypatch: pyt
     rehearsal.rehearse(run)
     assert cache == {"one": "kernel one", "two": "kernel two"}
     assert rehearsal._async_compile.active_mode.get() is None
+
+
+def test_processes_share_what_is_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each runs all steps and compiles its part; the last part is missing where its process fails."""
+    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: (tmp_path / compile_kernel()).touch())
+    me = os.getpid()
+
+    def run() -> None:
+        for number in range(8):
+            submit(str(number), lambda number=number: f"{number} of {os.getppid()}", lambda kernel: None)
+        if failing and os.getpid() != me:
+            raise ValueError
+
+    for failing in (False, True):
+        mode = rehearsal.compile_in_forks(run, 3)
+        assert len(mode) == 8
+        left = sorted(file.name.split(" of ") for file in tmp_path.iterdir())
+        whose = {int(number): process for number, process in left}
+        assert len(left) == 8 or failing
+        assert [number for number, process in whose.items() if process == str(me)] == [0, 3, 6]
+        assert all(whose[number] == whose[number % 3] for number in whose)
+        for file in tmp_path.iterdir():
+            file.unlink()
 
 
 def test_an_interrupt_ends_it() -> None:
