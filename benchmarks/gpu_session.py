@@ -50,7 +50,7 @@ PARTS = (
                                    "tests/gpu/test_engine.py"), 300),
     Part("sanitize", "benchmarks/sanitize.sh", 320),
     Part("kernel-tests", gpu_tests("tests/gpu/test_s*.py tests/gpu/test_l*_kernels.py tests/gpu/test_attention*.py "
-                                   "tests/gpu/test_linear_invariant.py tests/gpu/test_prefill_attention.py "
+                                   "tests/gpu/test_linear_*.py tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py") + " -n 8", 300),
     Part("start", gpu_tests("tests/gpu/test_start.py"), 90),
     Part("cold", "python benchmarks/offline_gpu.py --models qwen3-0.6b", 60),
@@ -68,6 +68,7 @@ PARTS = (
     Part("experts-hopper", f"python {_KERNELS}/experts_hopper.py --json {{json}}", 120),
     Part("sampling", f"python {_KERNELS}/sampling.py --rows 1,64,256", 120),
     Part("linear", f"python {_KERNELS}/linear_invariant.py", 120),
+    Part("linear-rows", f"python {_KERNELS}/linear_rows.py --json {{json}}", 90),
     Part("doctor", "frame doctor --json", 60, "frame doctor --json"),
     Part("throughput", "python benchmarks/offline_gpu.py --models qwen3-0.6b,llama-8b", 420),
 )  # fmt: skip

@@ -61,9 +61,9 @@ class CudaOps(Ops):
 
     def __init__(self, hopper_products: HopperProducts = "gated", hopper_experts: bool = True) -> None:
         super().__init__()
-        self._gates = hopper_products != "deterministic"
+        self._ordinary = hopper_products != "deterministic"
         self._multiplies = hopper_products == "all"
-        self._groups = hopper_experts and self._gates
+        self._groups = hopper_experts and self._ordinary
 
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
@@ -92,13 +92,16 @@ class CudaOps(Ops):
         build(buffers, token_ids, tables, rows, sizes)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Our own product where a row or two leave nothing but reading the weight, and where bits must not change."""
+        """Our own product where a few rows leave nothing but reading the weight, and where bits must not change."""
         if self.invariant:
             return linear_invariant(x, weight, bias)
-        if x.dim() == 2 and few_rows.pays(x.shape[0], weight.shape[0]):
-            return few_rows.linear(x, weight, bias)
-        if self._multiplies and x.dim() == 2 and (out := hopper_product(x, weight, bias)) is not None:
-            return out
+        if x.dim() == 2:
+            if few_rows.pays(x.shape[0], weight.shape[0]):
+                return few_rows.linear(x, weight, bias)
+            if self._ordinary and (out := few_rows.hopper_rows(x, weight, bias)) is not None:
+                return out
+            if self._multiplies and (out := hopper_product(x, weight, bias)) is not None:
+                return out
         return torch.nn.functional.linear(x, weight, bias)
 
     def fused_experts(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
@@ -109,14 +112,16 @@ class CudaOps(Ops):
         return experts.fused_experts(hidden, gate_up, down, weights, ids)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """In one kernel for one row, which leaves nothing but reading the weight, and where bits must not change."""
+        """In one kernel where a few rows leave nothing but reading the weight, and where bits must not change."""
         if x.dim() != 2:
             return super().linear_silu_mul(x, weight, bias)
         if self.invariant:
             return linear_silu_mul_invariant(x, weight, bias)
         if x.shape[0] == 1:
             return few_rows.linear_silu_mul(x, weight, bias)
-        pays = self._multiplies or (self._gates and gate_pays(x, weight.shape[0] // 2))
+        if self._ordinary and (out := few_rows.hopper_rows(x, weight, bias, gated=True)) is not None:
+            return out
+        pays = self._multiplies or (self._ordinary and gate_pays(x, weight.shape[0] // 2))
         if pays and (out := hopper_product(x, weight, bias, gated=True)) is not None:
             return out
         return super().linear_silu_mul(x, weight, bias)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: Which products of more than 64 rows our own kernel for Hopper does.
+#: Which products our own kernels for Hopper do: of more than 64 rows, or 3 to 8 with a small weight.
 HopperProducts = Literal["deterministic", "gated", "all"]
 
 
@@ -48,9 +48,9 @@ class CudaOptions(BaseModel):
     )
     hopper_products: HopperProducts = Field(
         "gated",
-        description="On Hopper, which products of more than 64 tokens our own kernel does, not the library: those of "
-        "deterministic steps; in all steps also those that gate what they multiply, from 128 tokens on where they are "
-        "large; or all.",
+        description="On Hopper, which products our own kernels do, not the library: those of more than 64 tokens in "
+        "deterministic steps; in all steps also those of 3 to 8 tokens with a small weight, and those that gate what "
+        "they multiply, from 128 tokens on where they are large; or all of more than 64 tokens as well.",
     )
     hopper_experts: bool = Field(
         True,

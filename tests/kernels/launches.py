@@ -21,11 +21,18 @@ _PLAIN_LAYERS = ("usual", "head of 256", "float32", "e5m2 cache", "window, soft 
 def launches() -> dict[str, Callable[[], None]]:
     """By name: what makes the launches; imports every kernel."""
     from .attention_launches import LAYERS, attention_launches, hopper_launches
-    from .layer_launches import expert_launches, hopper_experts, hopper_products, product_launches, small_launches
+    from .layer_launches import (
+        expert_launches,
+        hopper_experts,
+        hopper_products,
+        product_launches,
+        rows_launches,
+        small_launches,
+    )
     from .sampling_launches import runner_launches, sampling_launches
 
     attention = [attention_launches(name) for name in LAYERS]
-    layers = [product_launches(), expert_launches(), hopper_experts(), small_launches()]
+    layers = [product_launches(), rows_launches(), expert_launches(), hopper_experts(), small_launches()]
     tables = [*attention, hopper_launches(), hopper_products(), *layers, runner_launches(), sampling_launches()]
     return {name: launch for table in tables for name, launch in table.items()}
 
@@ -33,10 +40,10 @@ def launches() -> dict[str, Callable[[], None]]:
 def plain_launches() -> list[str]:
     """The names of those of them that every chip from compute capability 8.0 on must be able to run."""
     from .attention_launches import LAYERS, attention_launches, hopper_launches
-    from .layer_launches import hopper_experts, hopper_products
+    from .layer_launches import hopper_experts, hopper_products, rows_launches
 
     left_out = {name for layer in LAYERS if layer not in _PLAIN_LAYERS for name in attention_launches(layer)}
-    left_out |= {*hopper_launches(), *hopper_products(), *hopper_experts()}
+    left_out |= {*hopper_launches(), *hopper_products(), *hopper_experts(), *rows_launches()}
     return [name for name in launches() if name not in left_out]
 
 

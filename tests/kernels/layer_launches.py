@@ -8,7 +8,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from frame.kernels import activation, experts, experts_hopper, linear, linear_hopper, norm, norm_linear, rotary, routing
+from frame.kernels import (
+    activation,
+    experts,
+    experts_hopper,
+    linear,
+    linear_hopper,
+    linear_rows,
+    norm,
+    norm_linear,
+    rotary,
+    routing,
+)
 from frame.kernels.expert_launch import Shape, read_table
 from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
@@ -46,6 +57,14 @@ def normed_row(
     norm_linear.norm_linear_silu_mul(*given, _empty(2 * outputs, dtype=dtype) if bias else None)
 
 
+def some_rows(
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, gated: bool = False, bias: bool = False
+) -> None:
+    """A product of up to eight rows on Hopper; `outputs` are the weight's."""
+    given = _empty(outputs, dtype=dtype) if bias else None
+    linear_rows.product(_empty(rows, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype), given, gated=gated)
+
+
 def invariant(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
     """The product that heeds no batch."""
     given = _empty(outputs, dtype=dtype) if bias else None
@@ -64,9 +83,9 @@ def gated_invariant(rows: int, size: int, inputs: int, dtype: torch.dtype = BF16
     linear_silu_mul_invariant(_empty(rows, inputs, dtype=dtype), _empty(2 * size, inputs, dtype=dtype), given)
 
 
-def ordinary(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+def ordinary(product: Callable[[Tensor, Tensor], Tensor], rows: int = 8192, outputs: int = 28672) -> None:
     """An op of steps that need not be deterministic."""
-    product(_empty(8192, 4096), _empty(28672, 4096))
+    product(_empty(rows, 4096), _empty(outputs, 4096))
 
 
 def hopper_tile(tile: HopperTile, *, gated: bool = False) -> None:
@@ -206,6 +225,21 @@ def hopper_products() -> dict[str, Callable[[], None]]:
         found[f"many rows, {name}"] = partial(hopper_tile, tile)
         if tile.block_n > 64:
             found[f"many gated rows, {name}"] = partial(hopper_tile, tile, gated=True)
+    return found
+
+
+def rows_launches() -> dict[str, Callable[[], None]]:
+    """Products of three to eight rows: of each size of program, of both types, and as ordinary steps choose."""
+    found: dict[str, Callable[[], None]] = {}
+    for outputs, inputs in ((6144, 1024), (5120, 2048), (128, 2048), (12288, 512), (1000, 80)):
+        found[f"some rows, {outputs} x {inputs}"] = partial(some_rows, 8, outputs, inputs)
+        found[f"some gated rows, {outputs} x {inputs}"] = partial(some_rows, 8, outputs, inputs, gated=True)
+    found["some rows, float16, bias"] = partial(some_rows, 3, 4096, 1024, F16, bias=True)
+    found["some gated rows, float16, bias"] = partial(some_rows, 3, 6144, 1024, F16, gated=True, bias=True)
+    found["some rows, one output"] = partial(some_rows, 5, 1, 16)  # Triton takes an argument of 1 for a constant
+    found["some gated rows, one output"] = partial(some_rows, 5, 2, 16, gated=True)
+    found["some ordinary rows"] = lambda: ordinary(CudaOps().linear, 5, 2048)
+    found["some ordinary gated rows"] = lambda: ordinary(CudaOps().linear_silu_mul, 5, 2048)
     return found
 
 

@@ -34,6 +34,7 @@ USUAL = (
     "many gated rows, 8192 x 14336",
     "many rows of 128 experts, 8192 tokens",
     "one gated row, 1024 x 1024",
+    "some gated rows, 6144 x 1024",
     "rotary, offset",
     "one normed row, 4096 inputs",
     "one gated row, one output",
@@ -43,6 +44,7 @@ UNITS = {
     "prefill._prefill_attention_kernel": {"HGMMA"},
     "linear_invariant._linear": {"HGMMA"},  # the bits of a row rest on it
     "linear_hopper._product": {"HGMMA"},
+    "linear_rows._some_rows": {"HMMA"},
     "experts_hopper._grouped": {"HGMMA"},
     "decode._decode_attention_kernel": {"HMMA", "HGMMA"},
     "attention._paged_attention_kernel": {"HMMA", "HGMMA"},
@@ -62,6 +64,7 @@ SPILLS = {
     "norm_linear._norm_linear": 0,
     "linear_invariant._linear": 0,
     "linear_hopper._product": 0,
+    "linear_rows._some_rows": 0,
     "experts_hopper._grouped": 0,
     "experts._grouped": 0,
     "experts._vector_gate_up": 0,

@@ -28,10 +28,13 @@ EXPERTS: dict[str, Any] = {
     "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }  # fmt: skip
+SMALL: dict[str, Any] = {**DENSE, "hidden_size": 1024, "intermediate_size": 3072, "vocab_size": 4096}
 CASES = {
     "dense": (DENSE, {"max_model_len": 4096}),
     "dense, one request at a time": (DENSE, {"max_model_len": 2048, "max_num_seqs": 1}),
     "dense, four at a time": (DENSE, {"max_model_len": 4096, "max_num_seqs": 4, "max_num_batched_tokens": 2048}),
+    "small weights": (SMALL, {"max_model_len": 2048, "max_num_batched_tokens": 2048}),
+    "small weights, one request at a time": (SMALL, {"max_model_len": 2048, "max_num_seqs": 1}),
     "experts": (EXPERTS, {"max_model_len": 4096}),
 }
 

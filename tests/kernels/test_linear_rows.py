@@ -1,0 +1,61 @@
+"""Which products of a few rows ordinary steps leave to the library, on chips that are not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.kernels.ahead import A100, B200, DEVICE, H200, Chip, launched
+from tests.kernels.launches import compiler
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+OURS, LIBRARY, GATE = {"linear_rows._some_rows"}, set[str](), {"activation._gated"}
+#: rows, outputs of the weight, inputs, type
+CASES = {
+    "two rows": (2, 4096, 1024, torch.bfloat16),
+    "three rows": (3, 4096, 1024, torch.bfloat16),
+    "eight rows of float16, the largest weight": (8, 6144, 2048, torch.float16),
+    "nine rows": (9, 4096, 1024, torch.bfloat16),
+    "a larger weight": (8, 6160, 2048, torch.bfloat16),
+    "inputs that are no multiple of 16": (8, 4096, 1032, torch.bfloat16),
+    "float32": (8, 4096, 1024, torch.float32),
+}
+SERVED = {"three rows", "eight rows of float16, the largest weight"}
+
+
+def kernels(chip: Chip, hopper_products: str, gated: bool) -> dict[str, set[str]]:
+    """Which kernels of ours the product of each case launches."""
+    from frame.plugins.platforms.cuda import CudaOps
+
+    ops = CudaOps(hopper_products)  # type: ignore[arg-type]
+    product = ops.linear_silu_mul if gated else ops.linear
+
+    def launch(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+        x, weight = (torch.empty(count, inputs, dtype=dtype, device=DEVICE) for count in (rows, outputs))
+        product(x, weight)
+
+    return {name: launched(chip, partial(launch, *case)) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[ProcessPoolExecutor]:
+    """Where a device is pretended."""
+    with compiler() as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_small_weights_are_multiplied_by_our_kernel_on_hopper(apart: ProcessPoolExecutor, gated: bool) -> None:
+    others = GATE if gated else LIBRARY
+    for choice in ("gated", "all"):
+        found = apart.submit(kernels, H200, choice, gated).result()
+        assert found == {name: OURS if name in SERVED else others for name in CASES}
+    for chip, choice in ((H200, "deterministic"), (A100, "gated"), (B200, "gated")):
+        assert apart.submit(kernels, chip, choice, gated).result() == dict.fromkeys(CASES, others)
