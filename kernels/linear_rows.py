@@ -9,6 +9,8 @@ through shared memory, and the first ones are on their way before the kernel bef
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 from torch import Tensor
@@ -22,10 +24,24 @@ from .chain import await_previous, chained
 ROWS = 8
 #: Outputs of a program: the rows of a matrix instruction.
 BLOCK_N = 16
-#: Inputs that a warp multiplies in a step, while it waits for as many: the best of what was measured on an H200.
-STEP = 128
-#: Fewer programs than these have 8 warps, not 4, where there are inputs for 8.
-FEW_PROGRAMS = 512
+
+
+@dataclass(frozen=True)
+class RowsTile:
+    """Inputs that a warp multiplies in a step while the next ones are on their way; the warps of a program.
+
+    `registers` are the most that a thread may have; with None the compiler decides, which may leave it too few.
+    """
+
+    step: int
+    warps: int
+    registers: int | None = None
+
+
+#: What launches take: the best on an H200 of what was measured there.
+TILE = RowsTile(128, 8)
+#: Others worth a measurement: with a gate, two or more programs of these fit on a multiprocessor, not one.
+CANDIDATES = (TILE, RowsTile(128, 4, 168), RowsTile(64, 8, 168), RowsTile(64, 4, 168))
 
 
 @gluon.jit
@@ -89,12 +105,9 @@ def _some_rows(
     gl.store(out + row * outputs + column[:, None], result, mask=there[:, None] & (row < rows))
 
 
-def num_warps(outputs: int, inputs: int) -> int:
-    """Of a program, as measured to read the weight fastest on an H200."""
-    return 8 if triton.cdiv(outputs, BLOCK_N) < FEW_PROGRAMS and inputs >= 8 * STEP else 4
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor:
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, tile: RowsTile = TILE, *, gated: bool = False
+) -> Tensor:
     """x Wᵀ + b for x [up to 8 rows, inputs] and weight [outputs, inputs] of a 16-bit type; sums in float32.
 
     The inputs and the rows' strides are multiples of 16, and what is read begins at multiples of 16 bytes. With
@@ -107,7 +120,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: boo
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     _some_rows[(triton.cdiv(outputs, BLOCK_N),)](
         x, weight, bias, out, rows, outputs, inputs, x.stride(0), weight.stride(0),
-        GATED=gated, BIAS=bias is not None, ROWS=ROWS, BLOCK_N=BLOCK_N, STEP=STEP,
-        num_warps=num_warps(outputs, inputs), **chained(x.device),
+        GATED=gated, BIAS=bias is not None, ROWS=ROWS, BLOCK_N=BLOCK_N, STEP=tile.step,
+        num_warps=tile.warps, maxnreg=tile.registers, **chained(x.device),
     )  # fmt: skip
     return out

@@ -13,6 +13,7 @@ from frame.kernels import linear as few_rows
 from frame.kernels import linear_rows
 from frame.kernels.activation import silu_mul
 from frame.kernels.linear_invariant import linear_invariant, tiled_product
+from frame.kernels.linear_rows import RowsTile
 from frame.plugins.platforms.cuda import CudaOps
 from frame.plugins.platforms.rehearsal import rehearse
 
@@ -28,7 +29,7 @@ pytestmark = [
 DTYPES = [torch.bfloat16, torch.float16]
 #: What is rounded once; a lost input of a thousand would show.
 CLOSE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
-#: (outputs of the weight, inputs): of layers, with 4 and 8 warps; then some whose ends fit no program or no step.
+#: (outputs of the weight, inputs): of layers; then some whose ends fit no program or no step.
 SHAPES = [(4096, 1024), (5120, 2048), (128, 2048), (6144, 1024), (1000, 1040), (9000, 528), (34, 80), (2, 16)]
 
 
@@ -61,6 +62,9 @@ def compiled() -> None:
                 for gated in (False, True):
                     for given in (None, bias):
                         linear_rows.product(x, weight, given, gated=gated)
+        for tile in linear_rows.CANDIDATES:
+            for gated in (False, True):
+                linear_rows.product(x, weight, None, tile, gated=gated)
 
     rehearse(launch)
 
@@ -81,6 +85,17 @@ def test_products_equal_the_reference(shape: tuple[int, int], dtype: torch.dtype
             assert gated.shape == (rows, shape[0] // 2)
             assert error(gated, Ops().linear_silu_mul(*wide)) < 2 * CLOSE[dtype], rows
             assert error(gated, silu_mul(found)) < 2 * CLOSE[dtype], rows
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("tile", linear_rows.CANDIDATES, ids=str)
+def test_every_tile(tile: RowsTile) -> None:
+    for outputs, depth in SHAPES:
+        x, weight, _ = inputs(7, outputs, depth, torch.bfloat16)
+        expected = tiled_product(x, weight)
+        assert error(linear_rows.product(x, weight, None, tile), expected) < 2 * CLOSE[torch.bfloat16]
+        gated = linear_rows.product(x, weight, None, tile, gated=True)
+        assert error(gated, silu_mul(expected)) < 2 * CLOSE[torch.bfloat16]
 
 
 def test_more_rows_are_refused() -> None:

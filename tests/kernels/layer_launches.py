@@ -24,6 +24,7 @@ from frame.kernels.expert_launch import Shape, read_table
 from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
+from frame.kernels.linear_rows import RowsTile
 from frame.plugins.platforms.cuda import CudaOps
 
 from .ahead import DEVICE, H200
@@ -58,11 +59,18 @@ def normed_row(
 
 
 def some_rows(
-    rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, gated: bool = False, bias: bool = False
+    rows: int,
+    outputs: int,
+    inputs: int,
+    dtype: torch.dtype = BF16,
+    *,
+    gated: bool = False,
+    bias: bool = False,
+    tile: RowsTile = linear_rows.TILE,
 ) -> None:
     """A product of up to eight rows on Hopper; `outputs` are the weight's."""
-    given = _empty(outputs, dtype=dtype) if bias else None
-    linear_rows.product(_empty(rows, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype), given, gated=gated)
+    x, weight = _empty(rows, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype)
+    linear_rows.product(x, weight, _empty(outputs, dtype=dtype) if bias else None, tile, gated=gated)
 
 
 def invariant(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
@@ -229,9 +237,9 @@ def hopper_products() -> dict[str, Callable[[], None]]:
 
 
 def rows_launches() -> dict[str, Callable[[], None]]:
-    """Products of three to eight rows: of each size of program, of both types, and as ordinary steps choose."""
+    """Products of three to eight rows: of layers, of sizes that fit nothing, as steps choose, and in every tile."""
     found: dict[str, Callable[[], None]] = {}
-    for outputs, inputs in ((6144, 1024), (5120, 2048), (128, 2048), (12288, 512), (1000, 80)):
+    for outputs, inputs in ((6144, 1024), (5120, 2048), (128, 2048), (1000, 80)):
         found[f"some rows, {outputs} x {inputs}"] = partial(some_rows, 8, outputs, inputs)
         found[f"some gated rows, {outputs} x {inputs}"] = partial(some_rows, 8, outputs, inputs, gated=True)
     found["some rows, float16, bias"] = partial(some_rows, 3, 4096, 1024, F16, bias=True)
@@ -240,6 +248,11 @@ def rows_launches() -> dict[str, Callable[[], None]]:
     found["some gated rows, one output"] = partial(some_rows, 5, 2, 16, gated=True)
     found["some ordinary rows"] = lambda: ordinary(CudaOps().linear, 5, 2048)
     found["some ordinary gated rows"] = lambda: ordinary(CudaOps().linear_silu_mul, 5, 2048)
+    for tile in linear_rows.CANDIDATES:
+        for kind, gated in (("", False), ("gated ", True)):
+            found[f"some {kind}rows, {tile.step} by {tile.warps} warps"] = partial(
+                some_rows, 8, 6144, 1024, gated=gated, tile=tile
+            )
     return found
 
 
