@@ -175,8 +175,9 @@ class CudaPlatform(Platform):
         """Makes the device this process's, but nothing on it yet: a context comes with the first memory or stream."""
         torch.cuda.set_device(self.device)
         # what an earlier engine of this process left must not count against this one
-        gc.collect()
-        torch.cuda.empty_cache()
+        if torch.cuda.memory_reserved(self.device):
+            gc.collect()
+            torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 
     @classmethod

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from frame.core import openmp
 from frame.core.openmp import SPIN_COUNT, WAITING, child_environment
 from frame.core.server.child import spawn
 from frame.core.server.messages import EngineReport
@@ -52,3 +55,39 @@ def test_libgomp_hears_of_it_and_nobody_else(monkeypatch: pytest.MonkeyPatch) ->
     if "GOMP_SPINCOUNT" not in done.stderr:
         pytest.skip("this torch has another OpenMP library")
     assert f"GOMP_SPINCOUNT = '{SPIN_COUNT}'" in done.stderr
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_nothing_is_collected_while_torch_is_imported(
+    collects: bool, frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the program collects, and what it froze, is afterwards as it was."""
+    phases: list[str] = []
+    made: list[list[int]] = []
+
+    def large_import(name: str) -> None:
+        gc.callbacks.append(note)
+        made.extend([] for _ in range(50_000))
+        gc.callbacks.remove(note)
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        phases.append(phase)
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(openmp, "import_module", large_import)
+    assert gc.isenabled()
+    try:
+        if frozen:
+            gc.freeze()
+        if not collects:
+            gc.disable()
+        before = gc.get_freeze_count()
+        openmp.import_torch()
+        assert gc.isenabled() == collects
+        assert gc.get_freeze_count() == before
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert len(made) == 50_000
+    assert not phases

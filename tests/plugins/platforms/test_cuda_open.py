@@ -1,0 +1,24 @@
+"""Opening the CUDA platform looks for what an earlier engine left only where there may be something."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from frame.core.config.flat import from_flat
+from frame.plugins.platforms.cuda import CudaPlatform
+
+
+@pytest.mark.parametrize(("reserved", "left"), [(0, []), (1 << 20, ["collect", "empty_cache"])])
+def test_an_earlier_engine_is_swept_up(reserved: int, left: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    for module, name in ((gc, "collect"), (torch.cuda, "empty_cache"), (torch.cuda, "reset_peak_memory_stats")):
+        monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    CudaPlatform(config=from_flat({}))
+    assert done == [*left, "reset_peak_memory_stats"]
