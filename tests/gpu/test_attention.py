@@ -50,15 +50,25 @@ def test_half_precision(dtype: torch.dtype, rows: list) -> None:
     check(TritonAttention, make_case(TritonAttention, layer_spec(dtype=dtype), rows), CLOSE[dtype], CLOSE[dtype])
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (7, 1), (6, 2)])
-@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 1), (24, 3), (256, 16)])
+#: For every run of the tests: each size of heads, of groups and of pages; the other mixes of them are slow.
+MIXES = {((4, 4), 64, 16), ((4, 4), 24, 3), ((7, 1), 80, 1), ((7, 1), 256, 16), ((6, 2), 80, 1), ((6, 2), 64, 16)}
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size"),
+    [
+        pytest.param(heads, *sizes, marks=[] if (heads, *sizes) in MIXES else pytest.mark.slow)
+        for heads in ((4, 4), (7, 1), (6, 2))
+        for sizes in ((64, 16), (80, 1), (24, 3), (256, 16))
+    ],
+)
 def test_head_sizes_groups_and_pages(heads: tuple[int, int], head_dim: int, block_size: int) -> None:
     spec = layer_spec(num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, block_size=block_size, scale=0.1)
     check(TritonAttention, make_case(TritonAttention, spec, [(0, 1), (20, 3), (0, 18)]), CLOSE[torch.float32], 1e-4)
     check(TritonAttention, make_case(TritonAttention, spec, DECODES[:3]), CLOSE[torch.float32], 1e-4)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 4, 8])
+@pytest.mark.parametrize("splits", [1, pytest.param(2, marks=pytest.mark.slow), 4, 8])
 @pytest.mark.parametrize("features", [FEATURES["plain"], FEATURES["all"]], ids=["plain", "all"])
 def test_any_number_of_splits_gives_the_same_result(
     splits: int, features: dict, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,8 @@ from frame.kernels.sampling import draw
 
 pytestmark = pytest.mark.gpu
 
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
 
 #: (top_k, top_p, min_p) of rows, one after the other
 MIXES = [
@@ -22,6 +23,8 @@ MIXES = [
     (0, 1e-7, 0.0), (0, 1.0, 0.1), (0, 1.0, 1.0), (50, 0.9, 0.0), (50, 0.95, 0.05), (0, 0.8, 0.02), (10**6, 0.5, 0.0),
 ]  # fmt: skip
 ALL = tuple(range(len(MIXES)))
+#: For long rows, of which the interpreter takes a third of a second each: what limits few, many and nearly all tokens.
+SOME = (0, 1, 3, 6, 8, 11, 13) if INTERPRETED else ALL
 
 
 def rows_of(scale: float, vocab: int, seed: int = 0) -> torch.Tensor:
@@ -64,7 +67,7 @@ def test_every_mix_keeps_what_the_reference_keeps(names: str) -> None:
     ("scale", "vocab"), [(3, 5), (0.1, 128), (8, 4097), pytest.param(1, 6000, marks=pytest.mark.slow)]
 )
 def test_thresholds_in_rows_of_any_shape(scale: float, vocab: int) -> None:
-    check_threshold(rows_of(scale, vocab))
+    check_threshold(rows_of(scale, vocab), mixes=ALL if vocab < 1000 else SOME)
 
 
 def test_equal_values_are_kept_together() -> None:
@@ -77,7 +80,7 @@ def test_equal_values_are_kept_together() -> None:
 def test_forbidden_ids_are_never_kept() -> None:
     scores = rows_of(3, 3000)
     scores[:, 7:2990] = -torch.inf
-    check_threshold(scores)
+    check_threshold(scores, mixes=SOME)
 
 
 def test_thresholds_of_strided_rows() -> None:
@@ -99,7 +102,7 @@ def test_thresholds_of_strided_rows() -> None:
     ],
 )
 def test_filtered_draws_are_the_reference_id_for_id(names: str, vocab: int) -> None:
-    copies = 3 if vocab < 100 else 1
+    copies = 3 if vocab < 100 and not INTERPRETED else 1
     logits = torch.cat([rows_of(3, vocab, seed) for seed in range(copies)])
     logits[5, 2] = logits[5, vocab - 1] = 60.0
     limits = [None if value is None else value.repeat(copies) for value in filters(names)]

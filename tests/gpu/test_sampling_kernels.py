@@ -110,7 +110,16 @@ def row_of(kind: str, vocab: int) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("num_programs", "dtype"),
+    [
+        pytest.param(1, torch.float32, id="whole rows, float32"),
+        pytest.param(1, torch.bfloat16, id="whole rows, bfloat16"),
+        pytest.param(64, torch.bfloat16, id="many parts, bfloat16"),
+        pytest.param(64, torch.float32, id="many parts, float32", marks=pytest.mark.slow),
+    ],
+    indirect=["num_programs"],
+)
 def test_draws_from_rows_of_every_kind(num_programs: int, dtype: torch.dtype) -> None:
     rows = [(kind, heat) for kind in KINDS for heat in (0.0, 0.7)]
     if num_programs == 1 and dtype == torch.float32:

@@ -79,7 +79,8 @@ def test_a_mixed_batch_draws_what_the_references_draw(mode: str) -> None:
     words = np.full((1, (VOCAB + 31) // 32), 0x55555555, np.int32)
     masks = TokenMasks(slots=np.array([2], np.int32), words=words).packed()
     fast, plain = sampler_of(KernelOps(), mode), sampler_of(Ops(), mode)
-    for step in range(4):
+    # of two outputs that a request asks for at least, the first steps have none; the interpreter takes a second a step
+    for step in range(4) if DEVICE.type == "cuda" else (0, 3):
         given = (torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(step)) * 3).to(DEVICE)
         lengths = torch.full((7,), 3 + step, dtype=torch.int64).to(DEVICE)
         expected = plain.sample(given.clone(), host_slots, lengths, masks)

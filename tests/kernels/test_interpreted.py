@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+KERNELS = (
+    "attention", "attention_fp8", "cascade", "step_kernels", "layer_kernels", "linear_invariant", "expert_kernels",
+    "sampling_kernels", "sampling_filter_kernels", "sampling_logits_kernels", "sampling_sampler_kernels",
+)  # fmt: skip
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "names",
+    ("names", "kept"),
     [
-        ("attention", "attention_fp8", "cascade"),
-        pytest.param(("cascade_engine",), marks=pytest.mark.slow),
-        ("step_kernels", "layer_kernels", "linear_invariant", "expert_kernels", "sampling_kernels",
-         "sampling_filter_kernels", "sampling_logits_kernels", "sampling_sampler_kernels"),
+        pytest.param(KERNELS, "gpu and not slow", id="kernels"),
+        pytest.param(KERNELS, "gpu and slow", id="slow cases", marks=pytest.mark.slow),
+        pytest.param(["cascade_engine"], "gpu", id="an engine", marks=pytest.mark.slow),
     ],
-    ids=lambda names: names[0],
-)  # fmt: skip
-def test_kernels_under_the_interpreter(names: tuple[str, ...]) -> None:
-    kept = "gpu" if names == ("cascade_engine",) else "gpu and not slow"
+)
+def test_kernels_under_the_interpreter(names: Sequence[str], kept: str) -> None:
     files = [f"tests/gpu/test_{name}.py" for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", kept, "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
