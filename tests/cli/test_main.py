@@ -119,20 +119,22 @@ def test_check_runs_the_suite_of_the_kind(tmp_path, capfd, monkeypatch):
         "        assert {passes}\n"
     )
     code = (
-        "import sys, types\nsys.path.insert(0, {folder!r})\nimport suite\n"
-        "import frame.core.testing.suites as suites\nsuites.SUITES = {{'platform': suite.Suite}}\n"
-        "from frame.core.cli.main import main\nsys.exit(main(['plugins', 'check', 'cpu']))\n"
+        "import importlib, sys\nsys.path.insert(0, {folder!r})\n"
+        "import frame.core.testing.suites as suites\nfrom frame.core.cli.main import main\n"
+        "for name in ('passing', 'failing'):\n"
+        "    suites.SUITES = {{'platform': importlib.import_module(name).Suite}}\n"
+        "    print('status', main(['plugins', 'check', 'cpu']))\n"
     )
-    for passes, status in (("True", 0), ("False", 1)):
-        folder = tmp_path / passes
-        folder.mkdir()
-        (folder / "suite.py").write_text(suite.format(passes=passes))
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(folder=str(folder))], check=False, capture_output=True, text=True
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        assert "platform frame-llm:cpu" in done.stdout
-        assert (" 2 passed" if status == 0 else " 1 passed, 1 failed") in done.stdout
+    for name, passes in (("passing", True), ("failing", False)):
+        (tmp_path / f"{name}.py").write_text(suite.format(passes=passes))
+    command = [sys.executable, "-c", code.format(folder=str(tmp_path))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    passing, status, failing = done.stdout.partition("status 0\n")
+    assert status, done.stdout + done.stderr
+    assert failing.endswith("status 1\n"), done.stdout + done.stderr
+    for text, words in ((passing, " 2 passed"), (failing, " 1 passed, 1 failed")):
+        assert "platform frame-llm:cpu" in text
+        assert words in text
 
 
 def test_help_of_a_command_is_found_both_ways_and_ends_with_examples(capsys):

@@ -1,4 +1,4 @@
-"""Completes fixed prompts with the disk connector: `python disk_prompts.py MODEL FOLDER REPEATS` prints JSON."""
+"""Completes fixed prompts with the disk connector: `python disk_prompts.py FOLDER REPEATS MODEL…` prints JSON."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def complete(model: str, folder: str, repeats: int = 1) -> list[list]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(complete(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    print(json.dumps([complete(model, sys.argv[1], int(sys.argv[2])) for model in sys.argv[3:]]))

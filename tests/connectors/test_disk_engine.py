@@ -13,17 +13,18 @@ from frame.core.testing.checkpoints import make_checkpoint
 from tests.connectors import disk_prompts
 from tests.connectors.disk_prompts import CACHED, SIZES, complete
 
+FAMILIES = ("llama", "gemma2")
 NOTHING = [0] * len(SIZES)
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def model(request, tmp_path_factory):
     return str(make_checkpoint(tmp_path_factory.mktemp("model"), request.param))
 
 
-def complete_elsewhere(model, folder, repeats=1):
-    """As `complete`, in a process of its own."""
-    command = [sys.executable, disk_prompts.__file__, model, str(folder), str(repeats)]
+def complete_elsewhere(folder, *models, repeats=1):
+    """As `complete`, for one model after the other, in a process of its own."""
+    command = [sys.executable, disk_prompts.__file__, str(folder), str(repeats), *models]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -40,10 +41,13 @@ def damage(path, kind):
     path.write_bytes(bytes(data))
 
 
-def test_a_new_process_reloads_what_another_computed(model, tmp_path):
-    expected, cached = complete(model, str(tmp_path))
-    assert cached == NOTHING
-    assert complete_elsewhere(model, tmp_path) == [expected, CACHED]
+def test_a_new_process_reloads_what_another_computed(tmp_path):
+    models, expected = [str(make_checkpoint(tmp_path / name, name)) for name in FAMILIES], []
+    for model in models:
+        tokens, cached = complete(model, str(tmp_path / "kv"))
+        assert cached == NOTHING
+        expected.append([tokens, CACHED])
+    assert complete_elsewhere(tmp_path / "kv", *models) == expected
 
 
 def test_damaged_files_change_no_token(model, tmp_path):
@@ -60,7 +64,7 @@ def test_damaged_files_change_no_token(model, tmp_path):
 def test_engines_share_a_folder_at_the_same_time(tmp_path):
     model = str(make_checkpoint(tmp_path / "model", "gemma2"))
     with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(lambda _: complete_elsewhere(model, tmp_path / "kv", 3), range(2))
+        [one], [two] = pool.map(lambda _: complete_elsewhere(tmp_path / "kv", model, repeats=3), range(2))
     assert one == two
     assert one[1] == CACHED
 

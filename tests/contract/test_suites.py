@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -73,6 +74,7 @@ def test_a_wrong_plugin_fails_the_check_meant_for_it(kind, target, check, tags):
     assert check in failed, [outcome for outcome in outcomes if outcome.status != "passed"]
 
 
+@cache
 def run_keeping(name):
     tags, options = {"worker": f"{KEEPING}:Keeper"}, f"{KEEPING}:Options"
     return run_suite("connector", target=f"{KEEPING}:{name}", tags=tags, options_model=options)

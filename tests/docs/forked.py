@@ -11,10 +11,12 @@ import os
 import runpy
 import sys
 
+import httpx
+import openai
 import torch
 import transformers.tokenization_utils_tokenizers  # as tokenizers of frame do
 
-LIBRARIES = (torch, transformers)
+LIBRARIES = (httpx, openai, torch, transformers)
 
 
 def serve() -> str | None:

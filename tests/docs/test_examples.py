@@ -70,20 +70,25 @@ def forked() -> Iterator[subprocess.Popen[str]]:
         made.wait(60)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if python(page, needs_server=False)], ids=NAME)
-def test_python_of_a_page_runs_from_top_to_bottom(page: Path, forked: subprocess.Popen[str], tmp_path: Path) -> None:
+def run_forked(forked: subprocess.Popen[str], code: str, folder: Path) -> str:
+    """What a script prints."""
     assert forked.stdin is not None
     assert forked.stdout is not None
-    script, output = tmp_path / "example.py", tmp_path / "output"
-    script.write_text(joined(python(page, needs_server=False)), encoding="utf-8")
-    print(json.dumps([str(script), str(tmp_path), str(output)]), file=forked.stdin, flush=True)
+    script, output = folder / "example.py", folder / "output"
+    script.write_text(code, encoding="utf-8")
+    print(json.dumps([str(script), str(folder), str(output)]), file=forked.stdin, flush=True)
     timer = threading.Timer(170, os.killpg, [forked.pid, signal.SIGKILL])
     timer.start()
     status = forked.stdout.readline()
     timer.cancel()
     timer.join()
     assert status == "0\n", Path(f"{output}.err").read_text()
-    assert output.read_text().strip()
+    return output.read_text()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python(page, needs_server=False)], ids=NAME)
+def test_python_of_a_page_runs_from_top_to_bottom(page: Path, forked: subprocess.Popen[str], tmp_path: Path) -> None:
+    assert run_forked(forked, joined(python(page, needs_server=False)), tmp_path).strip()
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +100,11 @@ def running() -> Iterator[Running]:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if python(page, needs_server=True)], ids=lambda page: page.name
 )
-def test_clients_of_a_page_get_answers(page: Path, running: Running, tmp_path: Path) -> None:
+def test_clients_of_a_page_get_answers(
+    page: Path, running: Running, forked: subprocess.Popen[str], tmp_path: Path
+) -> None:
     for block in python(page, needs_server=True):
-        assert run(block.text.replace(SERVER, running.url), tmp_path).strip(), block.place
+        assert run_forked(forked, block.text.replace(SERVER, running.url), tmp_path).strip(), block.place
 
 
 def starting(*words: str) -> list[str]:

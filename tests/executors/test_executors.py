@@ -78,21 +78,26 @@ def test_synchronous_equals_asynchronous(folder, expected):
     engine.close()
 
 
-def test_a_worker_process_gives_the_same_tokens_and_ends(folder, expected):
+@pytest.fixture(scope="module")
+def remote(folder):
     engine = start(folder, "process")
-    os.kill(engine.executor._worker._process.pid, signal.SIGINT)  # ctrl-C reaches all processes of a terminal
-    add(engine, logprobs=2)
-    assert drain(engine) == expected
-    (facts,) = engine.executor.call("describe")
-    assert facts["platform"] == "cpu"
+    yield engine
     process = engine.executor._worker._process
     engine.close()
     engine.close()
     assert process.poll() == 0
 
 
-def test_worker_methods_are_called_by_name_only(folder):
-    engine = start(folder, "process")
+def test_a_worker_process_gives_the_same_tokens(remote, expected):
+    os.kill(remote.executor._worker._process.pid, signal.SIGINT)  # ctrl-C reaches all processes of a terminal
+    add(remote, logprobs=2)
+    assert drain(remote) == expected
+    (facts,) = remote.executor.call("describe")
+    assert facts["platform"] == "cpu"
+
+
+def test_worker_methods_are_called_by_name_only(remote):
+    engine = remote
     with pytest.raises(RuntimeError, match=r"no worker method 'fly'; there are: .*describe"):
         engine.call("worker", {"method": "fly"})
     with pytest.raises(ValueError, match="run: function is a callable, which cannot travel"):
@@ -102,7 +107,6 @@ def test_worker_methods_are_called_by_name_only(folder):
         engine.call("sleep")
     engine.call("wake_up")
     assert engine.call("is_sleeping") is False
-    engine.close()
 
 
 class Local(LogitsProcessor):

@@ -23,7 +23,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(VALUES)
 def test_what_python_writes_is_read(value: Any) -> None:
     assert read_literal(repr(value)) == value
@@ -31,7 +31,7 @@ def test_what_python_writes_is_read(value: Any) -> None:
     assert read_json(to_json(value)) == value
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.text("'\"\\nux0123 ab,[](){}:-+.eTrueNone", max_size=20))
 def test_any_text_is_read_as_python_does_or_refused(text: str) -> None:
     try:

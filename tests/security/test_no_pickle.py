@@ -75,7 +75,9 @@ sys.exit(repr(seen[:3]) if seen else 0)
 """
 
 
-@pytest.mark.parametrize("flags", [(), ("-O",)], ids=["plain", "optimised"])
+@pytest.mark.parametrize(
+    "flags", [pytest.param((), id="plain", marks=pytest.mark.slow), pytest.param(("-O",), id="optimised")]
+)
 def test_generating_never_unpickles(flags: tuple[str, ...]) -> None:
     script = _SCRIPT.replace("assert ", "result = ")
     done = subprocess.run(

@@ -114,7 +114,7 @@ SLOTS = st.integers(0, 6)
 @given(
     st.lists(st.tuples(st.sets(SLOTS), st.lists(SLOTS, unique=True), st.randoms(use_true_random=False)), max_size=25)
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_updates_lead_any_history_to_the_right_rows(history):
     recorder = Recorder(None, CPU, False)
     adapter = BatchProcessorAdapter(recorder, config=None, device=CPU)
