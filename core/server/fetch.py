@@ -22,6 +22,8 @@ _CHUNK_BYTES = 1 << 16
 _BROKE = "the connection broke before all was there"
 #: What URL parsers disagree about.
 _AMBIGUOUS = re.compile(r"[\x00-\x20\x7f\\]|[^\x00-\x7f]")
+#: In the name of a host, which some parsers escape and others leave.
+_NO_HOST = re.compile(r"[\"<>^`{|}]")
 #: Spellings of IPv4 addresses that some resolvers take for numbers: decimal, octal, hexadecimal, shortened.
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
 
@@ -48,7 +50,7 @@ def parse_url(url: str, rules: FetchRules) -> SplitResult:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise FetchError(f"{shown!r} is no URL") from None
-    if _AMBIGUOUS.search(url):
+    if _AMBIGUOUS.search(url) or _NO_HOST.search(parts.netloc):
         raise FetchError(f"URL {shown!r} holds a character that must be escaped")
     if parts.scheme not in ("http", "https"):
         raise FetchError(f"URL {shown!r} must begin with http:// or https://")

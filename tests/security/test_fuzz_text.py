@@ -125,6 +125,7 @@ def test_wrong_types_are_refused_as_wrong(body: type[BoundedModel], data: st.Dat
              max_size=9).map("".join)
     | TEXT.map(lambda text: f"http://{text}")
 )  # fmt: skip
+@example("http://^")
 def test_two_parsers_agree_about_every_accepted_url(url: str) -> None:
     try:
         parts = parse_url(url, FetchRules())
