@@ -24,7 +24,8 @@ declare -A tests=(
     test_prefill_attention.py::test_features_equal_the_reference[mixed-all-128-plain]"
   [experts]="test_expert_kernels.py::test_many_rows_on_hopper test_expert_kernels.py::test_tokens_with_a_stride
     test_expert_kernels.py::test_rows_are_spread_to_where_their_pairs_are_and_combined_from_there"
-  [steps]="test_step_kernels.py test_layer_kernels.py test_linear_rows.py::test_products_equal_the_reference"
+  [steps]="test_step_kernels.py test_layer_kernels.py"
+  [rows]="test_linear_rows.py::test_products_equal_the_reference"
   [sampling]="test_sampling_kernels.py test_sampling_filter_kernels.py test_sampling_logits_kernels.py"
   [races]="test_attention.py::test_features_equal_the_reference
     test_attention.py::test_decode_counts_begin_anew_with_every_launch test_sampling_kernels.py"
