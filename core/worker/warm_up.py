@@ -35,7 +35,8 @@ _FEATURES: tuple[dict[str, Any], ...] = (
 #: What makes a draw a kernel of its own: alone, and with logits that were edited before, in short prompts.
 _SHORT = (1,), (3,), (1, 3)
 _SHORT_LENGTH = 12
-#: These first, without the rest: among the kernels of their prompts are those that take longest to compile.
+#: These first, in all numerics, without the rest: among the kernels of their prompts are those that take longest to
+#: compile.
 _NUM_FIRST = 3
 
 
@@ -79,17 +80,20 @@ def warm_up(
     kinds = runner.pooling.kinds()
     make = partial(_request, runner, kinds)
     modes = (False, True) if also else (False,)
+    sizes = max_slots, max_tokens, max_model_len
     for numerics in modes:
-        _serve(runner, _plans(make, not kinds, max_slots, max_tokens, max_model_len), numerics)
+        _serve(runner, _plans(make, not kinds, *sizes, begins=True), numerics)
+    for numerics in modes:
+        _serve(runner, _plans(make, not kinds, *sizes, begins=False), numerics)
         for shape in runner.device.graphs.shapes():
             if shape.deterministic == (numerics or runner.device.deterministic):
                 runner.run_dummy(shape)
                 if shares_prefixes and not shape.deterministic:
                     runner.run_dummy(replace(shape, shared=True))
     if not kinds:
-        _draw_with_masks(runner, max_slots, max_tokens, max_model_len)
+        _draw_with_masks(runner, *sizes)
     for numerics in modes if thorough else ():
-        _serve(runner, _sizes(make, not kinds, max_slots, max_tokens, max_model_len), numerics)
+        _serve(runner, _sizes(make, not kinds, *sizes), numerics)
     runner.device.ops.invariant = runner.device.deterministic  # memory is profiled next, by what steps usually run
 
 
@@ -101,16 +105,28 @@ def _serve(runner: Runner, plans: Iterable[StepPlan], deterministic: bool) -> No
 
 
 def _plans(
-    make: Callable[[int, int, int], NewRequest], decodes: bool, max_slots: int, max_tokens: int, max_model_len: int
+    make: Callable[[int, int, int], NewRequest],
+    decodes: bool,
+    max_slots: int,
+    max_tokens: int,
+    max_model_len: int,
+    *,
+    begins: bool,
 ) -> Iterator[StepPlan]:
-    """`make(slot, feature, length)` gives a request of `length` tokens; with `decodes` its prompt is not all of it."""
+    """`make(slot, feature, length)` gives a request of `length` tokens; with `decodes` its prompt is not all of it.
+
+    `begins`: the prompts whose kernels take longest to compile, else all others.
+    """
     most = min(len(_FEATURES), max_slots, max_tokens)
     length = min(160, max_tokens // most, max_model_len - 4)
     if length < 1:
         return
     every = tuple(range(len(_FEATURES)))
-    groups = [(every[:_NUM_FIRST], length, False), (every, length, decodes), (every[:1], length, decodes)]
-    groups += [(some, min(length, _SHORT_LENGTH), False) for some in _SHORT]
+    if begins:
+        groups = [(every[:_NUM_FIRST], length, False)]
+    else:
+        groups = [(every, length, decodes), (every[:1], length, decodes)]
+        groups += [(some, min(length, _SHORT_LENGTH), False) for some in _SHORT]
     parts = [(list(part), size, goes_on) for some, size, goes_on in groups for part in _batched(some, most)]
     for number, (features, size, goes_on) in enumerate(parts):
         step, slots = 4 * number, list(range(len(features)))
