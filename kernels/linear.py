@@ -1,6 +1,6 @@
-"""Products of a few rows with a weight, in Triton; the reference is in `frame.core.ops.linear`.
+"""Products of one row with a weight, in Triton; the reference is in `frame.core.ops.linear`.
 
-With so few rows a product is bound by reading the weight once. Each program owns some outputs and reads whole rows of
+With one row a product is bound by reading the weight once. Each program owns some outputs and reads whole rows of
 the weight in order, so the sum of an output has one fixed order, whatever the batch. Knows no layer.
 """
 
@@ -14,46 +14,34 @@ from torch import Tensor
 from .chain import await_previous, chained
 from .linear_invariant import hopper_kernel
 
-#: The largest weight, of a gated product both halves, that 3 to 8 rows multiply by `linear_rows`. Layers whose weights
-#: are up to 5120 × 2048 were 9 to 25 % quicker by it on an H200: its launches also hide behind one another. 4096 × 4096
-#: takes it 14.1 µs and the library 13.5, as what is larger is bound by reading, which the library does faster. A gated
-#: weight is its layer's largest: by this number the products around it are done alike, or it would gain nothing.
+#: Outputs of the widest weight, of a gated product both halves, that 2 to 8 rows multiply by `linear_rows`. Layers of
+#: Llama 8B, up to 28672 × 4096, took 8 % less time by it on an H200. A head is left to the library.
+MAX_OUTPUTS = 32768
+#: Numbers of the largest weight that 9 to 16 rows do: up to 5120 × 2048 they gained a tenth, beyond it nothing.
 MAX_NUMBERS = 12 << 20
 
 
 @triton.jit
-def _few_rows(
-    x, weight, bias, out, outputs, inputs, stride_x, stride_weight, stride_out,
-    ROWS: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
+def _one_row(
+    x, weight, bias, out, outputs, inputs, stride_weight,
+    BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_K)
     there = output < outputs
     source = weight + output.to(tl.int64)[:, None] * stride_weight + lane[None, :]
-    sums_0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    sums_1, sums_2, sums_3 = sums_0, sums_0, sums_0
+    sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     ahead = tl.load(source, mask=there[:, None] & (lane < inputs)[None, :], other=0.0)
     await_previous(CHAINED)
     for first in range(0, inputs, BLOCK_K):
-        kept = first + lane < inputs
         values = ahead.to(tl.float32)
         left = first + BLOCK_K + lane < inputs
         ahead = tl.load(source + first + BLOCK_K, mask=there[:, None] & left[None, :], other=0.0)
-        sums_0 += values * tl.load(x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
-        if ROWS > 1:
-            sums_1 += values * tl.load(x + stride_x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
-        if ROWS > 2:
-            sums_2 += values * tl.load(x + 2 * stride_x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
-            sums_3 += values * tl.load(x + 3 * stride_x + first + lane, mask=kept, other=0.0).to(tl.float32)[None, :]
-    added = tl.zeros([BLOCK_N], tl.float32)
+        sums += values * tl.load(x + first + lane, mask=first + lane < inputs, other=0.0).to(tl.float32)[None, :]
+    total = tl.sum(sums, 1)
     if BIAS:
-        added = tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + output, tl.sum(sums_0, 1) + added, mask=there)
-    if ROWS > 1:
-        tl.store(out + stride_out + output, tl.sum(sums_1, 1) + added, mask=there)
-    if ROWS > 2:
-        tl.store(out + 2 * stride_out + output, tl.sum(sums_2, 1) + added, mask=there)
-        tl.store(out + 3 * stride_out + output, tl.sum(sums_3, 1) + added, mask=there)
+        total += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + output, total, mask=there)
 
 
 @triton.jit
@@ -97,23 +85,15 @@ def tile(outputs: int, inputs: int) -> tuple[int, int, int]:
     return (4, 2048, 4) if outputs >= 32768 else (2, 2048, 2)
 
 
-def pays(rows: int, outputs: int) -> bool:
-    """Whether this product was measured to be quicker than the library's on an H200."""
-    return rows == 1 or (rows == 2 and outputs <= 2048)
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, sizes: tuple[int, int, int] | None = None) -> Tensor:
-    """x Wᵀ + b for x [1, 2 or 4, inputs] and weight [outputs, inputs], rows contiguous; sums in float32."""
-    rows, inputs = x.shape
-    outputs = weight.shape[0]
-    if rows not in (1, 2, 4):
-        raise ValueError(f"x has {rows} rows; there are kernels for 1, 2 and 4")
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    """x Wᵀ + b for one row x [1, inputs] and weight [outputs, inputs], rows contiguous; sums in float32."""
+    inputs, outputs = x.shape[1], weight.shape[0]
+    out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     block_n, block_k, warps = sizes or tile(outputs, inputs)
     block_k = min(block_k, triton.next_power_of_2(inputs))
-    _few_rows[(triton.cdiv(outputs, block_n),)](
-        x, weight, bias, out, outputs, inputs, x.stride(0), weight.stride(0), out.stride(0),
-        ROWS=rows, BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+    _one_row[(triton.cdiv(outputs, block_n),)](
+        x, weight, bias, out, outputs, inputs, weight.stride(0),
+        BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
         **chained(x.device),
     )  # fmt: skip
     return out
@@ -135,17 +115,18 @@ def linear_silu_mul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 def hopper_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor | None:
     """`linear_rows.product` of x [rows, inputs], or None where it cannot serve or was measured not to pay."""
-    if not 3 <= len(x) <= 8 or weight.numel() > MAX_NUMBERS or x.device.type != "cuda":
+    pays = len(weight) <= MAX_OUTPUTS if len(x) <= 8 else weight.numel() <= MAX_NUMBERS
+    if not 2 <= len(x) <= 16 or not pays or x.device.type != "cuda":
         return None
     if x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype:
         return None
-    if not (_loads_wide(x) and _loads_wide(weight)):
+    if not (_is_copied(x) and _is_copied(weight)):
         return None
     kernel = hopper_kernel(x.device, "linear_rows", "product")
     return None if kernel is None else kernel(x, weight, bias, gated=gated)
 
 
-def _loads_wide(matrix: Tensor) -> bool:
-    """Whether Triton takes its rows for aligned, so that there is one kernel for all batches, and it loads 16 bytes."""
-    inputs = matrix.shape[1]
-    return matrix.stride(1) == 1 and not (inputs % 16 or matrix.stride(0) % 16 or matrix.data_ptr() % 16)
+def _is_copied(matrix: Tensor) -> bool:
+    """Whether bulk copies of 64 inputs reach all of it."""
+    whole = matrix.stride(1) == 1 and matrix.shape[1] % 64 == 0
+    return whole and matrix.stride(0) % 8 == 0 and matrix.data_ptr() % 16 == 0

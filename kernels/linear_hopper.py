@@ -36,7 +36,7 @@ BLOCK_K = 64
 CHUNK = 64
 
 #: Of the threads of one warpgroup; Triton 3.7 gave it another name.
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,10 @@ def _store_part(values, out, smem, row, column, part: gl.constexpr, HALF: gl.con
     """
     place = smem.index(HALF * PARTS + part % PARTS)
     tma.store_wait(PARTS - 1)
-    _barrier()
+    barrier()
     place.store(values.to(out.dtype))
     fence_async_shared()
-    _barrier()
+    barrier()
     tma.async_copy_shared_to_global(out, [row, column + part * 64], place)
 
 

@@ -1,10 +1,10 @@
-"""Products of up to 8 rows with a weight, for Hopper, in Gluon; the plain twin: `linear_invariant._linear`.
+"""Products of 2 to 16 rows with a weight, for Hopper, in Gluon; the plain twin: `linear_invariant._linear`.
 
 Such a product is bound by reading the weight once. A program has 16 outputs, the side on which a matrix instruction has
 16, so that even small weights make enough programs to keep the chip reading; its warps share the inputs, and programs
-add nothing up between them. Each thread loads 16 bytes of a weight's row straight into the registers from which the
-matrix unit multiplies them: which inputs those are does not matter, as long as both operands agree. No weight goes
-through shared memory, and the first ones are on their way before the kernel before has ended. Knows no layer.
+add nothing up between them. Weights come through a ring of bulk copies, the first of them while the kernel before
+ends. The rows come through the same ring: loads would wait behind all the weights that are on their way. Knows no
+layer.
 """
 
 from __future__ import annotations
@@ -17,38 +17,52 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .chain import await_previous, chained
+from .linear_hopper import barrier
 
-#: Rows of a program: the columns of a matrix instruction; those that are not there are zeros, and not stored.
-ROWS = 8
+#: The most rows; those that are not there are zeros, and not stored.
+ROWS = 16
 #: Outputs of a program: the rows of a matrix instruction.
 BLOCK_N = 16
+#: Inputs that a warp multiplies in a step: 128 bytes, the widest swizzle of a bulk copy.
+WIDTH = 64
 
 
 @dataclass(frozen=True)
 class RowsTile:
-    """Inputs that a warp multiplies in a step while the next ones are on their way; the warps of a program.
+    """The warps of a program, each with 64 inputs of a step, and the steps that are on their way."""
 
-    `registers` are the most that a thread may have; with None the compiler decides, which may leave it too few.
-    """
-
-    step: int
     warps: int
-    registers: int | None = None
+    stages: int
 
 
-#: What launches take: the best on an H200 of what was measured there.
-TILE = RowsTile(128, 8)
-#: Others worth a measurement: with a gate, two or more programs of these fit on a multiprocessor, not one.
-CANDIDATES = (TILE, RowsTile(128, 4, 168), RowsTile(64, 8, 168), RowsTile(64, 4, 168))
+#: Others than `tile_for` takes that are worth a measurement.
+CANDIDATES = (RowsTile(4, 4), RowsTile(4, 6), RowsTile(8, 3), RowsTile(8, 4))
 
 
 @gluon.jit
-def _weights(weight, output, lane, first, outputs, inputs, stride_weight):
-    """A step of the weight [warps, outputs, STEP], from input `first` on; zeros beyond its ends."""
-    mask = (output < outputs) & (first + lane < inputs)
-    return gl.load(weight + output.to(gl.int64) * stride_weight + lane + first, mask=mask, other=0.0)
+def _fetch_weights(
+    weight, tiles, ready, step, first_output, outputs,
+    PARTS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """Asks for the weights of a step, and says how much will have come with its rows."""
+    stage = step % STAGES
+    mbarrier.expect(ready.index(stage), WARPS * (PARTS * 16 + ROWS) * 64 * 2)
+    for part in gl.static_range(PARTS):
+        tma.async_copy_global_to_shared(
+            weight, [step * WARPS, first_output + part * outputs, 0], ready.index(stage),
+            tiles.index(stage * PARTS + part),
+        )  # fmt: skip
+
+
+@gluon.jit
+def _fetch_rows(x, tiles, ready, step, STAGES: gl.constexpr, WARPS: gl.constexpr):
+    """Asks for the rows of a step."""
+    stage = step % STAGES
+    tma.async_copy_global_to_shared(x, [step * WARPS, 0, 0], ready.index(stage), tiles.index(stage))
 
 
 @gluon.jit
@@ -60,41 +74,47 @@ def _total(sums, bias, column, there, BIAS: gl.constexpr, dtype: gl.constexpr):
     return total.to(dtype)
 
 
-@gluon.jit(do_not_specialize=["rows"])
+@gluon.jit(do_not_specialize=["rows", "steps"])
 def _some_rows(
-    x, weight, bias, out, rows, outputs, inputs, stride_x, stride_weight,
-    GATED: gl.constexpr, BIAS: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, STEP: gl.constexpr,
-    CHAINED: gl.constexpr, num_warps: gl.constexpr,
+    x, weight, bias, out, rows, outputs, steps,
+    GATED: gl.constexpr, BIAS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, CHAINED: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
+    PARTS: gl.constexpr = 2 if GATED else 1
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [num_warps, 1, 1], [1, 16, 8])
+    # 16 bytes of a row for each thread: which inputs those are does not matter, as both operands agree
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
-    first_output = gl.program_id(0) * BLOCK_N
-    part = gl.arange(0, num_warps, gl.SliceLayout(1, gl.SliceLayout(2, LEFT)))[:, None, None] * STEP
-    lane = part + gl.arange(0, STEP, gl.SliceLayout(0, gl.SliceLayout(1, LEFT)))[None, None, :]
-    output = (first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, LEFT))))[None, :, None]
-    ahead = _weights(weight, output, lane, 0, outputs, inputs, stride_weight)
-    if GATED:
-        second = weight + gl.to_tensor(outputs).to(gl.int64) * stride_weight  # of 1 Triton makes a constant
-        ahead_up = _weights(second, output, lane, 0, outputs, inputs, stride_weight)
-    part = gl.arange(0, num_warps, gl.SliceLayout(1, gl.SliceLayout(2, RIGHT)))[:, None, None] * STEP
-    depth = part + gl.arange(0, STEP, gl.SliceLayout(0, gl.SliceLayout(2, RIGHT)))[None, :, None]
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, RIGHT)))[None, None, :]
-    source = x + row * stride_x + depth
-    sums = gl.zeros([num_warps, BLOCK_N, ROWS], gl.float32, SUMS)
+    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
+    weight_tiles = gl.allocate_shared_memory(weight.dtype, [STAGES * PARTS, num_warps, 16, 64], TILE)
+    x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, num_warps, ROWS, 64], TILE)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(ready.index(slot), count=1)
+    fence_async_shared()
+    first_output = gl.program_id(0) * 16
+    for slot in gl.static_range(STAGES):
+        _fetch_weights(weight, weight_tiles, ready, slot, first_output, outputs, PARTS, ROWS, STAGES, num_warps)
+    sums = gl.zeros([num_warps, 16, ROWS], gl.float32, SUMS)
     ups = sums
     await_previous(CHAINED)
-    for first in range(0, inputs, STEP * num_warps):
-        following = first + STEP * num_warps
-        now = ahead
-        ahead = _weights(weight, output, lane, following, outputs, inputs, stride_weight)
-        values = gl.load(source + first, mask=(row < rows) & (first + depth < inputs), other=0.0)
-        sums = mma_v2(now, values, sums)
+    for slot in gl.static_range(STAGES):
+        _fetch_rows(x, x_tiles, ready, slot, STAGES, num_warps)
+    for step in range(steps):
+        stage = step % STAGES
+        mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
+        values = x_tiles.index(stage).permute((0, 2, 1)).load(RIGHT)
+        sums = mma_v2(weight_tiles.index(stage * PARTS).load(LEFT), values, sums)
         if GATED:
-            now = ahead_up
-            ahead_up = _weights(second, output, lane, following, outputs, inputs, stride_weight)
-            ups = mma_v2(now, values, ups)
-    column = first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))
+            ups = mma_v2(weight_tiles.index(stage * PARTS + 1).load(LEFT), values, ups)
+        barrier()  # all warps have read what the next copies replace
+        following = step + STAGES
+        if following < steps:
+            _fetch_weights(
+                weight, weight_tiles, ready, following, first_output, outputs, PARTS, ROWS, STAGES, num_warps
+            )
+            _fetch_rows(x, x_tiles, ready, following, STAGES, num_warps)
+    column = first_output + gl.arange(0, 16, gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))
     row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
     there = column < outputs
     result = _total(sums, bias, column, there, BIAS, out.dtype.element_ty)
@@ -105,22 +125,38 @@ def _some_rows(
     gl.store(out + row * outputs + column[:, None], result, mask=there[:, None] & (row < rows))
 
 
-def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, tile: RowsTile = TILE, *, gated: bool = False
-) -> Tensor:
-    """x Wᵀ + b for x [up to 8 rows, inputs] and weight [outputs, inputs] of a 16-bit type; sums in float32.
+def tile_for(rows: int, outputs: int, inputs: int, *, gated: bool = False) -> RowsTile:
+    """What launches take, as measured on an H200: more warps where few programs have much to read."""
+    warps = 8 if inputs >= max(4096, 32 * triton.cdiv(outputs, BLOCK_N)) else 4
+    return RowsTile(warps, 4 if gated or warps == 8 or rows > 8 else 6)
 
-    The inputs and the rows' strides are multiples of 16, and what is read begins at multiples of 16 bytes. With
-    `gated`, the result is silu(a) · b of the halves a, b, each of them rounded as if the product alone had been stored.
+
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, tile: RowsTile | None = None, *, gated: bool = False
+) -> Tensor:
+    """x Wᵀ + b for x [up to 16 rows, inputs] and weight [outputs, inputs] of a 16-bit type; sums in float32.
+
+    The inputs are a multiple of 64, and rows begin at multiples of 16 bytes. With `gated`, the result is silu(a) · b of
+    the halves a, b, each of them rounded as if the product alone had been stored.
     """
     rows, inputs = x.shape
     if rows > ROWS:
         raise ValueError(f"x has {rows} rows; the kernel serves up to {ROWS}")
     outputs = len(weight) // 2 if gated else len(weight)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    tile = tile or tile_for(rows, outputs, inputs, gated=gated)
+    steps, room = triton.cdiv(inputs, WIDTH * tile.warps), 8 if rows <= 8 else ROWS
     _some_rows[(triton.cdiv(outputs, BLOCK_N),)](
-        x, weight, bias, out, rows, outputs, inputs, x.stride(0), weight.stride(0),
-        GATED=gated, BIAS=bias is not None, ROWS=ROWS, BLOCK_N=BLOCK_N, STEP=tile.step,
-        num_warps=tile.warps, maxnreg=tile.registers, **chained(x.device),
+        _descriptor(x, tile.warps, room), _descriptor(weight, tile.warps, BLOCK_N), bias, out, rows, outputs, steps,
+        GATED=gated, BIAS=bias is not None, ROWS=room, STAGES=min(tile.stages, steps),
+        num_warps=tile.warps, **chained(x.device),
     )  # fmt: skip
     return out
+
+
+def _descriptor(matrix: Tensor, warps: int, rows: int) -> TensorDescriptor:
+    """For copies of so many rows and 64 inputs for each warp; what is outside of the matrix is read as zeros."""
+    count, inputs = matrix.shape
+    parts = matrix.as_strided((inputs // WIDTH, count, WIDTH), (WIDTH, matrix.stride(0), 1))
+    kind = gl.NVMMASharedLayout(128, 16, 3)
+    return TensorDescriptor(parts, list(parts.shape), list(parts.stride()), [warps, rows, WIDTH], kind)

@@ -4,11 +4,11 @@
 
 Shapes are outputs of the weight × inputs, in bf16: by default layers of Qwen3 0.6B, of Qwen3 30B-A3B and of Llama 8B.
 Figures are microseconds of a product in a recorded chain of them over several weights, together larger than the L2
-cache; medians of replays. "few" is `kernels/linear.py`, for 1, 2 and 4 rows; "rows" is `kernels/linear_rows.py`, for up
-to 8 on Hopper, followed by its other candidates (inputs of a warp in a step / warps); what ordinary steps take is
-marked by a star. Weights of the shapes in `--gated` hold a gate and a factor, for which the library takes a product and
-our gate. The floor is the weight's bytes at 4.27 TB/s, an H200's copy rate. Each product is compared with float32
-first; the process ends with 1 where one is wrong.
+cache; medians of replays. "one" is `kernels/linear.py`, for one row; "rows" is `kernels/linear_rows.py`, for up to 16
+on Hopper, followed by its candidates (warps / steps on their way); what ordinary steps take is marked by a star.
+Weights of the shapes in `--gated` hold a gate and a factor, for which the library takes a product and our gate. The
+floor is the weight's bytes at 4.27 TB/s, an H200's copy rate. Each product is compared with float32 first; the process
+ends with 1 where one is wrong.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.linear_invariant import CACHE_BYTES, microseconds, random
-from frame.kernels import linear as few_rows
+from frame.kernels import linear as one_row
 from frame.kernels import linear_rows
 from frame.kernels.activation import silu_mul
 from frame.plugins.platforms.rehearsal import rehearse
 
 SHAPES = "4096x1024,1024x2048,1024x3072,5120x2048,2048x4096,128x2048,6144x4096,4096x4096,28672x4096,4096x14336"
-GATED = "6144x1024,12288x2048"
+GATED = "6144x1024,12288x2048,28672x4096"
 COPY_BYTES_PER_MICROSECOND = 4.27e6
 #: Products in a recorded chain, or more.
 CHAIN = 100
@@ -41,20 +41,20 @@ def products(rows: int, gated: bool) -> dict[str, Product]:
     """What can multiply so many rows, by name."""
     library: Product = torch.nn.functional.linear
     found: dict[str, Product] = {"library": (lambda x, w: silu_mul(library(x, w))) if gated else library}
-    if rows in ((1,) if gated else (1, 2, 4)):
-        found["few"] = few_rows.linear_silu_mul if gated else few_rows.linear
+    if rows == 1:
+        found["one"] = one_row.linear_silu_mul if gated else one_row.linear
     if rows <= linear_rows.ROWS and torch.cuda.get_device_capability() == (9, 0):
+        found["rows"] = partial(linear_rows.product, gated=gated)
         for tile in linear_rows.CANDIDATES:
-            name = "rows" if tile == linear_rows.TILE else f"{tile.step}/{tile.warps}"
-            found[name] = partial(linear_rows.product, tile=tile, gated=gated)
+            found[f"{tile.warps}/{tile.stages}"] = partial(linear_rows.product, tile=tile, gated=gated)
     return found
 
 
 def chosen(x: Tensor, weight: Tensor, gated: bool) -> str:
     """The name of what ordinary steps take."""
-    if len(x) == 1 or (not gated and few_rows.pays(len(x), len(weight))):
-        return "few"
-    return "library" if few_rows.hopper_rows(x, weight, gated=gated) is None else "rows"
+    if len(x) == 1:
+        return "one"
+    return "library" if one_row.hopper_rows(x, weight, gated=gated) is None else "rows"
 
 
 def error(product: Product, x: Tensor, weight: Tensor, gated: bool) -> float:

@@ -39,7 +39,7 @@ from frame.kernels import (
     sampling,
     step,
 )
-from frame.kernels import linear as few_rows
+from frame.kernels import linear as one_row
 from frame.kernels.linear_invariant import gate_pays, hopper_product, linear_invariant, linear_silu_mul_invariant
 
 from .cuda_graphs import CudaGraphs
@@ -96,9 +96,9 @@ class CudaOps(Ops):
         if self.invariant:
             return linear_invariant(x, weight, bias)
         if x.dim() == 2:
-            if few_rows.pays(x.shape[0], weight.shape[0]):
-                return few_rows.linear(x, weight, bias)
-            if self._ordinary and (out := few_rows.hopper_rows(x, weight, bias)) is not None:
+            if x.shape[0] == 1:
+                return one_row.linear(x, weight, bias)
+            if self._ordinary and (out := one_row.hopper_rows(x, weight, bias)) is not None:
                 return out
             if self._multiplies and (out := hopper_product(x, weight, bias)) is not None:
                 return out
@@ -118,8 +118,8 @@ class CudaOps(Ops):
         if self.invariant:
             return linear_silu_mul_invariant(x, weight, bias)
         if x.shape[0] == 1:
-            return few_rows.linear_silu_mul(x, weight, bias)
-        if self._ordinary and (out := few_rows.hopper_rows(x, weight, bias, gated=True)) is not None:
+            return one_row.linear_silu_mul(x, weight, bias)
+        if self._ordinary and (out := one_row.hopper_rows(x, weight, bias, gated=True)) is not None:
             return out
         pays = self._multiplies or (self._ordinary and gate_pays(x, weight.shape[0] // 2))
         if pays and (out := hopper_product(x, weight, bias, gated=True)) is not None:

@@ -36,10 +36,10 @@ def _empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=DEVICE)
 
 
-def few_rows(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
-    """A product of one, two or four rows."""
+def one_row(outputs: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
+    """The product of one row."""
     given = _empty(outputs, dtype=dtype) if bias else None
-    linear.linear(_empty(rows, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype), given)
+    linear.linear(_empty(1, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype), given)
 
 
 def gated_row(size: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
@@ -66,9 +66,9 @@ def some_rows(
     *,
     gated: bool = False,
     bias: bool = False,
-    tile: RowsTile = linear_rows.TILE,
+    tile: RowsTile | None = None,
 ) -> None:
-    """A product of up to eight rows on Hopper; `outputs` are the weight's."""
+    """A product of up to sixteen rows on Hopper; `outputs` are the weight's."""
     x, weight = _empty(rows, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype)
     linear_rows.product(x, weight, _empty(outputs, dtype=dtype) if bias else None, tile, gated=gated)
 
@@ -184,28 +184,24 @@ def expert_launches() -> dict[str, Callable[[], None]]:
 
 
 def product_launches() -> dict[str, Callable[[], None]]:
-    """Products with a weight: each tile of one or two rows, and each of those that heed no batch."""
+    """Products with a weight: each tile of one row, and each of those that heed no batch."""
     found: dict[str, Callable[[], None]] = {}
     for outputs, inputs in ((6144, 4096), (151936, 4096), (1024, 1024), (151936, 1024), (1000, 72)):
         name = f"{outputs} x {inputs}"
-        found[f"one row, {name}"] = partial(few_rows, 1, outputs, inputs)
+        found[f"one row, {name}"] = partial(one_row, outputs, inputs)
         found[f"one gated row, {name}"] = partial(gated_row, outputs, inputs)
-    found["one row, bias"] = partial(few_rows, 1, 6144, 4096, bias=True)
+    found["one row, bias"] = partial(one_row, 6144, 4096, bias=True)
     found["one gated row, bias"] = partial(gated_row, 11008, 4096, bias=True)
-    found["one row, one output"] = partial(few_rows, 1, 1, 8)  # Triton takes an argument of 1 for a constant
+    found["one row, one output"] = partial(one_row, 1, 8)  # Triton takes an argument of 1 for a constant
     found["one gated row, one output"] = partial(gated_row, 1, 8, bias=True)
     for inputs in (72, 1024, 2048, 4096, 8192):
         found[f"one normed row, {inputs} inputs"] = partial(normed_row, 6144, inputs)
     found["one normed row, offset, bias"] = partial(normed_row, 6144, 4096, offset=1.0, bias=True)
     found["one normed row, one output"] = partial(normed_row, 1, 8)
-    for inputs in (1024, 4096):
-        found[f"two rows, 2048 x {inputs}"] = partial(few_rows, 2, 2048, inputs)
-    found["two rows, bias"] = partial(few_rows, 2, 2048, 4096, bias=True)
     for dtype in (F16, F32):
-        found[f"one row, {dtype}"] = partial(few_rows, 1, 6144, 4096, dtype)
+        found[f"one row, {dtype}"] = partial(one_row, 6144, 4096, dtype)
         found[f"one normed row, {dtype}"] = partial(normed_row, 11008, 4096, dtype)
         found[f"one gated row, {dtype}"] = partial(gated_row, 11008, 4096, dtype)
-        found[f"two rows, {dtype}"] = partial(few_rows, 2, 2048, 4096, dtype)
         found[f"deterministic, {dtype}"] = partial(invariant, 300, 4096, 4096, dtype, bias=True)
     for rows, outputs in ((1, 4096), (100, 6144), (100, 151936), (400, 1024), (400, 6144), (400, 151936), (8192, 6144)):
         found[f"deterministic, {rows} rows, {outputs} outputs"] = partial(tiled, rows, outputs, 4096)
@@ -237,21 +233,21 @@ def hopper_products() -> dict[str, Callable[[], None]]:
 
 
 def rows_launches() -> dict[str, Callable[[], None]]:
-    """Products of three to eight rows: of layers, of sizes that fit nothing, as steps choose, and in every tile."""
+    """Products of some rows: of layers, of sizes that fit nothing, as steps choose, and in every tile."""
     found: dict[str, Callable[[], None]] = {}
-    for outputs, inputs in ((6144, 1024), (5120, 2048), (128, 2048), (1000, 80)):
+    for outputs, inputs in ((6144, 1024), (5120, 2048), (128, 2048), (4096, 14336), (1000, 64)):
         found[f"some rows, {outputs} x {inputs}"] = partial(some_rows, 8, outputs, inputs)
         found[f"some gated rows, {outputs} x {inputs}"] = partial(some_rows, 8, outputs, inputs, gated=True)
-    found["some rows, float16, bias"] = partial(some_rows, 3, 4096, 1024, F16, bias=True)
-    found["some gated rows, float16, bias"] = partial(some_rows, 3, 6144, 1024, F16, gated=True, bias=True)
-    found["some rows, one output"] = partial(some_rows, 5, 1, 16)  # Triton takes an argument of 1 for a constant
-    found["some gated rows, one output"] = partial(some_rows, 5, 2, 16, gated=True)
-    found["some ordinary rows"] = lambda: ordinary(CudaOps().linear, 5, 2048)
-    found["some ordinary gated rows"] = lambda: ordinary(CudaOps().linear_silu_mul, 5, 2048)
+    found["some rows, float16, bias"] = partial(some_rows, 2, 4096, 1024, F16, bias=True)
+    found["some gated rows, float16, bias"] = partial(some_rows, 2, 6144, 1024, F16, gated=True, bias=True)
+    found["some rows, one output"] = partial(some_rows, 5, 1, 64)  # Triton takes an argument of 1 for a constant
+    found["some gated rows, one output"] = partial(some_rows, 5, 2, 64, gated=True)
+    found["some ordinary rows"] = lambda: ordinary(CudaOps().linear, 5, 28672)
+    found["some ordinary gated rows"] = lambda: ordinary(CudaOps().linear_silu_mul, 5, 28672)
     for tile in linear_rows.CANDIDATES:
         for kind, gated in (("", False), ("gated ", True)):
-            found[f"some {kind}rows, {tile.step} by {tile.warps} warps"] = partial(
-                some_rows, 8, 6144, 1024, gated=gated, tile=tile
+            found[f"sixteen {kind}rows, {tile.warps} warps, {tile.stages} stages"] = partial(
+                some_rows, 16, 6144, 4096, gated=gated, tile=tile
             )
     return found
 

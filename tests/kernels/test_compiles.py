@@ -59,7 +59,7 @@ SPILLS = {
     "decode._decode_attention_kernel": 96,
     "attention._paged_attention_kernel": 88,  # by deterministic steps, whose one warp fills its registers
     "cascade._prefix_attention_kernel": 8,
-    "linear._few_rows": 4,
+    "linear._one_row": 4,
     "linear._one_row_gated": 0,
     "norm_linear._norm_linear": 0,
     "linear_invariant._linear": 0,
@@ -98,7 +98,10 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
     used = one.instructions & {"HMMA", "HGMMA"}
     if not used <= meant or bool(used) != bool(meant):
         found.append(f"matrix units {sorted(used)} instead of {sorted(meant)}")
-    if one.name.startswith(("prefill.", "linear_hopper.", "experts_hopper.")) and "UTMALDG" not in one.instructions:
+    if (
+        one.name.startswith(("prefill.", "linear_hopper.", "linear_rows.", "experts_hopper."))
+        and "UTMALDG" not in one.instructions
+    ):
         found.append("no bulk copy")
     return found
 

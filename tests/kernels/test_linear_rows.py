@@ -20,14 +20,16 @@ OURS, LIBRARY, GATE = {"linear_rows._some_rows"}, set[str](), {"activation._gate
 #: rows, outputs of the weight, inputs, type
 CASES = {
     "two rows": (2, 4096, 1024, torch.bfloat16),
-    "three rows": (3, 4096, 1024, torch.bfloat16),
-    "eight rows of float16, the largest weight": (8, 6144, 2048, torch.float16),
-    "nine rows": (9, 4096, 1024, torch.bfloat16),
-    "a larger weight": (8, 6160, 2048, torch.bfloat16),
-    "inputs that are no multiple of 16": (8, 4096, 1032, torch.bfloat16),
+    "eight rows of float16, the widest weight": (8, 32768, 2048, torch.float16),
+    "eight rows, a wider weight": (8, 32784, 2048, torch.bfloat16),
+    "nine rows, the largest weight": (9, 6144, 2048, torch.bfloat16),
+    "nine rows, a larger weight": (9, 6160, 2048, torch.bfloat16),
+    "sixteen rows": (16, 4096, 1024, torch.bfloat16),
+    "seventeen rows": (17, 4096, 1024, torch.bfloat16),
+    "inputs that are no multiple of 64": (8, 4096, 1056, torch.bfloat16),
     "float32": (8, 4096, 1024, torch.float32),
 }
-SERVED = {"three rows", "eight rows of float16, the largest weight"}
+SERVED = {"two rows", "eight rows of float16, the widest weight", "nine rows, the largest weight", "sixteen rows"}
 
 
 def kernels(chip: Chip, hopper_products: str, gated: bool) -> dict[str, set[str]]:
@@ -52,7 +54,7 @@ def apart() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
-def test_small_weights_are_multiplied_by_our_kernel_on_hopper(apart: ProcessPoolExecutor, gated: bool) -> None:
+def test_some_rows_are_multiplied_by_our_kernel_on_hopper(apart: ProcessPoolExecutor, gated: bool) -> None:
     others = GATE if gated else LIBRARY
     for choice in ("gated", "all"):
         found = apart.submit(kernels, H200, choice, gated).result()

@@ -70,7 +70,7 @@ def test_every_kernel_of_a_model_is_met(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(rehearsal, "_leave", partial(note, tmp_path))
     assert compiling(worker).wait()
     met = {file.name.partition("-")[0] for file in tmp_path.iterdir()}
-    usual = {"_prefill_attention_kernel", "_decode_attention_kernel", "_few_rows", "_rms_norm", "_rotary", "_gated"}
+    usual = {"_prefill_attention_kernel", "_decode_attention_kernel", "_one_row", "_rms_norm", "_rotary", "_gated"}
     assert met >= usual | {"_norm_linear", "_build_inputs", "_best_of_part", "_top", "_filter", "_penalize"}
     assert met >= {"_some_rows"}, "products of a few rows on Hopper"
     assert met >= {"_linear", "_paged_attention_kernel"}, "deterministic steps"
