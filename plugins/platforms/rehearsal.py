@@ -118,6 +118,8 @@ def compile_in_forks(run: Callable[[], None], shares: int = 1) -> CompileMode:
         raise
     finally:
         others.wait()
+    if others.num_failed:
+        raise RuntimeError(f"{others.num_failed} of {shares} processes that run steps failed")
     return mode
 
 

@@ -38,26 +38,30 @@ def test_what_was_launched_is_compiled(fault: Exception | None, monkeypatch: pyt
 
 
 def test_processes_share_what_is_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each runs all steps and compiles its part; the last part is missing where its process fails."""
+    """Each runs all steps and compiles its part."""
     monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: (tmp_path / compile_kernel()).touch())
-    me = os.getpid()
 
     def run() -> None:
         for number in range(8):
             submit(str(number), lambda number=number: f"{number} of {os.getppid()}", lambda kernel: None)
-        if failing and os.getpid() != me:
+
+    assert len(rehearsal.compile_in_forks(run, 3)) == 8
+    whose = dict(file.name.split(" of ") for file in tmp_path.iterdir())
+    assert len(whose) == len(list(tmp_path.iterdir())) == 8
+    assert [int(number) for number in sorted(whose) if whose[number] == str(os.getpid())] == [0, 3, 6]
+    assert all(whose[number] == whose[str(int(number) % 3)] for number in whose)
+
+
+def test_a_part_that_nobody_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: None)
+    mine = os.getpid()
+
+    def run() -> None:
+        if os.getpid() != mine:
             raise ValueError
 
-    for failing in (False, True):
-        mode = rehearsal.compile_in_forks(run, 3)
-        assert len(mode) == 8
-        left = sorted(file.name.split(" of ") for file in tmp_path.iterdir())
-        whose = {int(number): process for number, process in left}
-        assert len(left) == 8 or failing
-        assert [number for number, process in whose.items() if process == str(me)] == [0, 3, 6]
-        assert all(whose[number] == whose[number % 3] for number in whose)
-        for file in tmp_path.iterdir():
-            file.unlink()
+    with pytest.raises(RuntimeError, match="2 of 3 processes that run steps failed"):
+        rehearsal.compile_in_forks(run, 3)
 
 
 def test_an_interrupt_ends_it() -> None:
