@@ -55,7 +55,7 @@ UNITS = {
 #: 3.7.1. Layers of 128 that a GPU has timed have at most 26; the most are of 8-bit caches with heads of 256, or with
 #: window, soft cap and sinks, which no GPU has run yet.
 SPILLS = {
-    "prefill._prefill_attention_kernel": 12,  # one: persistent with a window and heads of 256, which is never chosen
+    "prefill._prefill_attention_kernel": 0,
     "decode._decode_attention_kernel": 96,
     "attention._paged_attention_kernel": 88,  # by deterministic steps, whose one warp fills its registers
     "cascade._prefix_attention_kernel": 8,
