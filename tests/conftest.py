@@ -102,6 +102,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SSL_CERT_FILE"] = str(Path(folder.name, "root.pem"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected lives on: nothing of it is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(_LONG_FILES)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))

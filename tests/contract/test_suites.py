@@ -88,8 +88,9 @@ def test_a_right_one_passes_and_gives_reasons_for_what_it_skips():
     assert all(outcome.reason for outcome in skipped)
 
 
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize(
+    ("later", "hold"), [(False, False), (True, False), (True, True), pytest.param(False, True, marks=pytest.mark.slow)]
+)
 def test_loads_may_be_late_and_blocks_held(later, hold):
     outcomes = run_keeping(("Late" if later else "Keeping") + ("Sender" if hold else ""))
     assert [outcome for outcome in outcomes if outcome.status == "failed"] == []

@@ -20,7 +20,7 @@ import yaml
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineStats
 from frame.core.server.metrics import ServerMetrics
-from tests.server.running import FAKE, REAL, Running, server, until
+from tests.server.running import REAL, Running, server, until
 
 FOLDER = Path(__file__).parents[2] / "deploy"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana" / "frame.json").read_text())
@@ -135,9 +135,3 @@ def test_prometheus_finds_no_fault_with_names_and_settings(tmp_path: Path) -> No
     (tmp_path / "key").write_text("k")
     (tmp_path / "prometheus.yaml").write_text(settings)
     subprocess.run(["promtool", "check", "config", str(tmp_path / "prometheus.yaml")], check=True, capture_output=True)
-
-
-def test_metrics_may_be_public() -> None:
-    with server(FAKE, "--api-key", KEY, "--public-metrics") as running:
-        assert httpx.get(f"{running.url}/metrics").status_code == 200
-        assert httpx.get(f"{running.url}/stats").status_code == 401

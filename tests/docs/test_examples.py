@@ -34,18 +34,6 @@ def python(page: Path, *, needs_server: bool) -> list[Block]:
     return [block for block in blocks(page, "python") if block.runs and block.needs_server == needs_server]
 
 
-def run(code: str, folder: Path, **environment: str) -> str:
-    script = folder / "example.py"
-    script.write_text(code, encoding="utf-8")
-    command = [sys.executable, *STRICT, str(script)]
-    environment = {**ENVIRONMENT, **environment}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=150, cwd=folder, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_parts_of_our_files_are_in_them() -> None:
     parts = [block for page in PAGES for block in blocks(page, "python") if block.mark.startswith("from: ")]
     assert parts
@@ -70,7 +58,7 @@ def forked() -> Iterator[subprocess.Popen[str]]:
         made.wait(60)
 
 
-def run_forked(forked: subprocess.Popen[str], code: str, folder: Path) -> str:
+def run(forked: subprocess.Popen[str], code: str, folder: Path) -> str:
     """What a script prints."""
     assert forked.stdin is not None
     assert forked.stdout is not None
@@ -88,7 +76,7 @@ def run_forked(forked: subprocess.Popen[str], code: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python(page, needs_server=False)], ids=NAME)
 def test_python_of_a_page_runs_from_top_to_bottom(page: Path, forked: subprocess.Popen[str], tmp_path: Path) -> None:
-    assert run_forked(forked, joined(python(page, needs_server=False)), tmp_path).strip()
+    assert run(forked, joined(python(page, needs_server=False)), tmp_path).strip()
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +92,7 @@ def test_clients_of_a_page_get_answers(
     page: Path, running: Running, forked: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     for block in python(page, needs_server=True):
-        assert run_forked(forked, block.text.replace(SERVER, running.url), tmp_path).strip(), block.place
+        assert run(forked, block.text.replace(SERVER, running.url), tmp_path).strip(), block.place
 
 
 def starting(*words: str) -> list[str]:
@@ -151,7 +139,7 @@ def test_files_of_settings_are_read(page: Path, tmp_path: Path) -> None:
         assert config.model.max_model_len == 8000
 
 
-def test_the_plugin_of_the_readme_is_found_and_serves(tmp_path: Path) -> None:
+def test_the_plugin_of_the_readme_is_found_and_serves(forked: subprocess.Popen[str], tmp_path: Path) -> None:
     """Laid out as pip would install it; tests/example_plugin is installed for real."""
     import tomllib
 
@@ -165,7 +153,7 @@ def test_the_plugin_of_the_readme_is_found_and_serves(tmp_path: Path) -> None:
     (entry,) = project["entry-points"]["frame"].items()
     (info / "entry_points.txt").write_text(f"[frame]\n{entry[0]} = {entry[1]}\n")
     listed = "import sys\nfrom frame.core.cli.main import main\nsys.exit(main(['plugins']))\n"
-    (line,) = (line for line in run(listed, tmp_path, PYTHONPATH=str(tmp_path)).splitlines() if " shortest " in line)
+    (line,) = (line for line in run(forked, listed, tmp_path).splitlines() if " shortest " in line)
     assert line.endswith("shortest request first")  # the provider's summary
     orders = (
         "from frame import LLM, SamplingParams\n"
@@ -178,7 +166,7 @@ def test_the_plugin_of_the_readme_is_found_and_serves(tmp_path: Path) -> None:
         "    ended += [output.request_id for output in engine.step() if output.finished]\n"
         "print(ended.index('short') < ended.index('long'))\n"
     )
-    assert run(orders, tmp_path, PYTHONPATH=str(tmp_path)).strip().endswith("True")
+    assert run(forked, orders, tmp_path).strip().endswith("True")
 
 
 def test_values_for_logits_processors_travel_under_both_names(running: Running) -> None:

@@ -105,7 +105,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(name=st.sampled_from(sorted(ENGINES)), batch=REQUESTS)
 def test_bits_do_not_depend_on_the_schedule(
     engines: dict[str, Engine], alone: Alone, name: str, batch: list[tuple[int, int, bool, int]]

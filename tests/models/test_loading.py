@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import cache
 
 import pytest
 import torch
@@ -16,6 +17,12 @@ from tests.layers.ranks import run_ranks
 from tests.models.dense import make_model, run
 
 IDS = random.Random(1).choices(range(3, 512), k=40)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The folder of a family's checkpoint, which nobody changes."""
+    return cache(lambda family: make_checkpoint(tmp_path_factory.mktemp("published"), family))
 
 
 def reference_logits(folder, ids=IDS):
@@ -37,8 +44,8 @@ def test_sharded_bfloat16(tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", [2, 4])
-def test_over_ranks(family, size, tmp_path):
-    folder = make_checkpoint(tmp_path, family)
+def test_over_ranks(family, size, published):
+    folder = published(family)
     expected = run(make_model(folder), IDS, [40])
     for logits in run_ranks(size, lambda group: run(make_model(folder, group), IDS, [40])):
         assert_near(logits, expected)
@@ -96,17 +103,17 @@ def test_weights_of_another_checkpoint_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_dummy_weights_give_finite_logits(family, tmp_path):
-    model = make_model(make_checkpoint(tmp_path, family))
+def test_dummy_weights_give_finite_logits(family, published):
+    model = make_model(published(family))
     for parameter in model.parameters():
         parameter.fill_(float("nan"))
-    load_weights(model, DummyLoader(tmp_path, config=FrameConfig(load=LoadConfig(load_format="dummy"))))
+    load_weights(model, DummyLoader(published(family), config=FrameConfig(load=LoadConfig(load_format="dummy"))))
     assert torch.isfinite(run(model, IDS, [40])).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sixteen_bits_stay_near(family, tmp_path):
-    folder = make_checkpoint(tmp_path, family)
+def test_sixteen_bits_stay_near(family, published):
+    folder = published(family)
     expected = run(make_model(folder), IDS, [40])
     logits = run(make_model(folder, dtype=torch.bfloat16), IDS, [40])
     assert logits.dtype == torch.bfloat16

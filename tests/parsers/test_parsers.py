@@ -24,7 +24,7 @@ from frame.interfaces import (
 )
 from tests.parsers.golden import CASES, REASONING, TOOLS
 
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def render(messages: Any, *, tools: Any = None, add_generation_prompt: bool = True, **_: Any) -> str:

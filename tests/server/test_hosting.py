@@ -43,6 +43,7 @@ def running() -> Iterator[Running]:
         FAKE, "--api-key", KEYS[0], "--api-key", KEYS[1], "--cache-salt-per-key", "--enable-prompt-tokens-details",
         "--plugin.fake.caches", "true", "--plugin.fake.vocab_size", "2048", "--enable-tokenizer-info-endpoint",
         "--return-tokens-as-token-ids", "--admin-port", "0", "--admin-key", "root", "--rpc-methods", "nap",
+        "--public-metrics",
     ) as running:  # fmt: skip
         yield running
 
@@ -274,6 +275,11 @@ def test_admin_requests_end_in_their_time_and_the_engine_goes_on(running: Runnin
         answer = admin.post("/collective_rpc", json={"method": "nap", "timeout": 60})  # after the one that goes on
         assert answer.json() == {"results": ["nap"]}
     assert ask(running, "/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_metrics_may_be_public(running: Running) -> None:
+    assert httpx.get(f"{running.url}/metrics").status_code == 200
+    assert httpx.get(f"{running.url}/stats").status_code == 401
 
 
 def test_tokens_are_shown_as_ids_where_the_server_says_so(running: Running) -> None:

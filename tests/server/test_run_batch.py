@@ -18,6 +18,7 @@ from anthropic.types import Message
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
+from frame.core.cli.main import main
 from frame.core.config.errors import ConfigError
 from frame.core.server.batch_run import read_ids, resume
 from tests.server.running import until
@@ -53,6 +54,12 @@ def run(*arguments: str, status: int = 0) -> str:
         _, text = process.communicate(timeout=90)
     assert process.returncode == status, text
     return text
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is said, in this process, to what ends before anything starts."""
+    assert main(["run-batch", "--no-progress", *arguments]) == 1
+    return capsys.readouterr().err
 
 
 def rows_of(data: bytes) -> dict[str | None, dict[str, Any]]:
@@ -123,8 +130,15 @@ def test_urls_mixed_routes_and_bad_lines(
     ("/in.jsonl", [], "private address 127.0.0.1"),
     ("/moved", ["--allow-private-addresses"], "redirects, which is not followed"),
 ])  # fmt: skip
-def test_urls_obey_the_rules(store: tuple[str, Any], tmp_path: Path, path: str, flag: list[str], words: str) -> None:
-    assert words in run("-i", store[0] + path, "-o", str(tmp_path / "out.jsonl"), *flag, status=1)
+def test_urls_obey_the_rules(
+    store: tuple[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    flag: list[str],
+    words: str,
+) -> None:
+    assert words in refused(capsys, "-i", store[0] + path, "-o", str(tmp_path / "out.jsonl"), *flag)
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -176,7 +190,7 @@ def test_what_is_kept_of_an_earlier_run(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
-def test_wrong_files_are_told_before_anything_starts(tmp_path: Path) -> None:
-    assert "no file" in run("-i", "nowhere.jsonl", "-o", str(tmp_path / "out.jsonl"), status=1)
+def test_wrong_files_are_told_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no file" in refused(capsys, "-i", "nowhere.jsonl", "-o", str(tmp_path / "out.jsonl"))
     (tmp_path / "in.jsonl").write_bytes(b"")
-    assert "no folder" in run("-i", str(tmp_path / "in.jsonl"), "-o", "/no/such/folder/out.jsonl", status=1)
+    assert "no folder" in refused(capsys, "-i", str(tmp_path / "in.jsonl"), "-o", "/no/such/folder/out.jsonl")

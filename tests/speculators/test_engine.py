@@ -15,7 +15,7 @@ from frame.core.testing.engines import drain, request, tokens_of
 from frame.interfaces import LogitsProcessor, SamplingParams
 from tests.speculators.oracle import Oracle, registry
 
-NUM_TOKENS = 24
+NUM_TOKENS = 18
 SMALL = {"max_model_len": 96, "num_gpu_blocks_override": 200, "dtype": "float32", "block_size": 8, "num_threads": 1}
 SPECULATION = {"speculator": "oracle", "num_speculative_tokens": 4}
 

@@ -260,7 +260,7 @@ REQUESTS = st.tuples(PARAMS, st.lists(st.integers(0, 5), max_size=4), st.integer
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), REQUESTS, st.booleans()), max_size=6), REQUESTS, st.integers(0, 2))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_a_reused_slot_is_as_good_as_new(former, last, slot):
     used = make_sampler(max_slots=3)
     for step, (taken, (params, output, seed), leaves) in enumerate(former):
@@ -284,7 +284,7 @@ def test_a_reused_slot_is_as_good_as_new(former, last, slot):
 
 
 @given(REQUESTS, st.integers(1, 5))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_a_resumed_request_goes_on_as_if_it_had_never_left(request_, after):
     params, output, seed = request_
     logits = [some_logits(1, seed=step) for step in range(8)]
