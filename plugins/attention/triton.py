@@ -209,7 +209,7 @@ def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[...,
         return None
     persistent = options.persistent_prefill
     if persistent is None:
-        persistent = spec.window > 0 and spec.head_dim <= 128
+        persistent = spec.head_dim <= 128
     return partial(prefill.prefill_attention, persistent=persistent)
 
 

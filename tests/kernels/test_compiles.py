@@ -72,8 +72,8 @@ SPILLS = {
     "norm._rms_norm": 0,
     "rotary._rotary": 0,
 }
-#: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were 6,040.
-LONGEST, MOST_INSTRUCTIONS = "usual, Hopper prompts", 4400
+#: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
+LONGEST, MOST_INSTRUCTIONS = "usual, persistent Hopper prompts", 4400
 #: Experts whose sizes fit no tile are multiplied in any way.
 UNFIT = "6 experts"
 
