@@ -25,6 +25,9 @@ _LONG_FILES = (
     "tests/test_example_plugin.py",
     "tests/docs/test_examples.py",
     "tests/scenarios/test_offline.py",
+    "tests/server/test_replay.py",
+    "tests/kernels/test_compiles.py",
+    "tests/worker/test_warm_up.py",
 )
 #: For answers of servers on a busy machine.
 _PATIENT_SECONDS = 60.0

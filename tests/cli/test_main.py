@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ from frame.core.cli import main as cli
 from frame.core.cli.main import main
 from frame.core.config.errors import ConfigError
 from frame.core.interfaces.endpoint import Command
+from frame.core.testing import suites
 
 
 class Stub(Command):
@@ -108,7 +110,7 @@ def test_python_dash_m(capsys):
     assert done.stdout.startswith("frame ")
 
 
-def test_check_runs_the_suite_of_the_kind(tmp_path, capfd, monkeypatch):
+def test_check_runs_the_suite_of_the_kind(tmp_path, capsys, monkeypatch):
     suite = (
         "from frame.core.registry import Registry\n"
         "class Suite:\n"
@@ -118,23 +120,14 @@ def test_check_runs_the_suite_of_the_kind(tmp_path, capfd, monkeypatch):
         "    def test_wrong(self):\n"
         "        assert {passes}\n"
     )
-    code = (
-        "import importlib, sys\nsys.path.insert(0, {folder!r})\n"
-        "import frame.core.testing.suites as suites\nfrom frame.core.cli.main import main\n"
-        "for name in ('passing', 'failing'):\n"
-        "    suites.SUITES = {{'platform': importlib.import_module(name).Suite}}\n"
-        "    print('status', main(['plugins', 'check', 'cpu']))\n"
-    )
-    for name, passes in (("passing", True), ("failing", False)):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, passes in (("passing_suite", True), ("failing_suite", False)):
         (tmp_path / f"{name}.py").write_text(suite.format(passes=passes))
-    command = [sys.executable, "-c", code.format(folder=str(tmp_path))]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    passing, status, failing = done.stdout.partition("status 0\n")
-    assert status, done.stdout + done.stderr
-    assert failing.endswith("status 1\n"), done.stdout + done.stderr
-    for text, words in ((passing, " 2 passed"), (failing, " 1 passed, 1 failed")):
+        monkeypatch.setattr(suites, "SUITES", {"platform": importlib.import_module(name).Suite})
+        assert main(["plugins", "check", "cpu"]) == (0 if passes else 1)
+        text = capsys.readouterr().out
         assert "platform frame-llm:cpu" in text
-        assert words in text
+        assert (" 2 passed" if passes else " 1 passed, 1 failed") in text
 
 
 def test_help_of_a_command_is_found_both_ways_and_ends_with_examples(capsys):

@@ -11,12 +11,15 @@ import os
 import runpy
 import sys
 
+import anthropic.resources.messages
 import httpx
-import openai
+import openai.resources.chat.completions
+import openai.resources.completions
+import openai.resources.responses
 import torch
 import transformers.tokenization_utils_tokenizers  # as tokenizers of frame do
 
-LIBRARIES = (httpx, openai, torch, transformers)
+LIBRARIES = (anthropic, httpx, openai, torch, transformers)
 
 
 def serve() -> str | None:

@@ -36,7 +36,14 @@ def layer_spec(**changes):
     return spec_of(device_type=DEVICE, **changes)
 
 
-@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+@pytest.mark.parametrize(
+    "features",
+    # without and with every feature for every run of the tests, one alone for the slow ones
+    [
+        pytest.param(given, id=name, marks=[] if name in ("plain", "all") else pytest.mark.slow)
+        for name, given in FEATURES.items()
+    ],
+)
 @pytest.mark.parametrize("rows", [MIXED, DECODES], ids=["mixed", "decode"])
 def test_features_equal_the_reference(features: dict, rows: list) -> None:
     check(TritonAttention, make_case(TritonAttention, layer_spec(**features), rows), CLOSE[torch.float32], 1e-4)
@@ -68,7 +75,7 @@ def test_head_sizes_groups_and_pages(heads: tuple[int, int], head_dim: int, bloc
     check(TritonAttention, make_case(TritonAttention, spec, DECODES[:3]), CLOSE[torch.float32], 1e-4)
 
 
-@pytest.mark.parametrize("splits", [1, pytest.param(2, marks=pytest.mark.slow), 4, 8])
+@pytest.mark.parametrize("splits", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 8])
 @pytest.mark.parametrize("features", [FEATURES["plain"], FEATURES["all"]], ids=["plain", "all"])
 def test_any_number_of_splits_gives_the_same_result(
     splits: int, features: dict, monkeypatch: pytest.MonkeyPatch

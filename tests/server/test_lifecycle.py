@@ -167,16 +167,6 @@ def test_a_second_signal_ends_at_once() -> None:
         assert "Traceback" not in running.text
 
 
-def test_no_process_and_no_file_outlives_a_killed_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with server(FAKE, *SLOW, "--api-key", "secret") as running:
-        children = running.children()
-        running.process.kill()
-        running.wait()
-        until(lambda: not any(alive(pid) for pid in children.values()))
-    assert not list(tmp_path.iterdir())
-
-
 async def test_a_part_that_cannot_be_started_ends_the_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,49 +273,61 @@ def test_a_taken_port_ends_at_once() -> None:
 KEYS = ("--api-key", "one", "--api-key", "two")
 
 
-def test_keys_guard_every_route_also_behind_the_prefix_of_a_proxy() -> None:
+def test_keys_guard_every_route_and_nothing_outlives_a_killed_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with server(FAKE, *SLOW, *KEYS, "--allowed-origins", "https://app.example", "--root-path", "/llm") as running:
-        for prefix in ("", "/llm"):
-            assert httpx.get(f"{running.url}{prefix}/health").status_code == 200
-            assert httpx.get(f"{running.url}{prefix}/v1/models").status_code == 401
-            answer = httpx.get(f"{running.url}{prefix}/v1/models", headers={"x-api-key": "one"})
-            assert answer.json()["data"][0]["id"] == "demo"
-        paths = httpx.get(f"{running.url}/openapi.json", headers={"x-api-key": "one"}).json()["paths"]
-        walked = [(path.replace("{name}", "demo"), method.upper()) for path, ways in paths.items() for method in ways]
-        walked += [("/openapi.json", "GET"), ("/nothing", "GET"), ("/v1/chat/completions", "DELETE")]
-        assert len(walked) >= 12
-        for path, method in walked:
-            for headers in ({}, {"Authorization": "Bearer three"}, {"x-api-key": "three"}, {"Host": "health"}):
-                status = httpx.request(method, running.url + path, headers=headers).status_code
-                assert status == (200 if path in ("/health", "/live", "/ping", "/ready", "/startup") else 401), (
-                    path,
-                    headers,
-                )
-            for headers in ({"Authorization": "Bearer two"}, {"x-api-key": "one"}):
-                assert httpx.request(method, running.url + path, headers=headers).status_code != 401
-        preflight = httpx.options(
-            f"{running.url}/v1/models",
-            headers={"Origin": "https://app.example", "Access-Control-Request-Method": "GET"},
-        )
-        assert preflight.headers["access-control-allow-origin"] == "https://app.example"
-        assert "two" not in Path(f"/proc/{running.children()['engine']}/cmdline").read_text()
-        terminal = [sys.executable, "-m", "frame", "complete", "--url", running.url, "-q", "once upon"]
-        denied = subprocess.run(terminal, capture_output=True, text=True, timeout=60, check=False)
-        assert denied.returncode == 1
-        assert "a valid API key is needed" in denied.stderr
-        done = subprocess.run(
-            [*terminal, "--api-key", "two", "--max-tokens", "4"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.strip()
-        chat = [sys.executable, "-m", "frame", "chat", "--url", running.url, "--api-key", "one", "--max-tokens", "5"]
-        talk = subprocess.run(chat, input="hello\nagain\n", capture_output=True, text=True, timeout=60, check=False)
-        assert talk.returncode == 0
-        assert talk.stdout.count("> ") == 3
+        check_keys_also_behind_the_prefix_of_a_proxy(running)
+        children = running.children()
+        running.process.kill()
+        running.wait()
+        until(lambda: not any(alive(pid) for pid in children.values()))
+    assert not list(tmp_path.iterdir())
+
+
+def check_keys_also_behind_the_prefix_of_a_proxy(running: Running) -> None:
+    for prefix in ("", "/llm"):
+        assert httpx.get(f"{running.url}{prefix}/health").status_code == 200
+        assert httpx.get(f"{running.url}{prefix}/v1/models").status_code == 401
+        answer = httpx.get(f"{running.url}{prefix}/v1/models", headers={"x-api-key": "one"})
+        assert answer.json()["data"][0]["id"] == "demo"
+    paths = httpx.get(f"{running.url}/openapi.json", headers={"x-api-key": "one"}).json()["paths"]
+    walked = [(path.replace("{name}", "demo"), method.upper()) for path, ways in paths.items() for method in ways]
+    walked += [("/openapi.json", "GET"), ("/nothing", "GET"), ("/v1/chat/completions", "DELETE")]
+    assert len(walked) >= 12
+    for path, method in walked:
+        for headers in ({}, {"Authorization": "Bearer three"}, {"x-api-key": "three"}, {"Host": "health"}):
+            status = httpx.request(method, running.url + path, headers=headers).status_code
+            assert status == (200 if path in ("/health", "/live", "/ping", "/ready", "/startup") else 401), (
+                path,
+                headers,
+            )
+        for headers in ({"Authorization": "Bearer two"}, {"x-api-key": "one"}):
+            assert httpx.request(method, running.url + path, headers=headers).status_code != 401
+    preflight = httpx.options(
+        f"{running.url}/v1/models",
+        headers={"Origin": "https://app.example", "Access-Control-Request-Method": "GET"},
+    )
+    assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+    assert "two" not in Path(f"/proc/{running.children()['engine']}/cmdline").read_text()
+    terminal = [sys.executable, "-m", "frame", "complete", "--url", running.url, "-q", "once upon"]
+    denied = subprocess.run(terminal, capture_output=True, text=True, timeout=60, check=False)
+    assert denied.returncode == 1
+    assert "a valid API key is needed" in denied.stderr
+    done = subprocess.run(
+        [*terminal, "--api-key", "two", "--max-tokens", "4"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
+    chat = [sys.executable, "-m", "frame", "chat", "--url", running.url, "--api-key", "one", "--max-tokens", "5"]
+    talk = subprocess.run(chat, input="hello\nagain\n", capture_output=True, text=True, timeout=60, check=False)
+    assert talk.returncode == 0
+    assert talk.stdout.count("> ") == 3
 
 
 def test_terminal_clients_say_when_there_is_no_server() -> None:

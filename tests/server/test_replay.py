@@ -55,7 +55,7 @@ EXACT: list[dict[str, Any]] = [
     {"prompt": "The sea is", "seed": 6, "logprobs": 1, "presence_penalty": 1.5, "extra_body": {"prompt_logprobs": 1}},
     {"prompt": "A star", "seed": 1, "logprobs": 1, "extra_body": {"structured_outputs": {"regex": "([a-z]{3} ){90}"}}},
 ]
-LENGTH = 80
+LENGTH = 64
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ SERVE = ["--", "--num-threads", "1"]
 
 @pytest.mark.timeout(400)
 def test_some_seconds_of_everything_lose_nothing() -> None:
-    few = ["--seconds", "5", "--kill-every", "0", "--apis", "1", "--every", "5"]  # of each kind and length
+    few = ["--seconds", "3", "--kill-every", "0", "--apis", "1", "--every", "5"]  # of each kind and length
     report = soak([*few, *SERVE, "--no-standby-engine"])
     assert report["ok"], json.dumps(report, indent=1)
     assert report["equal"] >= 1
