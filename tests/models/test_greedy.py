@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from frame.core.testing.checkpoints import FAMILIES, make_checkpoint
 
@@ -23,10 +24,8 @@ def make_prompts():
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request, tmp_path_factory):
     """(folder, what transformers continues each prompt with)"""
-    from transformers import AutoModelForCausalLM
-
     folder = make_checkpoint(tmp_path_factory.mktemp("greedy"), request.param)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     continuations = []
     for prompt in make_prompts():
         ids = list(prompt)
