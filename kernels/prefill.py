@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .linear_invariant import num_multiprocessors
 from .prefill_tiles import attend, fetch, window_tiles
 
 #: Queries of a program, and of each of its two warpgroups.
@@ -255,8 +256,7 @@ def prefill_attention(
     blocks = num_tokens // BLOCK_M + len(seq_lens)
     grid = (num_heads, blocks)
     if persistent:
-        properties = torch.cuda.get_device_properties(query.device)
-        grid = (min(properties.multi_processor_count, num_heads * blocks), 1)
+        grid = (min(num_multiprocessors(query.device), num_heads * blocks), 1)
     _prefill_attention_kernel[grid](
         out, queries, *paged, query_start, seq_lens, block_table, len(seq_lens), stride_block // stride_token,
         (soft_cap or scale) * _LOG2E, out.stride(0), block_table.stride(0), blocks, num_heads,
