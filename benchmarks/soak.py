@@ -266,7 +266,7 @@ def soak(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--kill-every", type=float, default=45.0, help="seconds between kills, about; 0: none")
     parser.add_argument("--apis", type=int, default=2, help="API processes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=int, default=1, help="asks only every so-manieth question of the list")
+    parser.add_argument("--every", type=int, default=1, help="asks every Nth question of the list, the last included")
     parser.add_argument("arguments", nargs="*", help="for `frame serve`, after --")
     process = Soak(parser.parse_args(arguments))
     try:

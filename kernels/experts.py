@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .chain import await_previous, chained
 from .expert_launch import Chip, Launch, Shape, Tile, invariant_launch, launch_for, many_rows
-from .linear_invariant import hopper_kernel
+from .hopper import hopper_kernel
 from .routing import Blocks, align
 
 _GROUP = tl.constexpr(8)  # blocks that share a weight tile while it is in the L2 cache

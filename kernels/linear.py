@@ -12,13 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from .chain import await_previous, chained
-from .linear_invariant import hopper_kernel
-
-#: Outputs of the widest weight, of a gated product both halves, that 2 to 8 rows multiply by `linear_rows`. Layers of
-#: Llama 8B, up to 28672 × 4096, took 8 % less time by it on an H200. A head is left to the library.
-MAX_OUTPUTS = 32768
-#: Numbers of the largest weight that 9 to 16 rows do: up to 5120 × 2048 they gained a tenth, beyond it nothing.
-MAX_NUMBERS = 12 << 20
 
 
 @triton.jit
@@ -85,11 +78,11 @@ def tile(outputs: int, inputs: int) -> tuple[int, int, int]:
     return (4, 2048, 4) if outputs >= 32768 else (2, 2048, 2)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, sizes: tuple[int, int, int] | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b for one row x [1, inputs] and weight [outputs, inputs], rows contiguous; sums in float32."""
     inputs, outputs = x.shape[1], weight.shape[0]
     out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
-    block_n, block_k, warps = sizes or tile(outputs, inputs)
+    block_n, block_k, warps = tile(outputs, inputs)
     block_k = min(block_k, triton.next_power_of_2(inputs))
     _one_row[(triton.cdiv(outputs, block_n),)](
         x, weight, bias, out, outputs, inputs, weight.stride(0),
@@ -111,22 +104,3 @@ def linear_silu_mul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
         **chained(x.device),
     )  # fmt: skip
     return out
-
-
-def hopper_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor | None:
-    """`linear_rows.product` of x [rows, inputs], or None where it cannot serve or was measured not to pay."""
-    pays = len(weight) <= MAX_OUTPUTS if len(x) <= 8 else weight.numel() <= MAX_NUMBERS
-    if not 2 <= len(x) <= 16 or not pays or x.device.type != "cuda":
-        return None
-    if x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype:
-        return None
-    if not (_is_copied(x) and _is_copied(weight)):
-        return None
-    kernel = hopper_kernel(x.device, "linear_rows", "product")
-    return None if kernel is None else kernel(x, weight, bias, gated=gated)
-
-
-def _is_copied(matrix: Tensor) -> bool:
-    """Whether bulk copies of 64 inputs reach all of it."""
-    whole = matrix.stride(1) == 1 and matrix.shape[1] % 64 == 0
-    return whole and matrix.stride(0) % 8 == 0 and matrix.data_ptr() % 16 == 0

@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .barriers import barrier
 from .linear_invariant import num_multiprocessors
 
 #: Rows of a tile, and of each of its two warpgroups.
@@ -34,9 +35,6 @@ HALF_M = 64
 BLOCK_K = 64
 #: Outputs of a bulk copy to the result, for the same reason.
 CHUNK = 64
-
-#: Of the threads of one warpgroup; Triton 3.7 gave it another name.
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,8 @@ through `linear_hopper`, which sums alike. Knows no layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib import import_module
 
 import torch
 import triton
@@ -20,6 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .activation import silu_mul
+from .hopper import hopper_kernel
 
 #: Elements of the depth in a step: the same in every launch of a type, or the bits would follow the launch.
 BLOCK_K = 64
@@ -134,20 +133,6 @@ def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, 
         return None
     kernel = hopper_kernel(flat.device, "linear_hopper", "product")
     return None if kernel is None else kernel(flat, weight, bias, gated=gated)
-
-
-def hopper_kernel(device: torch.device, module: str, name: str) -> Callable[..., Tensor] | None:
-    """A function of a module here in Gluon; None on what is no Hopper, or where Triton's Gluon has changed."""
-    return _gluon(module, name) if torch.cuda.get_device_capability(device) == (9, 0) else None
-
-
-@lru_cache(maxsize=8)
-def _gluon(module: str, name: str) -> Callable[..., Tensor] | None:
-    try:
-        found: Callable[..., Tensor] = getattr(import_module(f".{module}", __package__), name)
-    except ImportError:
-        return None
-    return found
 
 
 def tiled_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, tile: Tile | None = None) -> Tensor:

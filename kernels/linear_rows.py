@@ -20,8 +20,8 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .barriers import barrier
 from .chain import await_previous, chained
-from .linear_hopper import barrier
 
 #: The most rows; those that are not there are zeros, and not stored.
 ROWS = 16
@@ -39,7 +39,7 @@ class RowsTile:
     stages: int
 
 
-#: Others than `tile_for` takes that are worth a measurement.
+#: Worth a measurement; `tile_for` takes most of them.
 CANDIDATES = (RowsTile(4, 4), RowsTile(4, 6), RowsTile(8, 3), RowsTile(8, 4))
 
 

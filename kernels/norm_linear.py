@@ -60,10 +60,11 @@ def _norm_linear(
     tl.store(out + output, sums, mask=there)
 
 
-def tile(inputs: int) -> tuple[int, int, int]:
-    """(outputs of a program, inputs of its tile, warps), as measured in a chain of products on an H200."""
+def tile(inputs: int, *, gated: bool = False) -> tuple[int, int, int]:
+    """(outputs of a program, inputs of its tile, warps), as measured in chains of products on an H200."""
     block_k = triton.next_power_of_2(inputs)
-    return (2, block_k, 4) if block_k == 2048 else (4, block_k, max(2, block_k // 1024))
+    rows, warps = (2, 4) if block_k == 2048 else (4, max(2, block_k // 1024))
+    return rows // 2 if gated else rows, block_k, warps
 
 
 def norm_linear(
@@ -74,12 +75,11 @@ def norm_linear(
     offset: float,
     weight: Tensor,
     bias: Tensor | None = None,
-    sizes: tuple[int, int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(normed Wᵀ + b, normed, x + residual) of one row x [1, inputs]; weight [outputs, inputs], rows contiguous."""
     out = torch.empty((1, weight.shape[0]), dtype=x.dtype, device=x.device)
     normed, total = torch.empty_like(x), torch.empty_like(x)
-    _launch(x, residual, scale, eps, offset, weight, bias, out, normed, total, sizes or tile(x.shape[1]))
+    _launch(x, residual, scale, eps, offset, weight, bias, out, normed, total)
     return out, normed, total
 
 
@@ -91,21 +91,17 @@ def norm_linear_silu_mul(
     offset: float,
     weight: Tensor,
     bias: Tensor | None = None,
-    sizes: tuple[int, int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(silu(a) · b of the halves a, b of normed Wᵀ + b, x + residual); weight [2 · size, inputs]."""
     out = torch.empty((1, weight.shape[0] // 2), dtype=x.dtype, device=x.device)
     total = torch.empty_like(x)
-    if sizes is None:
-        rows, block_k, warps = tile(x.shape[1])
-        sizes = rows // 2, block_k, warps
-    _launch(x, residual, scale, eps, offset, weight, bias, out, None, total, sizes)
+    _launch(x, residual, scale, eps, offset, weight, bias, out, None, total)
     return out, total
 
 
-def _launch(x, residual, scale, eps, offset, weight, bias, out, normed, total, sizes):
+def _launch(x, residual, scale, eps, offset, weight, bias, out, normed, total):
     outputs = out.shape[1]
-    block_n, block_k, warps = sizes
+    block_n, block_k, warps = tile(x.shape[1], gated=normed is None)
     _norm_linear[(triton.cdiv(outputs, block_n),)](
         x, residual, scale, weight, bias, out, normed, total, eps, offset, outputs, x.shape[1], weight.stride(0),
         OFFSET=offset != 0.0, GATED=normed is None, BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k,

@@ -19,8 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-#: Of the threads of one program; Triton 3.7 gave it another name.
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+from .barriers import barrier
 
 
 @gluon.jit
@@ -124,7 +123,7 @@ def _clear_tail(values, valid, stage, PAGE: gl.constexpr, CHUNKS: gl.constexpr, 
         part = values.index((stage * CHUNKS + chunk) * PAGES + page)
         part.store(gl.where(kept[:, None], part.load(COPY), 0.0))
     fence_async_shared()
-    _barrier()
+    barrier()
 
 
 @gluon.jit

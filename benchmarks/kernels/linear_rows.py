@@ -4,8 +4,9 @@
 
 Shapes are outputs of the weight × inputs, in bf16: by default layers of Qwen3 0.6B, of Qwen3 30B-A3B and of Llama 8B.
 Figures are microseconds of a product in a recorded chain of them over several weights, together larger than the L2
-cache; medians of replays. "one" is `kernels/linear.py`, for one row; "rows" is `kernels/linear_rows.py`, for up to 16
-on Hopper, followed by its candidates (warps / steps on their way); what ordinary steps take is marked by a star.
+cache; medians of replays. "one" is `kernels/linear.py`, for one row, "normed" `kernels/norm_linear.py`, with the norm
+before it; "rows" is `kernels/linear_rows.py`, for up to 16 on Hopper, followed by its candidates (warps / steps on
+their way); what ordinary steps take is marked by a star.
 Weights of the shapes in `--gated` hold a gate and a factor, for which the library takes a product and our gate. The
 floor is the weight's bytes at 4.27 TB/s, an H200's copy rate. Each product is compared with float32 first; the process
 ends with 1 where one is wrong.
@@ -17,7 +18,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -25,8 +26,9 @@ from torch import Tensor
 
 from benchmarks.kernels.linear_invariant import CACHE_BYTES, microseconds, random
 from frame.kernels import linear as one_row
-from frame.kernels import linear_rows
+from frame.kernels import linear_rows, norm, norm_linear
 from frame.kernels.activation import silu_mul
+from frame.kernels.hopper import hopper_rows
 from frame.plugins.platforms.rehearsal import rehearse
 
 SHAPES = "4096x1024,1024x2048,1024x3072,5120x2048,2048x4096,128x2048,6144x4096,4096x4096,28672x4096,4096x14336"
@@ -42,19 +44,41 @@ def products(rows: int, gated: bool) -> dict[str, Product]:
     library: Product = torch.nn.functional.linear
     found: dict[str, Product] = {"library": (lambda x, w: silu_mul(library(x, w))) if gated else library}
     if rows == 1:
-        found["one"] = one_row.linear_silu_mul if gated else one_row.linear
+        found |= one_row_products(gated)
     if rows <= linear_rows.ROWS and torch.cuda.get_device_capability() == (9, 0):
         found["rows"] = partial(linear_rows.product, gated=gated)
-        for tile in linear_rows.CANDIDATES:
+        for tile in linear_rows.CANDIDATES if rows > 1 else ():
             found[f"{tile.warps}/{tile.stages}"] = partial(linear_rows.product, tile=tile, gated=gated)
     return found
 
 
+def one_row_products(gated: bool) -> dict[str, Product]:
+    """Of one row: the product, after the norm of the row added to itself, and with that norm in it."""
+
+    def one(x: Tensor, weight: Tensor) -> Tensor:
+        return one_row.linear_silu_mul(x, weight) if gated else one_row.linear(x, weight)
+
+    def norm_and_one(x: Tensor, weight: Tensor) -> Tensor:
+        return one(norm.add_rms_norm(x, x, ones(x.shape[1]), 1e-6)[0], weight)
+
+    def normed(x: Tensor, weight: Tensor) -> Tensor:
+        product = norm_linear.norm_linear_silu_mul if gated else norm_linear.norm_linear
+        return product(x, x, ones(x.shape[1]), 1e-6, 0.0, weight)[0]
+
+    return {"one": one, "norm, one": norm_and_one, "normed": normed}
+
+
+@cache
+def ones(size: int) -> Tensor:
+    """The weight of a norm."""
+    return torch.ones(size, dtype=torch.bfloat16, device="cuda")
+
+
 def chosen(x: Tensor, weight: Tensor, gated: bool) -> str:
-    """The name of what ordinary steps take."""
+    """The name of what ordinary steps take, of one row after a norm."""
     if len(x) == 1:
-        return "one"
-    return "library" if one_row.hopper_rows(x, weight, gated=gated) is None else "rows"
+        return "normed"
+    return "library" if hopper_rows(x, weight, gated=gated) is None else "rows"
 
 
 def error(product: Product, x: Tensor, weight: Tensor, gated: bool) -> float:
@@ -75,7 +99,7 @@ def measure(shape: tuple[int, int], rows: list[int], gated: bool) -> list[dict[s
     print(f"{outputs} x {inputs}{', gated' * gated}: floor {floor:.1f} us", flush=True)
     results: list[dict[str, object]] = []
     for count in rows:
-        x, told = random(count, inputs), []
+        x, told = norm.rms_norm(random(count, inputs), ones(inputs), 1e-6), []  # so that a norm changes nothing
         taken = chosen(x, weights[0], gated)
         for name, product in products(count, gated).items():
             wrong = error(product, x, weights[0], gated)

@@ -1,35 +1,48 @@
-"""A norm and the linear layer that reads it: one op where both are of the kinds here, else one after the other.
-
-`residual` is what the norm adds before, None where there is nothing yet.
-"""
+"""A norm and the linear layer that reads it: one op where both are of the kinds here, else one after the other."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from torch import Tensor, nn
 
 from .linear import AttentionInput, Linear
 from .norm import RMSNorm
 
+M = TypeVar("M", bound=nn.Module)
+
 
 def normed_linear(norm: nn.Module, linear: nn.Module, x: Tensor, residual: Tensor | None) -> tuple[Any, Tensor, Tensor]:
-    """(linear(normed), normed, total) with (normed, total) = norm(x, residual); x and residual [T, in_features]."""
-    if residual is not None and type(norm) is RMSNorm:
+    """(linear(normed), normed, total) with (normed, total) = norm(x, residual); x and residual [T, in_features].
+
+    Without a residual normed is norm(x), and total x. Neither module is called where one op does both: an `RMSNorm`,
+    and a `Linear` or `AttentionInput`, of these very classes and without hooks.
+    """
+    if residual is not None and _is_plain(norm, RMSNorm):
         given = (x, residual, norm.weight, norm.eps, norm.offset)
-        if type(linear) is Linear:
+        if _is_plain(linear, Linear):
             return linear.ops.norm_linear(*given, linear.weight, linear.bias)
-        if type(linear) is AttentionInput:
+        if _is_plain(linear, AttentionInput):
             joined, normed, total = linear.ops.norm_linear(*given, linear.weight, linear.bias)
             return linear.heads(joined), normed, total
-    normed, total = (norm(x), x) if residual is None else norm(x, residual)
+    normed, total = _normed(norm, x, residual)
     return linear(normed), normed, total
 
 
 def normed_silu_mul(norm: nn.Module, linear: Linear, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """(linear.silu_mul(normed), total), of what `normed_linear` calls so."""
-    if residual is not None and type(norm) is RMSNorm and type(linear) is Linear:
+    if residual is not None and _is_plain(norm, RMSNorm) and type(linear) is Linear:
         given = (x, residual, norm.weight, norm.eps, norm.offset)
         return linear.ops.norm_linear_silu_mul(*given, linear.weight, linear.bias)
-    normed, total = (norm(x), x) if residual is None else norm(x, residual)
+    normed, total = _normed(norm, x, residual)
     return linear.silu_mul(normed), total
+
+
+def _is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
+    """Whether calling it does nothing but what its class says."""
+    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return type(module) is kind and not changed
+
+
+def _normed(norm: nn.Module, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    return (norm(x), x) if residual is None else norm(x, residual)

@@ -40,6 +40,7 @@ from frame.kernels import (
     step,
 )
 from frame.kernels import linear as one_row
+from frame.kernels.hopper import hopper_rows
 from frame.kernels.linear_invariant import gate_pays, hopper_product, linear_invariant, linear_silu_mul_invariant
 
 from .cuda_graphs import CudaGraphs
@@ -98,7 +99,7 @@ class CudaOps(Ops):
         if x.dim() == 2:
             if x.shape[0] == 1:
                 return one_row.linear(x, weight, bias)
-            if self._ordinary and (out := one_row.hopper_rows(x, weight, bias)) is not None:
+            if self._ordinary and (out := hopper_rows(x, weight, bias)) is not None:
                 return out
             if self._multiplies and (out := hopper_product(x, weight, bias)) is not None:
                 return out
@@ -119,7 +120,7 @@ class CudaOps(Ops):
             return linear_silu_mul_invariant(x, weight, bias)
         if x.shape[0] == 1:
             return one_row.linear_silu_mul(x, weight, bias)
-        if self._ordinary and (out := one_row.hopper_rows(x, weight, bias, gated=True)) is not None:
+        if self._ordinary and (out := hopper_rows(x, weight, bias, gated=True)) is not None:
             return out
         pays = self._multiplies or (self._ordinary and gate_pays(x, weight.shape[0] // 2))
         if pays and (out := hopper_product(x, weight, bias, gated=True)) is not None:

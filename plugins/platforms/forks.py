@@ -16,6 +16,8 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 
+from .processors import num_processors
+
 logger = logging.getLogger("frame.platforms.forks")
 
 _POLL_SECONDS = 0.005
@@ -29,7 +31,7 @@ class Forks:
     """
 
     def __init__(self, *, seconds: float, all_seconds: float, limit: int | None = None) -> None:
-        self._limit = limit or max(2, len(os.sched_getaffinity(0)))
+        self._limit = limit or max(2, num_processors())
         self._seconds, self._all_seconds = seconds, all_seconds
         self._waiting: deque[Callable[[], object]] = deque()
         self._running: dict[int, float] = {}

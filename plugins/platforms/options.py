@@ -49,8 +49,8 @@ class CudaOptions(BaseModel):
     hopper_products: HopperProducts = Field(
         "gated",
         description="On Hopper, which products our own kernels do, not the library: those of more than 64 tokens in "
-        "deterministic steps; in all steps also those of 2 to 8 tokens, or 16 with a small weight, and those that gate "
-        "what they multiply, from 128 tokens on where they are large; or all of more than 64 tokens as well.",
+        "deterministic steps; in all steps also those of 2 to 8 tokens in layers, or 16 with a small weight, and those "
+        "that gate what they multiply, from 128 tokens on where they are large; or all of more than 64 tokens as well.",
     )
     hopper_experts: bool = Field(
         True,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from frame.core.ops import Ops
-from frame.kernels import linear as one_row
 from frame.kernels import linear_rows
 from frame.kernels.activation import silu_mul
+from frame.kernels.hopper import hopper_rows
 from frame.kernels.linear_invariant import linear_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
 from frame.plugins.platforms.cuda import CudaOps
@@ -155,13 +155,13 @@ def test_ordinary_steps_of_two_to_sixteen_rows() -> None:
 
 def test_what_else_goes_to_the_library() -> None:
     large = torch.zeros(4096, 4096, dtype=torch.bfloat16, device="cuda")
-    assert one_row.hopper_rows(large[:9], large) is None
-    assert one_row.hopper_rows(large[:8], large) is not None
-    assert one_row.hopper_rows(large[:9], large[:2048]) is not None
+    assert hopper_rows(large[:9], large) is None
+    assert hopper_rows(large[:8], large) is not None
+    assert hopper_rows(large[:9], large[:2048]) is not None
     for x, weight in (
         inputs(5, 64, 72, torch.bfloat16)[:2],
         inputs(5, 64, 64, torch.float32)[:2],
         (large[:5, 1:65], large[:64, :64]),
         (large[:5, :64], large[:64, :64].t()),
     ):
-        assert one_row.hopper_rows(x, weight) is None
+        assert hopper_rows(x, weight) is None

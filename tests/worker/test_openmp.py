@@ -82,10 +82,9 @@ def test_nothing_is_collected_while_torch_is_imported(
             gc.freeze()
         if not collects:
             gc.disable()
-        before = gc.get_freeze_count()
         openmp.import_torch()
         assert gc.isenabled() == collects
-        assert gc.get_freeze_count() == before
+        assert bool(gc.get_freeze_count()) == frozen  # how many they are changes as some are let go
     finally:
         gc.enable()
         gc.unfreeze()

@@ -182,7 +182,7 @@ def kv_budget(
 def activation_bytes(sizes: Sizes, shape: Shape, vocab_size: int) -> int:
     """The most that the largest step allocates at once: a layer's inputs and products, or the logits and two copies."""
     width = DTYPE_BYTES[sizes.dtype]
-    layer = sizes.max_num_batched_tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size) * width
+    layer = sizes.max_num_batched_tokens * (6 * shape.hidden_size + 3 * shape.intermediate_size) * width
     rows = min(sizes.max_num_seqs, sizes.max_num_batched_tokens)
     return max(layer, rows * vocab_size * (width + 12))
 
@@ -233,7 +233,7 @@ def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float) -> list[st
     ]
     if device.kind == "cuda":
         found += [
-            "activations: four hidden and three intermediate rows for each token of the largest step, or the logits of "
+            "activations: six hidden and three intermediate rows for each token of the largest step, or the logits of "
             "the largest batch with two copies, whichever is more",
             f"graphs: as much for the largest decode batch, its logits, {CUDA_WORKSPACE_BYTES >> 20} MiB, and "
             f"{CUDA_GRAPH_BYTES >> 20} MiB for each further recorded step",

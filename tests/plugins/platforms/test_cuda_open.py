@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from frame.core.config.flat import from_flat
+from frame.plugins.platforms import cuda
 from frame.plugins.platforms.cuda import CudaPlatform
 
 
@@ -22,3 +24,8 @@ def test_an_earlier_engine_is_swept_up(reserved: int, left: list[str], monkeypat
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
     CudaPlatform(config=from_flat({}))
     assert done == [*left, "reset_peak_memory_stats"]
+
+
+def test_the_kernels_of_attention_are_where_a_start_looks_for_them() -> None:
+    """It goes on without those that cannot be imported, so a wrong name would not show."""
+    assert all(find_spec(f"frame.kernels.{name}") for name in cuda._ATTENTION)
