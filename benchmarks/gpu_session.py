@@ -69,6 +69,7 @@ PARTS = (
     Part("sampling", f"python {_KERNELS}/sampling.py --rows 1,64,256", 120),
     Part("linear", f"python {_KERNELS}/linear_invariant.py", 120),
     Part("linear-rows", f"python {_KERNELS}/linear_rows.py --json {{json}}", 90),
+    Part("layers", f"python {_KERNELS}/layers.py", 60),
     Part("doctor", "frame doctor --json", 60, "frame doctor --json"),
     Part("throughput", "python benchmarks/offline_gpu.py --models qwen3-0.6b,llama-8b", 420),
 )  # fmt: skip

@@ -18,6 +18,13 @@ def _logistic(x):
 
 
 @triton.jit
+def silu_times(gate, up, dtype: tl.constexpr):
+    """silu(gate) · up in float32, of sums that are rounded first, as products alone would be."""
+    gate = gate.to(dtype).to(tl.float32)
+    return gate / (1.0 + tl.exp(-gate)) * up.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _gated(x, out, size, stride, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

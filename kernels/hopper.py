@@ -37,13 +37,18 @@ def hopper_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated:
         return None
     if x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype:
         return None
-    if not (_is_copied(x) and _is_copied(weight)):
+    if x.stride(1) != 1 or weight.stride(1) != 1 or x.shape[1] % 64 or not (is_copied(x) and is_copied(weight)):
         return None
     kernel = hopper_kernel(x.device, "linear_rows", "product")
     return None if kernel is None else kernel(x, weight, bias, gated=gated)
 
 
-def _is_copied(matrix: Tensor) -> bool:
-    """Whether bulk copies of 64 inputs reach all of it."""
-    whole = matrix.stride(1) == 1 and matrix.shape[1] % 64 == 0
-    return whole and matrix.stride(0) % 8 == 0 and matrix.data_ptr() % 16 == 0
+def is_copied(matrix: Tensor) -> bool:
+    """Whether the chip's copy engine can fetch tiles: rows at multiples of 16 bytes, on Hopper or later.
+
+    This follows from the layer and the chip, never from the batch: `flat` is a product's or a norm's output.
+    """
+    if matrix.device.type == "cuda" and torch.cuda.get_device_capability(matrix.device) < (9, 0):
+        return False
+    size = matrix.dtype.itemsize
+    return matrix.stride(0) * size % 16 == 0 and matrix.data_ptr() % 16 == 0

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .activation import silu_times
 from .chain import await_previous, chained
 
 
@@ -65,10 +66,7 @@ def _one_row_gated(
     if BIAS:
         gate += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
         up += tl.load(bias + outputs + output, mask=there, other=0.0).to(tl.float32)
-    # rounded as the product alone would be
-    gate = gate.to(out.dtype.element_ty).to(tl.float32)
-    gate = gate / (1.0 + tl.exp(-gate))
-    tl.store(out + output, gate * up.to(out.dtype.element_ty).to(tl.float32), mask=there)
+    tl.store(out + output, silu_times(gate, up, out.dtype.element_ty), mask=there)
 
 
 def tile(outputs: int, inputs: int) -> tuple[int, int, int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .activation import silu_mul
-from .hopper import hopper_kernel
+from .hopper import hopper_kernel, is_copied
 
 #: Elements of the depth in a step: the same in every launch of a type, or the bits would follow the launch.
 BLOCK_K = 64
@@ -129,7 +129,7 @@ def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, 
         return None
     if flat.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != flat.dtype:
         return None
-    if flat.stride(1) != 1 or weight.stride(1) != 1 or not (_copies(flat) and _copies(weight)):
+    if flat.stride(1) != 1 or weight.stride(1) != 1 or not (is_copied(flat) and is_copied(weight)):
         return None
     kernel = hopper_kernel(flat.device, "linear_hopper", "product")
     return None if kernel is None else kernel(flat, weight, bias, gated=gated)
@@ -148,7 +148,7 @@ def tiled_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, tile
     wide = flat.dtype.itemsize > 2
     tile = tile or (WIDE_TILE if wide else tile_for(rows, outputs, num_multiprocessors(flat.device)))
     step = BLOCK_K_WIDE if wide else BLOCK_K
-    copier = not wide and _copies(flat) and _copies(weight)
+    copier = not wide and is_copied(flat) and is_copied(weight)
     left, right = flat, weight
     if copier:
         left = TensorDescriptor.from_tensor(flat, [tile.block_m, step])
@@ -184,14 +184,3 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _copies(matrix: Tensor) -> bool:
-    """Whether the chip's copy engine can fetch tiles: rows at multiples of 16 bytes, on Hopper or later.
-
-    This follows from the layer and the chip, never from the batch: `flat` is a product's or a norm's output.
-    """
-    if matrix.device.type == "cuda" and torch.cuda.get_device_capability(matrix.device) < (9, 0):
-        return False
-    size = matrix.dtype.itemsize
-    return matrix.stride(0) * size % 16 == 0 and matrix.data_ptr() % 16 == 0

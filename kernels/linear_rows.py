@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .activation import silu_times
 from .barriers import barrier
 from .chain import await_previous, chained
 
@@ -66,12 +67,12 @@ def _fetch_rows(x, tiles, ready, step, STAGES: gl.constexpr, WARPS: gl.constexpr
 
 
 @gluon.jit
-def _total(sums, bias, column, there, BIAS: gl.constexpr, dtype: gl.constexpr):
-    """The sums of all warps and the bias, rounded: what a product alone would store."""
+def _total(sums, bias, column, there, BIAS: gl.constexpr):
+    """The sums of all warps and the bias."""
     total = gl.sum(sums, 0)
     if BIAS:
         total += gl.load(bias + column, mask=there, other=0.0).to(gl.float32)[:, None]
-    return total.to(dtype)
+    return total
 
 
 @gluon.jit(do_not_specialize=["rows", "steps"])
@@ -117,12 +118,10 @@ def _some_rows(
     column = first_output + gl.arange(0, 16, gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))
     row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
     there = column < outputs
-    result = _total(sums, bias, column, there, BIAS, out.dtype.element_ty)
+    result = _total(sums, bias, column, there, BIAS)
     if GATED:
-        up = _total(ups, bias, outputs + column, there, BIAS, out.dtype.element_ty)
-        gate = result.to(gl.float32)
-        result = (gate / (1.0 + gl.exp(-gate)) * up.to(gl.float32)).to(out.dtype.element_ty)
-    gl.store(out + row * outputs + column[:, None], result, mask=there[:, None] & (row < rows))
+        result = silu_times(result, _total(ups, bias, outputs + column, there, BIAS), out.dtype.element_ty)
+    gl.store(out + row * outputs + column[:, None], result.to(out.dtype.element_ty), mask=there[:, None] & (row < rows))
 
 
 def tile_for(rows: int, outputs: int, inputs: int, *, gated: bool = False) -> RowsTile:

@@ -15,6 +15,18 @@ from .chain import await_previous, chained
 
 
 @triton.jit
+def normalized(value, gain, dim, eps, offset, OFFSET: tl.constexpr):
+    """A row through the norm, rounded as the reference rounds it."""
+    wide = value.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide) / dim + eps)
+    if OFFSET:
+        row = (wide * (gain.to(tl.float32) + offset)).to(value.dtype)
+    else:
+        row = gain * wide.to(value.dtype)
+    return row
+
+
+@triton.jit
 def _rms_norm(
     x, residual, weight, out, total, eps, offset,
     heads, stride_token, stride_head, dim,
@@ -30,13 +42,7 @@ def _rms_norm(
     if ADD:
         value = value + tl.load(residual + row * dim + lane, mask=kept, other=0.0)
         tl.store(total + row * dim + lane, value, mask=kept)
-    wide = value.to(tl.float32)
-    wide = wide * tl.rsqrt(tl.sum(wide * wide) / dim + eps)
-    if OFFSET:
-        normed = (wide * (scale.to(tl.float32) + offset)).to(value.dtype)
-    else:
-        normed = scale * wide.to(value.dtype)
-    tl.store(out + row * dim + lane, normed, mask=kept)
+    tl.store(out + row * dim + lane, normalized(value, scale, dim, eps, offset, OFFSET), mask=kept)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

@@ -12,8 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .activation import silu_times
 from .chain import await_previous, chained
+from .norm import normalized
 
+#: (weight, eps, offset) of `rms_norm`.
+Norm = tuple[Tensor, float, float]
 #: The longest row: a program holds it whole.
 MAX_INPUTS = 8192
 
@@ -35,13 +39,7 @@ def _norm_linear(
     gain = tl.load(scale + lane, mask=kept, other=0.0)
     await_previous(CHAINED)
     value = tl.load(x + lane, mask=kept, other=0.0) + tl.load(residual + lane, mask=kept, other=0.0)
-    wide = value.to(tl.float32)
-    wide = wide * tl.rsqrt(tl.sum(wide * wide) / inputs + eps)
-    # rounded as the norm alone would be
-    if OFFSET:
-        row = (wide * (gain.to(tl.float32) + offset)).to(value.dtype)
-    else:
-        row = gain * wide.to(value.dtype)
+    row = normalized(value, gain, inputs, eps, offset, OFFSET)
     if tl.program_id(0) == 0:
         tl.store(total + lane, value, mask=kept)
         if not GATED:
@@ -54,9 +52,7 @@ def _norm_linear(
         ups = tl.sum(factors.to(tl.float32) * row, 1)
         if BIAS:
             ups += tl.load(bias + outputs + output, mask=there, other=0.0).to(tl.float32)
-        # rounded as the product alone would be
-        gate = sums.to(out.dtype.element_ty).to(tl.float32)
-        sums = gate / (1.0 + tl.exp(-gate)) * ups.to(out.dtype.element_ty).to(tl.float32)
+        sums = silu_times(sums, ups, out.dtype.element_ty)
     tl.store(out + output, sums, mask=there)
 
 
@@ -68,38 +64,27 @@ def tile(inputs: int, *, gated: bool = False) -> tuple[int, int, int]:
 
 
 def norm_linear(
-    x: Tensor,
-    residual: Tensor,
-    scale: Tensor,
-    eps: float,
-    offset: float,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(normed Wᵀ + b, normed, x + residual) of one row x [1, inputs]; weight [outputs, inputs], rows contiguous."""
     out = torch.empty((1, weight.shape[0]), dtype=x.dtype, device=x.device)
     normed, total = torch.empty_like(x), torch.empty_like(x)
-    _launch(x, residual, scale, eps, offset, weight, bias, out, normed, total)
+    _launch(x, residual, norm, weight, bias, out, normed, total)
     return out, normed, total
 
 
 def norm_linear_silu_mul(
-    x: Tensor,
-    residual: Tensor,
-    scale: Tensor,
-    eps: float,
-    offset: float,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(silu(a) · b of the halves a, b of normed Wᵀ + b, x + residual); weight [2 · size, inputs]."""
     out = torch.empty((1, weight.shape[0] // 2), dtype=x.dtype, device=x.device)
     total = torch.empty_like(x)
-    _launch(x, residual, scale, eps, offset, weight, bias, out, None, total)
+    _launch(x, residual, norm, weight, bias, out, None, total)
     return out, total
 
 
-def _launch(x, residual, scale, eps, offset, weight, bias, out, normed, total):
+def _launch(x, residual, norm, weight, bias, out, normed, total):
+    scale, eps, offset = norm
     outputs = out.shape[1]
     block_n, block_k, warps = tile(x.shape[1], gated=normed is None)
     _norm_linear[(triton.cdiv(outputs, block_n),)](

@@ -63,7 +63,7 @@ def one_row_products(gated: bool) -> dict[str, Product]:
 
     def normed(x: Tensor, weight: Tensor) -> Tensor:
         product = norm_linear.norm_linear_silu_mul if gated else norm_linear.norm_linear
-        return product(x, x, ones(x.shape[1]), 1e-6, 0.0, weight)[0]
+        return product(x, x, (ones(x.shape[1]), 1e-6, 0.0), weight)[0]
 
     return {"one": one, "norm, one": norm_and_one, "normed": normed}
 

@@ -7,6 +7,7 @@ from typing import overload
 from torch import Tensor, nn
 
 from ..interfaces.model import Build
+from ..ops import Norm
 from .linear import empty_parameter
 from .weights import WeightSlot
 
@@ -18,6 +19,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.prefix, self.dim, self.eps, self.offset, self.ops = prefix, dim, eps, offset, build.ops
         self.weight = empty_parameter(build, dim)
+
+    @property
+    def given(self) -> Norm:
+        """What the ops take for it."""
+        return self.weight, self.eps, self.offset
 
     def alike(self, other: RMSNorm) -> bool:
         """Whether the two differ in nothing but their weight."""

@@ -19,11 +19,10 @@ def normed_linear(norm: nn.Module, linear: nn.Module, x: Tensor, residual: Tenso
     and a `Linear` or `AttentionInput`, of these very classes and without hooks.
     """
     if residual is not None and _is_plain(norm, RMSNorm):
-        given = (x, residual, norm.weight, norm.eps, norm.offset)
         if _is_plain(linear, Linear):
-            return linear.ops.norm_linear(*given, linear.weight, linear.bias)
+            return linear.ops.norm_linear(x, residual, norm.given, linear.weight, linear.bias)
         if _is_plain(linear, AttentionInput):
-            joined, normed, total = linear.ops.norm_linear(*given, linear.weight, linear.bias)
+            joined, normed, total = linear.ops.norm_linear(x, residual, norm.given, linear.weight, linear.bias)
             return linear.heads(joined), normed, total
     normed, total = _normed(norm, x, residual)
     return linear(normed), normed, total
@@ -32,8 +31,7 @@ def normed_linear(norm: nn.Module, linear: nn.Module, x: Tensor, residual: Tenso
 def normed_silu_mul(norm: nn.Module, linear: Linear, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """(linear.silu_mul(normed), total), of what `normed_linear` calls so."""
     if residual is not None and _is_plain(norm, RMSNorm) and type(linear) is Linear:
-        given = (x, residual, norm.weight, norm.eps, norm.offset)
-        return linear.ops.norm_linear_silu_mul(*given, linear.weight, linear.bias)
+        return linear.ops.norm_linear_silu_mul(x, residual, norm.given, linear.weight, linear.bias)
     normed, total = _normed(norm, x, residual)
     return linear.silu_mul(normed), total
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from . import activation, attention, experts, linear, logits, norm, pooling, rotary, rows, sampling, speculation, step
+from .norm import Norm
 
 
 class Ops:
@@ -37,31 +38,17 @@ class Ops:
         return self.silu_mul(self.linear(x, weight, bias))
 
     def norm_linear(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        scale: Tensor,
-        eps: float,
-        offset: float,
-        weight: Tensor,
-        bias: Tensor | None = None,
+        self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(normed Wᵀ + b, normed, total): (normed, total) = `add_rms_norm` of x, residual [T, in_features], scale."""
-        normed, total = self.add_rms_norm(x, residual, scale, eps, offset)
+        """(normed Wᵀ + b, normed, total): (normed, total) is `add_rms_norm` of x, residual [T, in_features], norm."""
+        normed, total = self.add_rms_norm(x, residual, *norm)
         return self.linear(normed, weight, bias), normed, total
 
     def norm_linear_silu_mul(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        scale: Tensor,
-        eps: float,
-        offset: float,
-        weight: Tensor,
-        bias: Tensor | None = None,
+        self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(`linear_silu_mul` of normed, total), of what `norm_linear` calls so."""
-        normed, total = self.add_rms_norm(x, residual, scale, eps, offset)
+        normed, total = self.add_rms_norm(x, residual, *norm)
         return self.linear_silu_mul(normed, weight, bias), total
 
     map_rows = staticmethod(rows.map_rows)
@@ -95,4 +82,4 @@ class Ops:
     advance = staticmethod(step.advance)
 
 
-__all__ = ["Ops"]
+__all__ = ["Norm", "Ops"]

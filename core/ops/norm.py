@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+#: (weight, eps, offset) of `rms_norm`.
+Norm = tuple[Tensor, float, float]
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """x / rms(x) · (weight + offset) over the last dimension; x [..., dim], weight [dim] (Zhang & Sennrich 2019).

@@ -50,7 +50,7 @@ def _norm_rotary(draw: Draw, interleaved: bool) -> Arguments:
 
 def _norm_linear(draw: Draw, rows: int, offset: float, bias: Tensor | None = None) -> Arguments:
     x, residual = draw.floats(rows, 32), draw.floats(rows, 32)
-    return (x, residual, draw.floats(32), 1e-6, offset, draw.floats(24, 32), bias), {}
+    return (x, residual, (draw.floats(32), 1e-6, offset), draw.floats(24, 32), bias), {}
 
 
 def _write_kv(draw: Draw) -> Arguments:

@@ -357,8 +357,8 @@ def _row_ops(ops: Ops, draw: Draw, device: torch.device) -> dict[str, Callable[[
     return {
         "linear": lambda rows: ops.linear(x[rows], weight, bias),
         "linear_silu_mul": lambda rows: ops.linear_silu_mul(x[rows], weight),
-        "norm_linear": lambda rows: ops.norm_linear(x[rows], x[rows], scale, 1e-6, 0.0, weight, bias)[0],
-        "norm_linear_silu_mul": lambda rows: ops.norm_linear_silu_mul(x[rows], x[rows], scale, 1e-6, 0.0, weight)[0],
+        "norm_linear": lambda rows: ops.norm_linear(x[rows], x[rows], (scale, 1e-6, 0.0), weight, bias)[0],
+        "norm_linear_silu_mul": lambda rows: ops.norm_linear_silu_mul(x[rows], x[rows], (scale, 1e-6, 0.0), weight)[0],
         "rms_norm": lambda rows: ops.rms_norm(x[rows], scale, 1e-6),
         "add_rms_norm": lambda rows: ops.add_rms_norm(x[rows], x[rows], scale, 1e-6, 1.0)[0],
         "layer_norm": lambda rows: ops.layer_norm(x[rows], scale, None, 1e-6),

@@ -24,7 +24,7 @@ from frame.core.interfaces.platform import (
     PlatformSpec,
     Streams,
 )
-from frame.core.ops import Ops
+from frame.core.ops import Norm, Ops
 from frame.core.ops.step import StepBuffers, StepSizes
 from frame.kernels import (
     activation,
@@ -128,32 +128,18 @@ class CudaOps(Ops):
         return super().linear_silu_mul(x, weight, bias)
 
     def norm_linear(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        scale: Tensor,
-        eps: float,
-        offset: float,
-        weight: Tensor,
-        bias: Tensor | None = None,
+        self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """In one kernel for one row, where bits may follow the batch."""
         fused = norm_linear.norm_linear if self._is_one_row(x) else super().norm_linear
-        return fused(x, residual, scale, eps, offset, weight, bias)
+        return fused(x, residual, norm, weight, bias)
 
     def norm_linear_silu_mul(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        scale: Tensor,
-        eps: float,
-        offset: float,
-        weight: Tensor,
-        bias: Tensor | None = None,
+        self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """In one kernel for one row, where bits may follow the batch."""
         fused = norm_linear.norm_linear_silu_mul if self._is_one_row(x) else super().norm_linear_silu_mul
-        return fused(x, residual, scale, eps, offset, weight, bias)
+        return fused(x, residual, norm, weight, bias)
 
     def _is_one_row(self, x: Tensor) -> bool:
         return not self.invariant and x.dim() == 2 and x.shape[0] == 1 and x.shape[1] <= norm_linear.MAX_INPUTS

@@ -111,12 +111,12 @@ def test_gated_product_of_one_row(dtype: torch.dtype, size: int, inputs: int, bi
 def test_norm_and_product_of_one_row(
     dtype: torch.dtype, outputs: int, inputs: int, offset: float, biased: bool
 ) -> None:
-    given = (random(1, inputs, dtype=dtype), random(1, inputs, dtype=dtype), random(inputs, dtype=dtype), 1e-6, offset)
+    given = random(1, inputs, dtype=dtype), random(1, inputs, dtype=dtype), (random(inputs, dtype=dtype), 1e-6, offset)
     weight = random(2 * outputs, inputs, dtype=dtype) / inputs**0.5
     bias = random(2 * outputs, dtype=dtype) if biased else None
     found, normed, total = norm_linear_kernels.norm_linear(*given, weight, bias)
     gated, other_total = norm_linear_kernels.norm_linear_silu_mul(*given, weight, bias)
-    expected, expected_total = norm.add_rms_norm(*given)
+    expected, expected_total = norm.add_rms_norm(*given[:2], *given[2])
     assert torch.equal(total, expected_total)
     assert torch.equal(other_total, expected_total)
     close(normed, expected)

@@ -53,7 +53,7 @@ def normed_row(
 ) -> None:
     """One row's norm with its product, plain and gated."""
     row, weight = _empty(1, inputs, dtype=dtype), _empty(2 * outputs, inputs, dtype=dtype)
-    given = (row, row, _empty(inputs, dtype=dtype), 1e-6, offset, weight)
+    given = (row, row, (_empty(inputs, dtype=dtype), 1e-6, offset), weight)
     norm_linear.norm_linear(*given, _empty(2 * outputs, dtype=dtype) if bias else None)
     norm_linear.norm_linear_silu_mul(*given, _empty(2 * outputs, dtype=dtype) if bias else None)
 

@@ -37,7 +37,7 @@ def kernels(name: str, gated: bool) -> set[str]:
         x, scale = (torch.empty(size, dtype=torch.bfloat16, device=DEVICE) for size in (shape, shape[1:]))
         weight = torch.empty(256, shape[1], dtype=torch.bfloat16, device=DEVICE)
         product = ops.norm_linear_silu_mul if gated else ops.norm_linear
-        product(x, x, scale, 1e-6, 0.0, weight)
+        product(x, x, (scale, 1e-6, 0.0), weight)
 
     return {found for found in launched(H200, launch) if "norm" in found}
 
