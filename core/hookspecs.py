@@ -23,7 +23,8 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 def frame_platforms() -> list[Provider]:
     """Platforms: `frame.interfaces.Platform` classes.
 
-    A worker probes them when it starts and builds one for its device; it lives until the worker ends.
+    A worker probes them when it starts and builds one for its device; it lives until the worker ends. `tags["early"]`
+    ("package.module:function") is called with the configuration before torch is imported, and returns at once.
     """
     return []
 

@@ -37,14 +37,18 @@ class EngineCommand(Command):
 
         def prepare(config: FrameConfig, stage: Callable[[str], None]) -> Callable[[], EngineCore]:
             stage("libraries")
+            from ..early import begin_platforms
+            from ..registry import Registry
+
+            registry = Registry.load(plugins)
+            begin_platforms(config, registry)
             from ..config.checkpoint import read_checkpoint
             from ..engine.assembly import EngineStart
             from ..front.vocabulary import read_vocabulary
-            from ..registry import Registry
 
             def vocabulary() -> Vocabulary:
                 return read_vocabulary(config, read_checkpoint(config))
 
-            return EngineStart(config, Registry.load(plugins), stage, vocabulary).finish
+            return EngineStart(config, registry, stage, vocabulary).finish
 
         return EngineProcess(config, arguments.socket, arguments.control_fd, prepare, arguments.journal_fd).run()

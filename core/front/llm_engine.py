@@ -41,14 +41,17 @@ class LLMEngine:
     @classmethod
     def from_config(cls, config: FrameConfig) -> LLMEngine:
         """As `from_engine_args`, from a configuration tree."""
+        from ..early import begin_platforms
+        from ..registry import Registry
+
+        registry = Registry.load()
+        begin_platforms(config, registry)
         import_torch()
         from ..config.checkpoint import read_checkpoint
         from ..engine.assembly import make_engine
-        from ..registry import Registry
         from ..worker.processors import request_check
         from .vocabulary import read_vocabulary
 
-        registry = Registry.load()
         checkpoint = read_checkpoint(config)
         check = request_check(config, registry)
         core = make_engine(config, registry, vocabulary=lambda: read_vocabulary(config, checkpoint))

@@ -20,6 +20,7 @@ import msgspec
 from ..channel import Channel
 from ..config.plain import to_plain
 from ..config.tree import FrameConfig
+from ..early import begin_platforms
 from ..interfaces.executor import DeadWorkerError, StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
@@ -217,16 +218,16 @@ def _death(status: int | str) -> DeadWorkerError:
 
 def serve_worker(descriptor: int) -> int:
     """The worker process: reads its configuration from standard input, then serves the socket until it closes."""
-    from .worker import Worker
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the engine's to answer; its end ends this process
     start = json.load(sys.stdin)
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
     config = FrameConfig.model_validate(start["config"])
     configure_logging(config.server.log_level)
-    worker = Worker(
-        config, Registry.load(only=start["plugins"]), start["rank"], lambda stage: channel.send(Stage(stage))
-    )
+    registry = Registry.load(only=start["plugins"])
+    begin_platforms(config, registry)
+    from .worker import Worker
+
+    worker = Worker(config, registry, start["rank"], lambda stage: channel.send(Stage(stage)))
     loop = _WorkerLoop(worker, channel)
     try:
         while (message := channel.receive()) is not None:

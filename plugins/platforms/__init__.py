@@ -16,6 +16,7 @@ def frame_platforms() -> list[Provider]:
             summary="one NVIDIA GPU, compute capability 8.0 or later",
             preference=10,
             options="frame.plugins.platforms.options:CudaOptions",
+            tags={"early": "frame.plugins.platforms.cuda_early:begin"},
         ),
         Provider(
             "cpu",

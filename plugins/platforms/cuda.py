@@ -49,7 +49,8 @@ from .cuda_pieces import Pieces, sizes_for
 from .cuda_recorder import Recorder
 from .cuda_streams import CudaStreams
 from .options import CudaOptions, HopperProducts
-from .rehearsal import can_rehearse, read_triton, rehearse, without_lines
+from .rehearsal import can_rehearse, rehearse, without_lines
+from .triton_files import read_triton
 
 #: Kept free beside weights, cache, activations and recorded steps: library workspaces, and what fragments take.
 RESERVE_BYTES = 400 << 20

@@ -33,16 +33,19 @@ class Forks:
     def __init__(self, *, seconds: float, all_seconds: float, limit: int | None = None) -> None:
         self._limit = limit or max(2, num_processors())
         self._seconds, self._all_seconds = seconds, all_seconds
-        self._waiting: deque[Callable[[], object]] = deque()
+        self._waiting: deque[tuple[Callable[[], object], int]] = deque()
         self._running: dict[int, float] = {}
         self._end: float | None = None
         self.num_failed = 0
 
-    def start(self, work: Callable[[], object]) -> None:
-        """Starts `work` now, or once an earlier one is done: then in a later call of this or of `wait`."""
+    def start(self, work: Callable[[], object], niceness: int = 0) -> None:
+        """Starts `work` now, or once an earlier one is done: then in a later call of this or of `wait`.
+
+        `niceness` is how far others go before it where processors are short, 0 to 19.
+        """
         if self._end is None:
             self._end = time.monotonic() + self._all_seconds
-        self._waiting.append(work)
+        self._waiting.append((work, niceness))
         self._advance()
 
     def wait(self) -> None:
@@ -73,11 +76,11 @@ class Forks:
         if self._end is not None and now > self._end:
             self.stop()
         while self._waiting and len(self._running) < self._limit:
-            self._running[fork(self._waiting.popleft())] = now + self._seconds
+            self._running[fork(*self._waiting.popleft())] = now + self._seconds
 
 
-def fork(work: Callable[[], object]) -> int:
-    """The id of a child that calls `work` and ends, with status 0 unless that raised."""
+def fork(work: Callable[[], object], niceness: int = 0) -> int:
+    """The id of a child that calls `work` and ends, with status 0 unless that raised; it is nicer by so much."""
     with warnings.catch_warnings():
         # Newer Pythons warn of locks that other threads may hold: a child that waits for one is killed in the end.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -90,6 +93,7 @@ def fork(work: Callable[[], object]) -> int:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:  # it died before that
                 return child
+        os.nice(niceness)
         gc.disable()  # a short life: what is not looked through stays shared with the parent
         work()
         status = 0

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Token
-from functools import cache, partial
+from functools import partial
 from itertools import count
-from threading import Thread
 from typing import Any
 
 import torch
@@ -27,7 +25,6 @@ from .processors import num_processors
 try:
     from triton import knobs
     from triton.runtime import _async_compile, driver
-    from triton.runtime.cache import triton_key
 except ImportError:  # a later Triton: kernels compile when they are first launched
     _async_compile = None
 
@@ -36,10 +33,10 @@ logger = logging.getLogger("frame.platforms.rehearsal")
 #: Compiles a kernel, or finds it in Triton's cache on disk.
 Compile = Callable[[], Any]
 _LINES = "TRITON_DISABLE_LINE_INFO"
-#: How long a thread may hold the interpreter while another waits for it; Python's own 5 ms make half a second four.
-_BRISK_SECONDS = 1e-4
 #: Compiling one kernel takes up to some seconds, all of a model's a dozen on a few processors.
 _KERNEL_SECONDS, _ALL_SECONDS = 60.0, 180.0
+#: A process as nice as this gets a tenth of what one gets that is not, where they share a processor.
+_MOST_NICE = 10
 
 
 class Unlaunched:
@@ -124,14 +121,18 @@ def compile_in_forks(run: Callable[[], None], shares: int = 1) -> CompileMode:
 
 
 def _compile_share(run: Callable[[], None], share: int, shares: int) -> CompileMode:
-    """Of the kernels that are met, compiles every `shares`th: steps meet them in the same order everywhere."""
-    limit = None if shares == 1 else num_processors() // shares + 2
+    """Of the kernels that are met, compiles every `shares`th: steps meet them in the same order everywhere.
+
+    What takes longest is met first, and is not to wait for what comes later: each gives way to those before it.
+    """
+    limit = None if shares == 1 else 2 * num_processors() // shares
     forks = Forks(seconds=_KERNEL_SECONDS, all_seconds=_ALL_SECONDS, limit=limit)
     numbers = count()
 
     def start(compile_kernel: Compile) -> None:
-        if next(numbers) % shares == share:
-            forks.start(partial(_leave, compile_kernel))
+        number, of = divmod(next(numbers), shares)
+        if of == share:
+            forks.start(partial(_leave, compile_kernel), min(number, _MOST_NICE))
 
     mode = CompileMode(start)
     try:
@@ -171,28 +172,6 @@ def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -
 def can_rehearse() -> bool:
     """Whether this Triton has an asynchronous compile mode."""
     return _async_compile is not None
-
-
-def read_triton() -> Callable[[], None]:
-    """Begins once to hash Triton's own files, which every kernel's key holds; what it returns waits for the end."""
-    return _reading().join if can_rehearse() else lambda: None
-
-
-@cache
-def _reading() -> Thread:
-    thread = Thread(target=_hash_briskly, name="frame-triton-key", daemon=True)
-    thread.start()
-    return thread
-
-
-def _hash_briskly() -> None:
-    """Gets the interpreter back soon after each of its eight hundred reads and updates, also while others import."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(_BRISK_SECONDS)
-    try:
-        triton_key()
-    finally:
-        sys.setswitchinterval(usual)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,16 +70,3 @@ def test_an_interrupt_ends_it() -> None:
     with pytest.raises(KeyboardInterrupt):
         rehearsal.rehearse(run)
     assert rehearsal._async_compile.active_mode.get() is None
-
-
-def test_files_of_triton_are_hashed_once_and_meanwhile() -> None:
-    """The key that kernels are cached by asks for the hash again."""
-    rehearsal.triton_key.cache_clear()
-    rehearsal._reading.cache_clear()
-    usual = sys.getswitchinterval()
-    for _ in range(2):
-        rehearsal.read_triton()()
-    assert sys.getswitchinterval() == usual
-    assert rehearsal.triton_key.cache_info().misses == 1
-    assert rehearsal.triton_key()
-    assert rehearsal.triton_key.cache_info().misses == 1
