@@ -114,7 +114,8 @@ class AttentionBackend(ABC):
 
     A recorded step is one of single tokens. `plan` and `forward` run once for it, while the host believes in rows as
     long as any can be and in no padding, and what they launched is launched again for other rows, with device tensors
-    at the same addresses. A backend says with `needs_python` whether that would be wrong.
+    at the same addresses. A backend says with `needs_python` whether that would be wrong. Of steps with prompts all but
+    attention is recorded, maybe by a step of padding of which the host believes the same, with more tokens than rows.
     """
 
     #: whether `plan` makes use of the batch's `prefix`; only then is one worked out

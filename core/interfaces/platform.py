@@ -209,7 +209,8 @@ class Graphs(ABC):
         """Records one more shape, `run_dummy` running it; returns whether more are to be before the first request.
 
         Called at the start until that is False, and then between two steps where `wanted` and the plan (`capture`) say
-        so. Takes about 50 ms at most. Ends `wanted` sooner or later.
+        so. Takes about 50 ms at most; what may take longer waits for calls with no step between them. Ends `wanted`
+        sooner or later.
         """
         del run_dummy
         return False

@@ -219,3 +219,21 @@ class CaseRun:
         plan = self.backend.plan(batch)
         inputs = self.case.inputs(spans, padding_tokens)
         return [self.backend.forward(self.case.layer, *inputs, cache, plan) for cache in self.caches]
+
+
+def check_padding(run: CaseRun, num_tokens: int = 24) -> None:
+    """A step without a token, of which the host believes that each row has one, its last: nothing is stored.
+
+    `num_tokens` are more than the rows, as in a step with prompts that is recorded.
+    """
+    case = run.case
+    spans = [(sum(row), sum(row)) for row in case.rows]
+    batch = case.batch(spans, padding_tokens=num_tokens, recorded=True)
+    batch.seq_lens.zero_()
+    before = run.memory.layer_bytes()["0"].clone()
+    with torch.inference_mode():
+        out = run.backend.forward(case.layer, *case.inputs(spans, num_tokens), run.caches[0], run.backend.plan(batch))
+    shape = num_tokens, case.spec.num_heads, case.spec.head_dim
+    assert tuple(out.shape) == shape, f"the output is {list(out.shape)}, expected {list(shape)}"
+    assert torch.isfinite(out).all(), "the output holds NaN or infinity"
+    assert torch.equal(run.memory.layer_bytes()["0"], before), "tokens of padding were stored"

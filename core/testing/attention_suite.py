@@ -12,7 +12,7 @@ import torch
 
 from ..interfaces.attention import AttentionBackend, AttentionSpec
 from ..ops import Ops
-from .attention_case import AttentionCase, CaseRun, Row, fill, kv_spec, make_case, make_memory
+from .attention_case import AttentionCase, CaseRun, Row, check_padding, fill, kv_spec, make_case, make_memory
 from .plugin_suite import PluginSuite, reason_or_none
 
 FEATURES: Mapping[str, Mapping[str, Any]] = {
@@ -184,6 +184,16 @@ class AttentionBackendSuite(PluginSuite):
         if self.backend(case.spec).needs_python:
             pytest.skip("needs_python: no step is recorded")
         self.run(case, recorded=True, padding_rows=2, padding_tokens=2, bound=900, stale=float("nan"))
+
+    @pytest.mark.parametrize("features", ["plain", "window", "all"])
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_a_step_of_padding_with_more_tokens_than_rows_stores_nothing(self, features: str, rows: int) -> None:
+        """The host believes in a token of each row, by which steps with prompts are recorded around attention."""
+        case = make_case(self.spec(**FEATURES[features]), [(900, 0)] * rows)
+        backend = self.backend(case.spec)
+        if backend.needs_python:
+            pytest.skip("needs_python: no step is recorded")
+        check_padding(CaseRun(backend, case, stale=float("nan")))
 
     def test_nan_left_by_another_request_does_not_spread(self) -> None:
         self.run(make_case(self.spec(), MIXED), stale=float("nan"), padding_rows=2, padding_tokens=3)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
 
@@ -69,5 +70,9 @@ class FlashAttention(AttentionBackend):
         store(key, value, kv_cache, plan.batch.slot_mapping)
         if not plan.batch.max_query_len:
             return torch.zeros_like(query)
-        out = self._library.attend(self._attend, layer, query, kv_cache, plan.batch)
+        # of single tokens a library takes one for each row; those behind them are padding
+        taken = query[: len(plan.batch.host_query_lens)] if plan.batch.max_query_len == 1 else query
+        out = self._library.attend(self._attend, layer, taken, kv_cache, plan.batch)
+        if len(taken) < len(query):
+            out = pad(out, (0, 0, 0, 0, 0, len(query) - len(taken)))
         return out if plan.padding is None else out.masked_fill_(plan.padding, 0)

@@ -52,7 +52,8 @@ class CudaGraphs(Graphs):
     Before the first request the largest size and the small ones are recorded, of the engine's own kind (`deterministic`
     or not); the others while nothing else is to do, or between steps. A batch runs at the next larger size that is
     recorded; the size that it would rather have is recorded next. Where there is none it runs eagerly. Ordinary steps
-    of other shapes run in pieces. `limit` rows and `max_tokens` tokens are the most of a step.
+    of other shapes run in pieces, which are recorded when a step needs them, or when all else is, but not between steps
+    that are served: that may take too long. `limit` rows and `max_tokens` tokens are the most of a step.
     """
 
     records_inputs = True
@@ -74,7 +75,7 @@ class CudaGraphs(Graphs):
         self._records_draws = options.record_draws
         self._recorder = recorder
         self._pieces = pieces
-        self._max_tokens = max_tokens if options.record_prompts else 0
+        self._max_tokens = max_tokens if options.record_prompts and not deterministic else 0
         self._deterministic = deterministic
         self._num_kinds = 1 if deterministic else 2 + shares_prefixes
         self._at_start = options.graph_sizes_at_start
@@ -82,6 +83,7 @@ class CudaGraphs(Graphs):
         self._recorded: dict[str, Recorded] = {}
         self._draws: dict[str, dict[str, Recorded]] = {}  # of a recorded step, by kind
         self._recording: str | None = None
+        self._served = False  # a step since the last `capture`
         self.drop()
 
     def drop(self) -> None:
@@ -91,11 +93,11 @@ class CudaGraphs(Graphs):
         self._num_first = len(first)
         self._used = 0
         self._exhausted = False
+        self._pieces.drop()
         if self._recorded:
             self._recorded.clear()
             self._draws.clear()
             self._recorder.forget()
-        self._pieces.drop()
         self._ready: dict[str, list[int]] = {}  # by kind: the sizes that are recorded, ascending
 
     def prepare(self, model: Model) -> Model:
@@ -121,6 +123,7 @@ class CudaGraphs(Graphs):
         return _shape(rows, ready[place], deterministic, shared)
 
     def run(self, shape: StepShape, forward: Forward) -> Tensor:
+        self._served = self._served or self._recording is None
         if shape.graph is None:
             return forward()
         if shape.graph.startswith(_PIECES):
@@ -168,15 +171,19 @@ class CudaGraphs(Graphs):
         return self._budget
 
     def wanted(self) -> bool:
-        return bool(self._todo)
+        return bool(self._todo) or self._lacking() > 0
 
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
-        """Records the shape asked for last (at the start: the largest, then small ones); False when there was none."""
-        if self._budget is not None and self._used >= self._budget:
-            self._stop(f"{self._used >> 20} MiB of the {self._budget >> 20} MiB of graph_memory_bytes are taken")
-        if not self._todo:
+        """Records the shape asked for last (at the start: the largest, then small ones); False when there was none.
+
+        When only steps with prompts are left it does nothing, just once, if a step was served since the last call.
+        """
+        served, self._served = self._served, False
+        if self._todo and self._is_spent():
+            self._stop(f"{self._used >> 20} MiB of the {(self._budget or 0) >> 20} MiB of graph_memory_bytes are taken")
+        shape = self._next(served)
+        if shape is None:
             return False
-        shape = self._todo.pop()
         self._num_first -= 1
         start = time.perf_counter()
         try:
@@ -190,6 +197,24 @@ class CudaGraphs(Graphs):
                 raise  # at the start somebody looks
             self._stop(f"{shape.graph} was not recorded: {type(error).__name__}: {error}")
         return bool(self._todo) and self._num_first > 0
+
+    def _next(self, served: bool) -> StepShape | None:
+        """What is recorded now, `served` or not since the last time."""
+        if self._todo:
+            return self._todo.pop()
+        size = 0 if served else self._lacking()
+        return StepShape(size, 1, size, 1, graph=f"{_PIECES}-{size}") if size else None
+
+    def _lacking(self) -> int:
+        """Tokens of a step with prompts that is to be recorded, 0 for none.
+
+        What such a step takes is not counted: the budget is for decodes, measured by theirs, and the platform sets
+        memory aside for prompts beside it. But a budget that is spent says that memory is short.
+        """
+        return 0 if self._exhausted or self._is_spent() else self._pieces.lacking()
+
+    def _is_spent(self) -> bool:
+        return self._budget is not None and self._used >= self._budget
 
     def _measure(self, size: int, run_dummy: Callable[[StepShape], None]) -> int:
         before = self._used

@@ -21,6 +21,7 @@ class PieceRecorder:
         self._device = device
         self._pool: Any = None  # made with the first recording: until then there may be no device
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._failed: list[torch.cuda.CUDAGraph] = []
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
@@ -52,11 +53,11 @@ class PieceRecorder:
         graph, self._graph = self._graph, None
         if graph is None:
             raise RuntimeError("no piece was begun")
-        graph.capture_end()
+        self._end(graph)
         return graph.replay
 
     def forget(self) -> None:
-        """All recordings are gone: the next ones get a pool of their own."""
+        """The next recordings get a pool of their own: one that has lost all of its own cannot be used again."""
         self._pool = None
 
     def see(self, tensor: Tensor) -> Tensor:
@@ -70,7 +71,25 @@ class PieceRecorder:
         graph, self._graph = self._graph, None
         if graph is not None:
             with suppress(RuntimeError):
-                graph.capture_end()
+                self._end(graph)
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            self._close_pool(graph)
+            raise
+
+    def _close_pool(self, graph: torch.cuda.CUDAGraph) -> None:
+        """What torch leaves undone where the driver has given a recording up.
+
+        Its allocators go on to ask the graph whether a stream is recorded, so that it has to stay, and keep what other
+        streams used until that pool is closed.
+        """
+        self._failed.append(graph)
+        with suppress(RuntimeError, AttributeError):  # it is closed already, or torch has changed
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            torch._C._cuda_releasePool(self._device.index, self._pool)
 
 
 class _Memory:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from frame.core.interfaces.model import ForwardStep
@@ -34,9 +35,12 @@ Replay = Callable[[], None]
 
 
 def sizes_for(weights_bytes: int, max_tokens: int) -> list[int]:
-    """The sizes worth recording of a model with so many bytes of weights, ascending; `max_tokens` is a step's most."""
+    """The sizes worth recording of a model with so many bytes of weights, ascending; `max_tokens` is a step's most.
+
+    A step of one token is a decode.
+    """
     most = min(max_tokens, WORTHWHILE / max(1, weights_bytes))
-    return sorted(size for size in {*SIZES, max_tokens} if 0 < size <= most)
+    return sorted(size for size in {*SIZES, max_tokens} if 1 < size <= most)
 
 
 class Recorder(Protocol):
@@ -55,7 +59,7 @@ class Recorder(Protocol):
         """The tensor's memory, which a later piece may use again."""
 
     def forget(self) -> None:
-        """All recordings are gone."""
+        """Recordings are gone, or one has failed: the next ones share no memory with those before."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,15 @@ class Recording:
 class Pieces:
     """Recordings by padded number of tokens.
 
-    A size is recorded when it is met for the second time: that step runs piece by piece while they are recorded. Steps
-    larger than all of `sizes`, which ascend, are not.
+    The first step of a size is recorded: it runs piece by piece meanwhile. Where that fails it runs as it is, by which
+    libraries have chosen what they launch for that size, and the next step of it is recorded. Where that fails too, or
+    the device has no memory left, nothing is recorded any more. Nor are steps larger than all of `sizes`, which ascend.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.sizes: list[int] = []
         self._recorder = recorder
-        self._met: set[int] = set()
+        self._failed: set[int] = set()  # once
         self._recordings: dict[int, Recording] = {}
         self._places: dict[tuple[int, ...], Tensor] = {}
 
@@ -101,9 +106,19 @@ class Pieces:
         place = bisect_left(self.sizes, tokens)
         return self.sizes[place] if place < len(self.sizes) else 0
 
+    def lacking(self) -> int:
+        """The largest size that is not recorded yet, 0 where all are.
+
+        All share one pool, which the largest fills: smaller ones find their places in it, while those of a growing size
+        would each time be too small for the next.
+        """
+        if len(self._recordings) == len(self.sizes):
+            return 0
+        return next((size for size in reversed(self.sizes) if size not in self._recordings), 0)
+
     def drop(self) -> None:
         """Forgets all recordings: what they read has moved."""
-        self._met.clear()
+        self._failed.clear()
         self._recordings.clear()
         self._places.clear()
         self._recorder.forget()
@@ -112,10 +127,7 @@ class Pieces:
         """The hidden states of a step of that size, valid until the next run."""
         recording = self._recordings.get(size)
         if recording is None:
-            if size in self._met:
-                return self._record(size, forward)
-            self._met.add(size)
-            return forward()
+            return self._record(size, forward) if size in self.sizes else forward()
         step = forward.step()
         for piece in recording.pieces:
             piece.run(step)
@@ -146,14 +158,22 @@ class Pieces:
                 last = recorder.end()
                 last()
         except Exception as error:
-            self.sizes = []
-            self.drop()
             pieces.clear()
-            logger.warning("steps with prompts are no longer recorded: %s: %s", type(error).__name__, error)
+            self._fail(size, error)
         else:
             self._recordings[size] = Recording(pieces, last, hidden)
             return hidden
         return forward()  # when the error, and what its frames hold, are gone
+
+    def _fail(self, size: int, error: Exception) -> None:
+        if size not in self._failed and not isinstance(error, torch.OutOfMemoryError):
+            self._failed.add(size)
+            self._recorder.forget()
+            logger.debug("%d tokens are recorded later: %s: %s", size, type(error).__name__, error)
+            return
+        self.sizes = []
+        self.drop()
+        logger.warning("steps with prompts are no longer recorded: %s: %s", type(error).__name__, error)
 
     def _place_for(self, out: Tensor) -> Tensor:
         """Where the next piece reads attention's result: one place for all layers and sizes of a shape."""

@@ -28,7 +28,8 @@ class CudaOptions(BaseModel):
     record_prompts: bool = Field(
         True,
         description="Record steps with prompts, too, in pieces between which attention runs as it is, for as many "
-        "tokens as the device computes sooner than the host launches.",
+        "tokens as the device computes sooner than the host launches: when a size is met first, or while nothing else "
+        "is to do.",
     )
     record_draws: bool = Field(
         True,
@@ -38,8 +39,8 @@ class CudaOptions(BaseModel):
     graph_memory_bytes: int | None = Field(
         None,
         ge=0,
-        description="Memory kept for recorded steps; once it is taken, no more are recorded. Default: enough for all, "
-        "by what the largest takes.",
+        description="Memory kept for recorded decode steps; once it is taken, no more are recorded. Default: enough "
+        "for all, by what the largest takes. Steps with prompts have theirs beside it.",
     )
     check_recorded_inputs: bool = Field(
         False,

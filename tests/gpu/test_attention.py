@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from frame.core.ops import Ops
+from frame.core.testing import attention_case
 from frame.plugins.attention.triton import TritonAttention
 from tests.plugins.attention.batches import check, make_case, run, spec_of
 
@@ -197,3 +198,11 @@ def test_deterministic_bits_depend_on_the_row_alone(changes: dict, dtype: torch.
         )
         for row in got.split(last - first):
             assert torch.equal(row, want[part]), (first, last)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("features", [FEATURES["plain"], FEATURES["all"]], ids=["plain", "all"])
+def test_a_step_of_padding_with_more_tokens_than_rows_stores_nothing(features: dict, rows: int) -> None:
+    case = attention_case.make_case(layer_spec(**features), [(90, 0)] * rows)
+    backend = TritonAttention(case.spec, config=None, ops=Ops())
+    attention_case.check_padding(attention_case.CaseRun(backend, case, stale=float("nan")))

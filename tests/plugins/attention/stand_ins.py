@@ -54,7 +54,8 @@ def flash_attn_with_kvcache(
     assert cache_seqlens is not None
     assert page_table is not None
     assert cu_seqlens_q is not None
-    assert max_seqlen_q == int(cu_seqlens_q.diff().max())
+    assert max_seqlen_q is not None
+    assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
     return _attend(q, k_cache, v_cache, cu_seqlens_q, cache_seqlens, page_table, softmax_scale, causal, window_size,
                    softcap, None)  # fmt: skip
 
@@ -81,7 +82,8 @@ def flash_attn_varlen_func(
     assert block_table is not None
     assert cu_seqlens_k.dtype == torch.int32
     lengths = cu_seqlens_k.diff()
-    assert max_seqlen_q == int(cu_seqlens_q.diff().max())
+    assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
+    assert max_seqlen_q > 1 or len(q) == len(lengths)  # of single tokens it takes one of each row
     assert max_seqlen_k >= int(lengths.max())
     assert alibi_slopes is None or alibi_slopes.dtype == torch.float32
     return _attend(q, k, v, cu_seqlens_q, lengths, block_table, softmax_scale, causal, window_size, softcap,

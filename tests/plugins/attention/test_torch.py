@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frame.core.ops import Ops
+from frame.core.testing import attention_case
 from frame.plugins.attention import paging
 from frame.plugins.attention.torch import TorchAttention
 from tests.plugins.attention.batches import SPEC, check, make_case, run, spec_of
@@ -132,3 +134,12 @@ def _join(whole, cache, first, last, beside):
     layer = whole.layer
     parts = [torch.cat((getattr(whole, name)[first:last], getattr(beside, name))) for name in ("query", "key", "value")]
     return replace(beside, layer=layer, batch=batch, query=parts[0], key=parts[1], value=parts[2], cache=both)
+
+
+@pytest.mark.parametrize("features", [{}, {"window": 6}, FEATURES["all"]])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_step_of_padding_stores_nothing(features: dict, rows: int) -> None:
+    """Though the host believes that each row has a token: a platform may run steps with prompts so."""
+    case = attention_case.make_case(spec_of(**features), [(90, 0)] * rows)
+    backend = TorchAttention(case.spec, config=None, ops=Ops())
+    attention_case.check_padding(attention_case.CaseRun(backend, case, stale=float("nan")))

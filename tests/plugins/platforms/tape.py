@@ -37,10 +37,15 @@ class Tape(TorchDispatchMode):
 
 
 class TapeRecorder:
-    """Implements `Recorder`; counts what is begun, ended and forgotten."""
+    """Implements `Recorder`; counts what is begun, ended and forgotten.
 
-    def __init__(self, fails_after: int = 1 << 30) -> None:
+    From the piece `fails_after` on it fails with `error`, the number of `failures` given or for ever.
+    """
+
+    def __init__(self, fails_after: int = 1 << 30, error: Exception | None = None, failures: int = 1 << 30) -> None:
         self.fails_after = fails_after
+        self.error = error or torch.OutOfMemoryError("no memory")
+        self.failures = failures
         self.open: Tape | None = None
         self.ended = self.forgotten = 0
 
@@ -60,8 +65,9 @@ class TapeRecorder:
 
     def end(self) -> Callable[[], None]:
         assert self.open is not None
-        if self.ended == self.fails_after:
-            raise torch.OutOfMemoryError("no memory")
+        if self.ended >= self.fails_after and self.failures:
+            self.failures -= 1
+            raise self.error
         tape, self.open = self.open, None
         tape.__exit__(None, None, None)
         self.ended += 1

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+from frame.core.interfaces.model import ForwardStep
 from frame.core.interfaces.platform import StepShape
 from frame.core.interfaces.step import PrefixRows, StepPlan
 from frame.core.testing.platform_suite import step_of
@@ -21,20 +23,51 @@ from tests.plugins.platforms.tape import TapeRecorder
 SIZES = [1, 2, 4, 8, 16, 32]
 
 
-class Device:
-    """Runs dummy steps as a runner does; `recorded` are the graphs that were asked for, in order."""
+class Small(nn.Linear):
+    """What `prepare` asks of a model."""
 
-    def __init__(self, *sizes: int | None, limit: int = 64, deterministic: bool = False, **options: object) -> None:
-        self.recorder = FakeRecorder(*sizes)
+    whole_prompts = segments = False
+
+
+class Ones:
+    """A forward pass without attention."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def step(self) -> ForwardStep:
+        return ForwardStep(plans=[])
+
+    def __call__(self, step: ForwardStep | None = None) -> Tensor:
+        return torch.ones(self.tokens, 2)
+
+
+class Device:
+    """Runs dummy steps as a runner does; `recorded` are the graphs that were asked for, in order.
+
+    `prompts` are the tokens up to which steps with prompts are recorded, by `tape`.
+    """
+
+    def __init__(
+        self,
+        *sizes: int | None,
+        limit: int = 64,
+        deterministic: bool = False,
+        prompts: int = 0,
+        tape: TapeRecorder | None = None,
+        **options: object,
+    ) -> None:
+        self.recorder, self.tape = FakeRecorder(*sizes), tape or TapeRecorder()
         given = CudaOptions(**{"graph_sizes": SIZES, "graph_sizes_at_start": 4, **options})
         self.graphs = CudaGraphs(
-            self.recorder, given, limit, pieces=Pieces(TapeRecorder()), max_tokens=0, deterministic=deterministic
+            self.recorder, given, limit, pieces=Pieces(self.tape), max_tokens=prompts, deterministic=deterministic
         )
+        self.graphs.prepare(Small(2, 2))
         self.recorded: list[str] = []
 
     def run_dummy(self, shape: StepShape) -> None:
         self.recorded.append(str(shape.graph))
-        hidden = self.graphs.run(shape, lambda: torch.ones(shape.padded_tokens, 2))
+        hidden = self.graphs.run(shape, Ones(shape.padded_tokens))
         assert torch.equal(hidden, torch.ones(shape.padded_tokens, 2))
 
     def capture(self) -> bool:
@@ -58,6 +91,12 @@ class Device:
         assert (shape.num_tokens, shape.num_rows) == (rows, rows)
         assert shape.padded_rows == shape.padded_tokens == int((shape.graph or f"-{rows}").split("-")[1])
         self.graphs.run(shape, lambda: torch.zeros(shape.padded_tokens, 2))
+        return shape.graph
+
+    def prefill(self, tokens: int) -> str | None:
+        """The recording that a prompt of so many tokens runs on."""
+        shape = self.graphs.shape(step_of([tokens]))
+        assert torch.equal(self.graphs.run(shape, Ones(shape.padded_tokens)), torch.ones(shape.padded_tokens, 2))
         return shape.graph
 
 
@@ -232,3 +271,89 @@ def test_dropped_recordings_are_made_again() -> None:
     assert device.finish()[0] == "decode-4"
     assert sorted(device.recorded) == sorted(names([*SIZES, 64]))
     assert device.serve(3) == "decode-4"
+
+
+def test_steps_with_prompts_are_recorded_when_all_else_is_the_largest_first() -> None:
+    device = Device(prompts=64).start()
+    assert device.recorded == names([64, 4, 2, 1])
+    assert device.finish() == names([32, 16, 8]) + names([64, 32, 16], "pieces")
+    assert device.tape.ended == 3
+    assert [device.prefill(tokens) for tokens in (5, 17, 64, 65)] == [*names([16, 32, 64], "pieces"), None]
+    assert device.tape.ended == 3, "the first prompt of a size is a replay"
+    assert not device.capture()
+
+
+def test_they_are_not_recorded_between_steps_that_are_served() -> None:
+    device = Device(prompts=64).start()
+    for _ in range(3):
+        device.serve(3)
+        device.capture()
+    before = list(device.recorded)
+    assert before[-3:] == names([32, 16, 8])
+    for _ in range(5):
+        device.serve(3)
+        assert device.graphs.wanted()
+        assert not device.capture()
+    assert device.recorded == before
+    device.capture()
+    assert device.prefill(5) == "pieces-16", "which records it"
+    device.capture()
+    assert device.recorded == [*before, "pieces-64"]
+    assert device.finish() == names([32], "pieces")
+
+
+def test_dropped_pieces_are_wanted_again() -> None:
+    device = Device(prompts=32).start()
+    device.finish()
+    device.graphs.drop()
+    assert device.finish()[-2:] == names([32, 16], "pieces")
+    assert not device.graphs.wanted()
+
+
+@pytest.mark.parametrize("given", [{"deterministic": True}, {"record_prompts": False}, {"prompts": 0}])
+def test_where_steps_with_prompts_run_as_they_are_none_is_wanted(given: dict[str, object]) -> None:
+    device = Device(**{"prompts": 64, **given}).start()
+    assert not [name for name in device.finish() if name.startswith("pieces")]
+
+
+@pytest.mark.parametrize(("sizes", "budget"), [((0,), 0), ((MIB, MIB), 7 * MIB), ((1, None), None)])
+def test_where_memory_is_short_they_are_recorded_only_when_they_come(
+    sizes: tuple[int | None, ...], budget: int | None
+) -> None:
+    device = Device(*sizes, prompts=64, graph_memory_bytes=budget).start()
+    assert not [name for name in device.finish() if name.startswith("pieces")]
+    assert not device.graphs.wanted()
+    assert device.prefill(5) == "pieces-16"
+    assert device.tape.ended == 1
+
+
+REFUSED = RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_what_a_driver_refuses_first_is_recorded_the_next_time() -> None:
+    device = Device(prompts=64, tape=TapeRecorder(0, REFUSED, failures=1)).start()
+    assert device.finish()[-4:] == names([64, 64, 32, 16], "pieces")
+    assert not device.graphs.wanted()
+
+
+@pytest.mark.parametrize(("error", "tries"), [(REFUSED, 2), (None, 1)])
+def test_pieces_that_cannot_be_recorded_are_not_wanted_for_ever(
+    error: Exception | None, tries: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device(prompts=64, tape=TapeRecorder(1, error)).start()
+    assert device.finish()[-1 - tries :] == names([64, *[32] * tries], "pieces")
+    assert [line.split(":")[0] for line in caplog.messages] == ["steps with prompts are no longer recorded"]
+    assert device.prefill(5) is None
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), ValueError("wrong")])
+def test_a_dummy_step_with_prompts_that_fails_ends_recording_and_no_request(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device(prompts=64).start()
+    while device.graphs._todo:
+        device.capture()
+    assert not device.graphs.capture(lambda shape: (_ for _ in ()).throw(error))
+    assert not device.graphs.wanted()
+    assert len(caplog.messages) == 1
+    assert device.prefill(5) == "pieces-16"

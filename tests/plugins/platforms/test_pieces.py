@@ -78,13 +78,30 @@ def test_a_recorded_step_equals_an_eager_one_on_new_inputs_and_plans(toy: Toy) -
             found = pieces.run(size, Pass(toy, buffer, size, 0.1 * turn))
             torch.testing.assert_close(found, want)
             assert toy.attended == [0.1 * turn] * LAYERS
-    assert recorder.ended == 2 * (LAYERS + 1)  # each size once, when it came for the second time
+    assert recorder.ended == 2 * (LAYERS + 1)  # each size once
 
 
-def test_a_size_that_comes_once_is_not_recorded(toy: Toy) -> None:
+def test_a_size_is_recorded_when_it_is_met_first(toy: Toy) -> None:
     recorder = TapeRecorder()
-    pieces_of(recorder).run(16, Pass(toy, torch.randn(16, WIDTH), 16, 1.0))
-    assert recorder.ended == 0
+    pieces = pieces_of(recorder)
+    given = torch.randn(32, WIDTH)
+    for number, size in enumerate((16, 32)):
+        torch.testing.assert_close(pieces.run(size, Pass(toy, given, size, 1.0)), Pass(toy, given, size, 1.0)())
+        assert recorder.ended == (number + 1) * (LAYERS + 1)
+
+
+def test_what_lacks_is_said_from_the_largest_on_until_all_is_there(toy: Toy) -> None:
+    recorder = TapeRecorder()
+    pieces = pieces_of(recorder)
+    given = torch.randn(64, WIDTH)
+    assert pieces.sizes == [16, 32, 64]
+    assert pieces.lacking() == 64
+    for size, left in ((64, 32), (16, 32), (32, 0)):
+        pieces.run(size, Pass(toy, given, size, 1.0))
+        assert pieces.lacking() == left
+    pieces.drop()
+    assert pieces.lacking() == 64
+    assert Pieces(recorder).lacking() == 0
 
 
 def test_recordings_that_are_dropped_are_made_again(toy: Toy) -> None:
@@ -99,17 +116,60 @@ def test_recordings_that_are_dropped_are_made_again(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize("fails_after", range(LAYERS + 1))
-def test_a_recording_that_fails_leaves_an_eager_step(
+def test_without_memory_a_step_is_eager_and_nothing_is_recorded_any_more(
     fails_after: int, toy: Toy, caplog: pytest.LogCaptureFixture
 ) -> None:
     pieces = pieces_of(TapeRecorder(fails_after))
     given = torch.randn(16, WIDTH)
     want = Pass(toy, given, 16, 1.0)()
-    with caplog.at_level(logging.WARNING, "frame.platforms.cuda"):
+    with caplog.at_level(logging.INFO, "frame.platforms.cuda"):
         for _ in range(3):
             torch.testing.assert_close(pieces.run(16, Pass(toy, given, 16, 1.0)), want)
     assert ["no longer recorded: OutOfMemoryError: no memory" in line for line in caplog.messages] == [True]
-    assert pieces.padded(10) == 0
+    assert (pieces.padded(10), pieces.lacking()) == (0, 0)
+
+
+REFUSED = RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize("fails_after", range(LAYERS + 1))
+def test_a_first_recording_that_fails_is_made_the_second_time(
+    fails_after: int, toy: Toy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By then the step has run once as it is."""
+    recorder = TapeRecorder(fails_after, REFUSED, failures=1)
+    pieces = pieces_of(recorder)
+    given = torch.randn(16, WIDTH)
+    want = Pass(toy, given, 16, 1.0)()
+    with caplog.at_level(logging.INFO, "frame.platforms.cuda"):
+        torch.testing.assert_close(pieces.run(16, Pass(toy, given, 16, 1.0)), want)
+        assert (pieces.padded(10), pieces.lacking(), recorder.ended) == (16, 64, fails_after)
+        assert recorder.forgotten == 1, "the next is to share no memory with what failed"
+        for _ in range(2):
+            torch.testing.assert_close(pieces.run(16, Pass(toy, given, 16, 1.0)), want)
+    assert recorder.ended == fails_after + LAYERS + 1
+    assert not caplog.messages
+
+
+def test_a_first_recording_that_fails_leaves_those_of_other_sizes(toy: Toy) -> None:
+    recorder = TapeRecorder(LAYERS + 1, REFUSED, failures=1)
+    pieces = pieces_of(recorder)
+    given = torch.randn(32, WIDTH)
+    for size in (16, 32, 16, 32, 32, 16):
+        torch.testing.assert_close(pieces.run(size, Pass(toy, given, size, 1.0)), Pass(toy, given, size, 1.0)())
+    assert recorder.ended == 2 * (LAYERS + 1)
+
+
+def test_a_second_recording_of_a_size_that_fails_is_the_last(toy: Toy, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = TapeRecorder(LAYERS + 1, REFUSED)
+    pieces = pieces_of(recorder)
+    given = torch.randn(64, WIDTH)
+    with caplog.at_level(logging.WARNING, "frame.platforms.cuda"):
+        for number, size in enumerate((16, 32, 64, 32, 16)):
+            torch.testing.assert_close(pieces.run(size, Pass(toy, given, size, 1.0)), Pass(toy, given, size, 1.0)())
+            assert bool(pieces.sizes) == (number < 3)
+    assert ["no longer recorded: RuntimeError: operation not" in line for line in caplog.messages] == [True]
+    assert (pieces.padded(10), pieces.lacking(), recorder.ended) == (0, 0, LAYERS + 1)
 
 
 def test_sizes_hold_the_tokens_and_end_at_the_limit() -> None:
@@ -124,4 +184,4 @@ def test_larger_models_are_recorded_for_fewer_tokens(billions: float, tokens: in
     weights_bytes = int(billions * 2e9)
     assert max(sizes_for(weights_bytes, 16384), default=0) == tokens
     assert max(sizes_for(weights_bytes, 100), default=0) == min(tokens, 100), "a full step has its own size"
-    assert sizes_for(weights_bytes, 0) == []
+    assert sizes_for(weights_bytes, 0) == sizes_for(weights_bytes, 1) == [], "a step of one token is a decode"

@@ -288,14 +288,57 @@ def test_steps_with_prompts_run_in_pieces(
     with start(settings=budget, max_tokens=24) as (engine, worker, _, plans):
         pieces = worker.runner.device.graphs._pieces
         assert pieces.sizes == [16, 24]
-        for _ in range(3):
+        for _ in range(2):
             assert greedy(engine, GIVEN) == wanted
-        assert set(pieces._recordings) == {16, 24}
+            assert set(pieces._recordings) == {16, 24}
         recorder = pieces._recorder
         before, recorder.fails_after = recorder.ended, recorder.ended
         assert greedy(engine, GIVEN) == wanted
         assert recorder.ended == before, "what is recorded is not recorded again"
         assert any(len(plan.slots) < plan.num_tokens <= 24 for plan in plans)
+
+
+def test_steps_with_prompts_are_recorded_while_nothing_else_is_to_do(
+    start: Callable[..., Any], wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By steps of padding, which leave the cache as it was: every size is there when its first prompt comes."""
+    monkeypatch.setattr(CpuPlatform, "ops", lambda self: Ops())
+    budget = {"max_num_batched_tokens": 24, "enable_prefix_caching": False}
+    with start(settings=budget, max_tokens=24) as (engine, worker, recorder, plans):
+        pieces = worker.runner.device.graphs._pieces
+        assert (recorder.num_recorded, pieces._recordings) == (2, {}), "none is recorded before the first request"
+        before = [slot.clone() for slot in worker.memory.slots]
+        assert idle(engine) == 4
+        assert (recorder.num_recorded, list(pieces._recordings)) == (4, [24, 16])
+        assert all(torch.equal(slot, old) for slot, old in zip(worker.memory.slots, before, strict=True))
+        assert [(len(plan.slots), plan.capture) for plan in plans] == [(0, True)] * 4
+        made = pieces._recorder.ended
+        assert greedy(engine, GIVEN) == wanted
+        assert pieces._recorder.ended == made
+        assert not any(plan.capture for plan in plans[4:])
+        assert idle(engine) == 0
+        worker.runner.device.graphs.drop()
+        assert greedy(engine, GIVEN[:1]) == wanted[:1]
+        idle(engine)
+        assert greedy(engine, GIVEN) == wanted
+
+
+def test_while_requests_run_no_step_of_padding_with_prompts_does(
+    start: Callable[..., Any], wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuPlatform, "ops", lambda self: Ops())
+    monkeypatch.setattr(recording, "BUSY_STEPS", 3)
+    budget = {"max_num_batched_tokens": 24, "enable_prefix_caching": False}
+    with start(settings=budget, max_tokens=24, graph_sizes_at_start=8) as (engine, worker, _, plans):
+        pieces = worker.runner.device.graphs._pieces
+        assert greedy(engine, GIVEN[3:4]) == wanted[3:4]  # of one token
+        assert any(plan.capture for plan in plans)
+        assert all(len(plan.slots) for plan in plans), "a recording that is not made takes no step of its own"
+        assert not pieces._recordings
+        assert engine.has_idle_work()
+        assert idle(engine) in (2, 3), "of which the first may only see that a request was served"
+        assert set(pieces._recordings) == {16, 24}
+        assert greedy(engine, GIVEN) == wanted
 
 
 class PlansOnce(EagerGraphs):

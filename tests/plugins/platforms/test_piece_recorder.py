@@ -1,0 +1,69 @@
+"""What the recorder of pieces leaves behind where the driver gives a recording up. The device is made up."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from frame.plugins.platforms.cuda_piece_recorder import PieceRecorder
+
+
+class Driver:
+    """Ends recordings with `errors`, in order, and notes what is asked of the allocator."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.errors: list[Exception | None] = []
+        self.done: list[tuple[str, int, object]] = []
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        for name, value in {
+            "current_stream": lambda device: stream, "Stream": lambda device: stream, "stream": nullcontext,
+            "CUDAGraph": lambda: self, "graph_pool_handle": object,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, value)
+        for name in ("end", "release"):
+            asked = {"end": "_cuda_endAllocateToPool", "release": "_cuda_releasePool"}[name]
+            note = lambda index, pool, name=name: self.done.append((name, index, pool))  # noqa: E731
+            monkeypatch.setattr(torch._C, asked, note, raising=False)
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        self.pool = pool
+
+    def capture_end(self) -> None:
+        if error := self.errors.pop(0):
+            raise error
+
+    def replay(self) -> None:
+        """Nothing."""
+
+
+def test_a_pool_is_closed_where_the_driver_gives_a_recording_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch)
+    recorder = PieceRecorder(torch.device("cuda", 1))
+    invalid = RuntimeError("operation failed due to a previous error during capture")
+
+    def record(error: Exception | None = None) -> None:
+        with recorder.recording():
+            recorder.begin()
+            if error:
+                raise error
+            recorder.end()
+
+    driver.errors = [None, None]
+    record()
+    with pytest.raises(ValueError, match="wrong"):
+        record(ValueError("wrong"))
+    assert not driver.done, "a recording that ends as it should needs nothing"
+    shared = driver.pool
+    for error in (None, ValueError("wrong")):
+        driver.errors = [invalid]
+        with pytest.raises(type(error or invalid)):
+            record(error)
+        assert driver.done == [("end", 1, shared), ("release", 1, shared)]
+        driver.done.clear()
+    recorder.forget()
+    driver.errors = [None]
+    record()
+    assert driver.pool is not shared
