@@ -45,8 +45,8 @@ class PieceRecorder:
         """From here on nothing runs."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
-        # other threads may allocate meanwhile, such as those that copy weights
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        # nothing has run at this size yet: kernels may be loaded meanwhile, which stricter modes refuse
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
 
     def end(self) -> Callable[[], None]:
         """What runs that which was launched since `begin`, as often as it is called."""

@@ -109,6 +109,7 @@ def test_steps_with_prompts_run_in_pieces(family: str, tmp_path: Path) -> None:
             assert 48 in pieces._recordings
         start, alone = time.perf_counter(), prompts(512, (20,))
         assert greedy(engine, alone, 1) == greedy(engine, alone, 1)
+        print(f"{family}: sizes that the driver refused first: {sorted(pieces._failed)}")
         print(f"{family}: two prompts of 20 tokens in {1e3 * (time.perf_counter() - start):.1f} ms")
 
 
@@ -128,7 +129,7 @@ def test_while_idle_every_size_of_steps_with_prompts_is_recorded(family: str, tm
             start = time.perf_counter()
             engine.step()
             taken.append(round(1e3 * (time.perf_counter() - start)))
-        print(f"{family}: idle steps of {taken} ms")
+        print(f"{family}: idle steps of {taken} ms, sizes that the driver refused first: {sorted(pieces._failed)}")
         assert list(pieces._recordings) == [96, 64, 32, 16]
         model = engine.executor.call("run", {"function": lambda worker: worker.runner.model})[0]
         calls: list[int] = []
