@@ -1,6 +1,6 @@
-"""Decoder layers without attention at few rows: products by the library, and as ordinary steps choose on this device.
+"""Decoder layers without attention at few rows: products by cuBLAS, and as ordinary steps choose on this device.
 
-    PYTHONPATH=src:. python benchmarks/kernels/layers.py [--rows 1,2,4,8,16] [--models llama-8b,…]
+    PYTHONPATH=src:. python benchmarks/kernels/layers.py [--rows 1,2,4,8,16,32,64] [--models llama-8b,…]
 
 Norms, products, rotary positions and the gate (for experts: the router and its choice) of several layers one after the
 other, in one recording. Figures are microseconds a layer, medians of replays; the floor is the weights' bytes at
@@ -49,6 +49,12 @@ class Apart(CudaOps):
     norm_linear_silu_mul = Ops.norm_linear_silu_mul
 
 
+class CuBLAS(CudaOps):
+    """Leaves products to torch as it is."""
+
+    linear = staticmethod(torch.nn.functional.linear)  # type: ignore[assignment]
+
+
 class Layer:
     """One layer's weights, and the ops on them."""
 
@@ -88,7 +94,7 @@ def scaled(outputs: int, inputs: int) -> Tensor:
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--rows", default="1,2,4,8,16")
+    parser.add_argument("--rows", default="1,2,4,8,16,32,48,64,96,128")
     parser.add_argument("--models", default=",".join(MODELS))
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16", flush=True)
@@ -99,7 +105,7 @@ def main() -> None:
         print(f"{name}: floor {size / COPY_BYTES_PER_MICROSECOND:.1f} us", flush=True)
         for rows in (int(count) for count in options.rows.split(",")):
             x, positions = random(rows, MODELS[name].hidden), torch.arange(rows, device="cuda")
-            others: Ops = Apart() if rows == 1 else CudaOps("deterministic")
+            others: Ops = Apart() if rows == 1 else CuBLAS("deterministic")
             times = [time_of(ops, layers, x, positions, table) for ops in (others, CudaOps())]
             print(f"{rows:5} rows: {times[0]:.1f} -> {times[1]:.1f}", flush=True)
 

@@ -43,6 +43,7 @@ from frame.kernels import linear as one_row
 from frame.kernels.hopper import hopper_rows
 from frame.kernels.linear_invariant import gate_pays, hopper_product, linear_invariant, linear_silu_mul_invariant
 
+from . import cuda_library as library
 from .cuda_graphs import CudaGraphs
 from .cuda_piece_recorder import PieceRecorder
 from .cuda_pieces import Pieces, sizes_for
@@ -104,7 +105,7 @@ class CudaOps(Ops):
                 return out
             if self._multiplies and (out := hopper_product(x, weight, bias)) is not None:
                 return out
-        return torch.nn.functional.linear(x, weight, bias)
+        return library.linear(x, weight, bias)
 
     def fused_experts(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         if self.invariant:
