@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from threading import Thread
 from typing import Any
 
@@ -17,7 +16,6 @@ def begin(config: Any) -> None:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does before it opens the driver
     # torch does it again, which takes no time then; neither makes a context or takes memory of a device
     Thread(target=driver.cuInit, args=(0,), name="frame-cuda-driver", daemon=True).start()
     read_triton()

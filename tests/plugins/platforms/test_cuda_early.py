@@ -45,7 +45,6 @@ def test_the_driver_opens_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuInit=open_driver))
     monkeypatch.setattr(cuda_early, "read_triton", lambda: read.append(True))
-    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
     cuda_early.begin(None)
     assert read == [True]
     assert called == []
