@@ -70,6 +70,8 @@ PARTS = (
     Part("linear", f"python {_KERNELS}/linear_invariant.py", 120),
     Part("linear-rows", f"python {_KERNELS}/linear_rows.py --json {{json}}", 90),
     Part("layers", f"python {_KERNELS}/layers.py", 60),
+    Part("share", "python -m benchmarks.server_share --shape llama-8b", 120,
+         "python -m benchmarks.server_share --streams 4 --tokens-in 8 --tokens-out 16 --clients 1 --rounds 1"),
     Part("doctor", "frame doctor --json", 60, "frame doctor --json"),
     Part("throughput", "python benchmarks/offline_gpu.py --models qwen3-0.6b,llama-8b", 420),
 )  # fmt: skip

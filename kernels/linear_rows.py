@@ -126,7 +126,7 @@ def _some_rows(
 
 def tile_for(rows: int, outputs: int, inputs: int, *, gated: bool = False) -> RowsTile:
     """What launches take, as measured on an H200: more warps where few programs have much to read."""
-    warps = 8 if inputs >= max(4096, 32 * triton.cdiv(outputs, BLOCK_N)) else 4
+    warps = 8 if inputs >= max(2048, 32 * triton.cdiv(outputs, BLOCK_N)) else 4
     return RowsTile(warps, 4 if gated or warps == 8 or rows > 8 else 6)
 
 
