@@ -43,6 +43,7 @@ class BlockHasher:
         self._numerics = numerics
         self._block_size = block_size
         self._encode = msgspec.msgpack.Encoder().encode
+        self._plain = {exact: self._root(None, None, (), exact) for exact in (False, True)}  # of most requests
 
     def root(
         self,
@@ -53,6 +54,11 @@ class BlockHasher:
         deterministic: bool = False,
     ) -> bytes:
         """The parent of a request's first block."""
+        if salt is None and adapter is None and not media_keys:
+            return self._plain[deterministic]
+        return self._root(salt, adapter, media_keys, deterministic)
+
+    def _root(self, salt: str | None, adapter: str | None, media_keys: Sequence[str], deterministic: bool) -> bytes:
         facts = [ENCODING, self._numerics, self._block_size, salt, adapter, list(media_keys), deterministic]
         return self._digest(self._encode(facts))
 

@@ -51,12 +51,11 @@ class Request:
         self.sequence = sequence  # order of arrival at this engine; breaks ties
         self.prompt_len = len(source.prompt_ids)
         self.max_len = max_len
-        self.token_ids = array("i")
-        self.token_ids.frombytes(np.ascontiguousarray(source.prompt_ids, np.int32).tobytes())
+        self.token_ids = array("i", np.asarray(source.prompt_ids, np.int32).tobytes())
         self.token_ids.extend(source.output_ids)
-        eos = [] if source.params.ignore_eos else source.eos_token_ids
-        self.eos_ids = frozenset(eos)
-        self.stop_ids = self.eos_ids.union(source.params.stop_token_ids or ())
+        self.eos_ids = frozenset(() if source.params.ignore_eos else source.eos_token_ids)
+        stop_ids = source.params.stop_token_ids
+        self.stop_ids = self.eos_ids.union(stop_ids) if stop_ids else self.eos_ids
         self.min_len = self.prompt_len + source.params.min_tokens
 
         self.grammar: GrammarProgress | None = None  # set before it is queued, and never again

@@ -15,6 +15,7 @@ class RequestLimits:
         self._config = config
         self._layout = layout
         self._max_model_len = max_model_len
+        self._fits = 0  # the longest request that was found to fit the cache; shorter ones do as well
 
     def max_len(self, source: EngineRequest) -> int:
         """The most tokens of prompt and output together; raises `ValueError` when the request can never run."""
@@ -46,9 +47,12 @@ class RequestLimits:
             )
 
     def _check_cache(self, name: str, max_len: int) -> None:
+        if max_len <= self._fits:
+            return
         needed, there = blocks_needed(self._layout, max_len - 1), self._layout.num_blocks - 1
         if needed > there:
             raise ValueError(
                 f"request {name!r} needs {needed} blocks of {self._layout.block_size} tokens for its {max_len} tokens, "
                 f"the KV cache has {there}; lower max_tokens or enlarge the cache"
             )
+        self._fits = max_len

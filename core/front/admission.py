@@ -83,8 +83,8 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
     """Raises `InvalidRequest` for a prompt without tokens, or with one that the model does not have."""
     if len(ids) == 0:
         raise InvalidRequest("the prompt is empty; give at least one token", "prompt")
-    wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-    if len(wrong):
+    if ids.view(np.uint64).max() >= vocab_size:  # where a negative one is larger than any
+        wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         raise InvalidRequest(
             f"prompt token {int(wrong[0])} is {ids[wrong[0]]}, but ids go from 0 to {vocab_size - 1}", "prompt"
         )
@@ -132,15 +132,15 @@ class Admission:
         arrival = time.time()
         self._check_params(params)
         self.limits.check_priority(priority)
-        prompt_ids = self._prompt_ids(prompt, params)
+        ids, listed = self._prompt_ids(prompt, params)
         params = self._complete(params)
         seed = params.seed if params.seed is not None else derive_seed(self.limits.seed, self._num_admitted)
         self._num_admitted += 1
         first = EngineRequest(
             request_id=request_id,
-            prompt_ids=prompt_ids.astype(np.int32),
+            prompt_ids=ids,
             params=params,
-            max_tokens=self._max_tokens(len(prompt_ids), params),
+            max_tokens=self._max_tokens(len(ids), params),
             seed=seed & _SEED_MASK,
             eos_token_ids=self.eos_token_ids,
             arrival=arrival,
@@ -148,7 +148,7 @@ class Admission:
             salt=prompt.salt,
             kv_transfer=kv_transfer,
         )
-        return Admitted(request_id, prompt.text, prompt_ids.tolist(), params, _children(first), arrival)
+        return Admitted(request_id, prompt.text, listed, params, _children(first), arrival)
 
     def tokenize(self, prompt: ParsedPrompt, params: SamplingParams) -> ParsedPrompt:
         """The prompt with ids; raises `InvalidRequest` for a text that cannot fit."""
@@ -156,8 +156,8 @@ class Admission:
             return prompt
         text = prompt.text or ""
         self.check_length(text, cut=params.truncate_prompt_tokens is not None)
-        ids = np.array(self._tokenizer.get().encode(text) if text else [], np.int64)
-        return ParsedPrompt(prompt.text, ids, prompt.salt)
+        ids = self._tokenizer.get().encode(text) if text else []
+        return ParsedPrompt(prompt.text, np.array(ids, np.int64), prompt.salt, listed=ids)
 
     def check_length(self, text: str, *, cut: bool) -> None:
         """Raises `InvalidRequest` for a text of which no part can ever be used.
@@ -187,19 +187,20 @@ class Admission:
             ids[tokenizer.eos_token_id] = None
         return list(ids)
 
-    def _prompt_ids(self, prompt: ParsedPrompt, params: SamplingParams) -> np.ndarray:
-        """The prompt's ids [n], truncated as asked and checked."""
+    def _prompt_ids(self, prompt: ParsedPrompt, params: SamplingParams) -> tuple[np.ndarray, list[int]]:
+        """The prompt's ids, truncated as asked and checked: as int32 [n] for the engine, as a list for the caller."""
         limit = self.limits.max_model_len
         keep = params.truncate_prompt_tokens
         if keep is not None and keep >= limit:
             raise InvalidRequest(
                 f"truncate_prompt_tokens must be below the model's {limit} tokens, got {keep}", "truncate_prompt_tokens"
             )
-        ids = self.tokenize(prompt, params).token_ids
+        prompt = self.tokenize(prompt, params)
+        if keep is not None:
+            prompt = prompt.cut(limit - 1 if keep == -1 else keep)
+        ids = prompt.token_ids
         if ids is None:
             raise InvalidRequest("a prompt needs text or token ids", "prompt")
-        if keep is not None:
-            ids = ids[-(limit - 1 if keep == -1 else keep) :]
         if len(ids) >= limit:
             raise InvalidRequest(
                 f"the prompt has {len(ids)} tokens, but the model takes {limit} with at least one for the output; "
@@ -207,7 +208,7 @@ class Admission:
                 "prompt",
             )
         check_ids(ids, self.limits.vocab_size)
-        return ids
+        return ids.astype(np.int32), prompt.ids
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         left = self.limits.max_model_len - prompt_len
@@ -234,12 +235,18 @@ class Admission:
         if params.structured_outputs is not None:
             self._check_constraint(params.structured_outputs)
         for name in ("logprobs", "prompt_logprobs"):
-            self._check_logprobs(name, getattr(params, name))
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            self._check_vocabulary(name, getattr(params, name) or ())
-        self._check_vocabulary("bad_words_token_ids", list(chain.from_iterable(params.bad_words_token_ids or ())))
+            if (value := getattr(params, name)) is not None:
+                self._check_logprobs(name, value)
+        self._check_token_ids(params)
         if params.stop:
             self._tokenizer.get()  # stop strings need text
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            if ids := getattr(params, name):
+                self._check_vocabulary(name, ids)
+        if params.bad_words_token_ids:
+            self._check_vocabulary("bad_words_token_ids", list(chain.from_iterable(params.bad_words_token_ids)))
 
     def _check_constraint(self, constraint: StructuredOutputsParams) -> None:
         """Bounds the text; what it compiles to is the engine's to judge."""
@@ -257,10 +264,10 @@ class Admission:
         self._check_vocabulary("structured_outputs.start_after", constraint.start_after)
         self._tokenizer.get()  # a grammar needs text
 
-    def _check_logprobs(self, name: str, value: int | None) -> None:
+    def _check_logprobs(self, name: str, value: int) -> None:
         most = self.limits.max_logprobs
         wanted = self.limits.vocab_size if value == -1 else value
-        if wanted is not None and most != -1 and wanted > most:
+        if most != -1 and wanted > most:
             raise InvalidRequest(f"{name} must be at most {most} (max_logprobs), got {value}", name)
 
     def _check_vocabulary(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:

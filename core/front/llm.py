@@ -218,8 +218,8 @@ class LLM(PoolingCalls):
         if params is None:
             params = self.get_default_sampling_params()
         if not isinstance(params, Sequence):
-            final = _final_only(params)
-            return [(prompt, final) for prompt in prompts]
+            _check_type(params)
+            params = [params] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidRequest(
                 f"{len(params)} sampling params were given for {len(prompts)} prompts", "sampling_params"
@@ -253,15 +253,20 @@ class LLM(PoolingCalls):
         return self.generate(prompts, params, use_tqdm=False)
 
 
-def _final_only(params: SamplingParams) -> SamplingParams:
+def _check_type(params: Any) -> None:
     if not isinstance(params, SamplingParams):
         raise InvalidRequest(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    _check_type(params)
     if params.output_kind == RequestOutputKind.FINAL_ONLY:
         return params
     final = params.clone()
     if final is params:
         return params
     final.output_kind = RequestOutputKind.FINAL_ONLY
+    final.skip_clone = True  # this request's alone already
     return final
 
 

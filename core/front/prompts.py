@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
+import msgspec
 import numpy as np
 
 
@@ -40,20 +42,31 @@ _NOT_SERVED = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_pro
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """One prompt: `text`, or `token_ids` [n] int64, or both (then the ids count).
+    """One prompt: `text`, or `token_ids` [n] int64, perhaps read-only, or both (then the ids count).
 
-    `second_segment` is where the second text of a pair begins, -1 where there is one text.
+    `second_segment` is where the second text of a pair begins, -1 where there is one text. `listed` are the ids once
+    more where they came as a list, which is copied sooner than the array becomes one.
     """
 
     text: str | None = None
     token_ids: np.ndarray | None = None
     salt: str | None = None
     second_segment: int = -1
+    listed: list[int] | None = None
 
     @property
     def ids(self) -> list[int]:
-        """The ids as a list; empty when there is only text."""
+        """The ids as a list of the caller's own; empty when there is only text."""
+        if self.listed is not None:
+            return self.listed.copy()
         return [] if self.token_ids is None else self.token_ids.tolist()
+
+    def cut(self, keep: int) -> ParsedPrompt:
+        """The prompt with its last `keep` ids."""
+        if self.token_ids is None or len(self.token_ids) <= keep:
+            return self
+        listed = None if self.listed is None else self.listed[-keep:]
+        return replace(self, token_ids=self.token_ids[-keep:], listed=listed)
 
 
 def parse_prompt(prompt: Any) -> ParsedPrompt:
@@ -64,23 +77,37 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
         return ParsedPrompt(text=prompt)
     if isinstance(prompt, Mapping):
         return _parse_mapping(prompt)
-    return ParsedPrompt(token_ids=_read_ids(prompt))
+    return _of_ids(None, prompt, None)
 
 
 def _parse_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:
     for key in prompt:
-        if key in _NOT_SERVED and prompt[key]:
-            raise InvalidRequest(f"prompt field {key!r} is not served; there are: {', '.join(_KEYS)}", "prompt")
-        if key not in _KEYS and key not in _NOT_SERVED:
+        if key in _KEYS:
+            continue
+        if key not in _NOT_SERVED:
             raise InvalidRequest(f"no prompt field {key!r}; there are: {', '.join(_KEYS)}", "prompt")
-    text, ids, salt = (prompt.get(key) for key in _KEYS)
+        if prompt[key]:
+            raise InvalidRequest(f"prompt field {key!r} is not served; there are: {', '.join(_KEYS)}", "prompt")
+    text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
     if text is None and ids is None:
         raise InvalidRequest("a prompt needs 'prompt' or 'prompt_token_ids'", "prompt")
     if text is not None and not isinstance(text, str):
         raise InvalidRequest(f"'prompt' must be text, got {type(text).__name__}", "prompt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise InvalidRequest(f"'cache_salt' must be a non-empty string, got {salt!r}", "cache_salt")
-    return ParsedPrompt(text=text, token_ids=None if ids is None else _read_ids(ids), salt=salt)
+    return ParsedPrompt(text=text, salt=salt) if ids is None else _of_ids(text, ids, salt)
+
+
+def _of_ids(text: str | None, ids: Any, salt: str | None) -> ParsedPrompt:
+    """A prompt with ids; plain lists, the usual case, are read at half the price of other sequences."""
+    if type(ids) is list:
+        try:
+            listed = msgspec.convert(ids, list[int])  # copies a list of nothing but integers, in which no bool counts
+            array = np.frombuffer(struct.pack(f"{len(listed)}q", *listed), np.int64)
+            return ParsedPrompt(text, array, salt, listed=listed)
+        except (msgspec.ValidationError, struct.error):
+            pass  # numpy's integers, or a mistake to be named
+    return ParsedPrompt(text, _read_ids(ids), salt)
 
 
 def _read_ids(ids: Any) -> np.ndarray:
@@ -100,7 +127,7 @@ def _read_ids(ids: Any) -> np.ndarray:
         raise InvalidRequest(f"prompt token ids must be a flat list of 64-bit integers, got {wrong!r}", "prompt")
     if any(value is True or value is False for value in ids[:2]):
         raise InvalidRequest(f"prompt token ids must be integers, got {ids[0]!r}", "prompt")
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 def as_prompts(prompts: Any) -> list[Any]:

@@ -95,7 +95,7 @@ class Tokenizer:
         """The special tokens around and between texts."""
         return read_frame(self.hf, getattr(self.hf, "truncation_side", "right") == "left")
 
-    @property
+    @cached_property
     def eos_token_id(self) -> int | None:
         return self.hf.eos_token_id  # type: ignore[no-any-return]
 
@@ -163,6 +163,8 @@ class TokenizerSource:
 
     def get(self) -> Tokenizer:
         """The tokenizer; raises `NoTokenizerError` when there is none, `TokenizerError` when it is broken."""
+        if self._tokenizer is not None:
+            return self._tokenizer
         with self._lock:
             if self.folder is None:
                 raise NoTokenizerError("no tokenizer is loaded (skip_tokenizer_init): pass token ids")
@@ -187,6 +189,8 @@ class TokenizerSource:
 
     def get_or_none(self) -> Tokenizer | None:
         """The tokenizer, or None when there is none (then outputs have no text); raises for one that is broken."""
+        if self.folder is None:
+            return None
         try:
             return self.get()
         except NoTokenizerError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from enum import IntEnum
 from typing import Any
 
@@ -114,6 +115,8 @@ def _as_list(name: str, value: Any) -> list[Any]:
     """A single string stands for itself; anything else that can be listed is copied."""
     if value is None:
         return []
+    if type(value) is list:
+        return value.copy()
     if isinstance(value, str):
         return [value]
     if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
@@ -129,6 +132,17 @@ def _as_biases(value: Any) -> dict[int, float]:
         return {int(token): bias for token, bias in value.items()}
     except (TypeError, ValueError):
         raise ValueError(f"logit_bias keys must be token ids, got {list(value)!r}") from None
+
+
+#: what must be a number in a closed range: field, lowest, highest
+_RANGES = (
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", MIN_REPETITION_PENALTY, 1e4),
+    ("temperature", 0.0, 1e4),
+    ("top_p", MIN_TOP_P, 1.0),
+    ("min_p", 0.0, 1.0),
+)
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
@@ -175,6 +189,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     kept_special_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
+        self._make_own()
+        self.verify()
+
+    def _make_own(self) -> None:
+        """Gives what means the same one form, in lists that no caller holds."""
         self.stop = _as_list("stop", self.stop)
         self.stop_token_ids = _as_list("stop_token_ids", self.stop_token_ids)
         self.bad_words = _as_list("bad_words", self.bad_words)
@@ -184,8 +203,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             self.logit_bias = _as_biases(self.logit_bias)
         if self.seed == -1:
             self.seed = None
-        self.verify()
-        if GREEDY_EPSILON <= self.temperature < MIN_TEMPERATURE:
+        if isinstance(self.temperature, float) and GREEDY_EPSILON <= self.temperature < MIN_TEMPERATURE:
             logger.warning(
                 "temperature %g is raised to %g, below which logits overflow", self.temperature, MIN_TEMPERATURE
             )
@@ -199,12 +217,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     def verify(self) -> None:
         """Checks every field against its own range; raises `ValueError` naming the first that is out of it."""
         _check_int("n", self.n, 1)
-        for name in ("presence_penalty", "frequency_penalty"):
-            _check_range(name, getattr(self, name), -2.0, 2.0)
-        _check_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 1e4)
-        _check_range("temperature", self.temperature, 0.0, 1e4)
-        _check_range("top_p", self.top_p, MIN_TOP_P, 1.0)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if type(value) is not float or not low <= value <= high:  # what most are needs no call
+                _check_range(name, value, low, high)
         _check_int("top_k", self.top_k, 0, also=(-1,))
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1)
@@ -231,10 +247,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     def _verify_stops(self) -> None:
         for name in ("stop", "bad_words"):
             words: Sequence[Any] = getattr(self, name)
-            if not isinstance(words, list) or any(not isinstance(word, str) or not word for word in words):
+            if not isinstance(words, list) or (words and any(not isinstance(word, str) or not word for word in words)):
                 raise ValueError(f"{name} must be a list of non-empty strings, got {words!r}")
         for name in ("stop_token_ids", "allowed_token_ids"):
-            _check_ids(name, getattr(self, name) or [])
+            ids = getattr(self, name)
+            if ids:
+                _check_ids(name, ids)
         for word in self.bad_words_token_ids or ():
             if not word:
                 raise ValueError("bad_words_token_ids must hold no empty word")
@@ -250,5 +268,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         return self.temperature < GREEDY_EPSILON
 
     def clone(self) -> SamplingParams:
-        """A copy that the engine may keep; logits processors and extra_args are shared, not copied."""
-        return self if self.skip_clone else msgspec.structs.replace(self)
+        """A copy that the engine may keep; logits processors and extra_args are shared, not copied.
+
+        It is as valid as the original: who takes parameters from a caller calls `verify`.
+        """
+        if self.skip_clone:
+            return self
+        clone = copy(self)
+        clone._make_own()
+        return clone

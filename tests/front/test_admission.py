@@ -96,6 +96,32 @@ def test_fields_set_after_construction_are_checked(source):
         Admission(LIMITS, source).admit("r", parse_prompt([1]), {})
 
 
+def test_the_engine_keeps_nothing_that_the_caller_may_change(source):
+    params, ids = SamplingParams(stop_token_ids=[7]), [1, 2]
+    admitted = Admission(LIMITS, source).admit("r", parse_prompt(ids), params)
+    params.stop_token_ids.append(8)
+    ids.append(3)
+    assert admitted.requests[0].params.stop_token_ids == [7]
+    assert admitted.prompt_ids == admitted.requests[0].prompt_ids.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("ids", [[3, 1, 2], (3, 1, 2), np.array([3, 1, 2], np.int32), [3, np.int64(1), 2], range(1, 4)])
+def test_ids_of_every_kind_are_plain_afterwards(admit, ids):
+    for keep in (None, 2):
+        admitted = admit(ids, truncate_prompt_tokens=keep)
+        assert (
+            admitted.prompt_ids == admitted.requests[0].prompt_ids.tolist() == [int(one) for one in ids][-(keep or 3) :]
+        )
+        assert set(map(type, admitted.prompt_ids)) == {int}
+
+
+def test_the_tokenizer_is_asked_for_its_end_once(source, monkeypatch):
+    admission = Admission(LIMITS, source)
+    admission.admit("r", parse_prompt([1]), SamplingParams())
+    monkeypatch.setattr(source.get(), "hf", None)
+    assert admission.admit("r", parse_prompt([1]), SamplingParams()).requests[0].eos_token_ids
+
+
 def test_priority_needs_a_policy_that_reads_it(admit):
     with pytest.raises(InvalidRequest, match="priority 3 needs scheduling_policy 'priority'"):
         admit(priority=3)

@@ -96,6 +96,19 @@ def test_clones_are_independent_unless_told_not_to():
     assert shared.clone() is shared
 
 
+def test_clones_share_no_list_and_are_put_in_order_without_being_checked():
+    params = SamplingParams(stop="a", bad_words="b", stop_token_ids=[1], allowed_token_ids=[0], logit_bias={5: 1})
+    params.seed, params.temperature = -1, 0.005
+    copy = params.clone()
+    assert (copy.seed, copy.temperature) == (None, 0.01)
+    for name in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logit_bias"):
+        assert getattr(copy, name) == getattr(params, name)
+        assert getattr(copy, name) is not getattr(params, name)
+    params.top_p = 7.0
+    with pytest.raises(ValueError, match="top_p"):
+        params.clone().verify()
+
+
 def test_every_plain_field_survives_the_wire():
     params = SamplingParams(
         n=2,
