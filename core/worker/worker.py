@@ -164,10 +164,10 @@ class Worker:
         """A worker in this process is as alive as its caller."""
 
     def close(self) -> None:
-        """Drops model, cache and runner, so that their memory returns within the process."""
+        """Drops model, cache, runner and what is recorded of them, so that their memory returns within the process."""
         if getattr(self, "runner", None) is not None:
             self.runner.connector.close()
-        for name in ("runner", "model", "memory", "platform"):
+        for name in ("runner", "model", "memory", "platform", "_graphs", "_setup"):
             setattr(self, name, None)
         gc.collect()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -392,3 +393,23 @@ def test_where_logits_cannot_be_recorded_draws_are_not(
         assert recorder.num_recorded > 1
         assert not worker.runner.device.graphs._draws
     assert sum("draws are not recorded: RuntimeError: operation not permitted" in line for line in caplog.messages) == 1
+
+
+def test_a_closed_engine_keeps_nothing_that_its_recordings_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though somebody still holds it: recorded steps with prompts hold layers, and those their KV cache."""
+    monkeypatch.setattr(torch_attention, "TorchAttention", Launched)
+    options = CudaOptions(graph_sizes=[1, 2], graph_sizes_at_start=1, record_draws=False)
+
+    def graphs(self: CpuPlatform) -> CudaGraphs:
+        return CudaGraphs(FakeRecorder(), options, 8, pieces=Pieces(TapeRecorder()), max_tokens=128)
+
+    monkeypatch.setattr(CpuPlatform, "graphs", graphs)
+    config = from_flat({"model": str(folder), **SETTINGS, "attention_backend": "torch"})
+    with running(config, Registry.load()) as engine:
+        greedy(engine, GIVEN)
+        worker = engine.executor.call("run", {"function": lambda worker: worker})[0]
+        assert worker._graphs._pieces._recordings
+        cache = weakref.ref(worker.memory)
+        layer = weakref.ref(next(iter(worker.model.modules())))
+    assert cache() is None
+    assert layer() is None
