@@ -9,7 +9,8 @@ import hashlib
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -83,15 +84,14 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
     """Raises `InvalidRequest` for a prompt without tokens, or with one that the model does not have."""
     if len(ids) == 0:
         raise InvalidRequest("the prompt is empty; give at least one token", "prompt")
-    if ids.view(np.uint64).max() >= vocab_size:  # where a negative one is larger than any
+    if ids.view(f"u{ids.itemsize}").max() >= vocab_size:  # where a negative one is larger than any
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         raise InvalidRequest(
             f"prompt token {int(wrong[0])} is {ids[wrong[0]]}, but ids go from 0 to {vocab_size - 1}", "prompt"
         )
 
 
-@dataclass(frozen=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """One request as admitted: its echoed text, ids [n], and an engine request for each of `params.n` outputs."""
 
     request_id: str
@@ -99,7 +99,7 @@ class Admitted:
     prompt_ids: list[int]
     params: SamplingParams
     requests: list[EngineRequest]
-    arrival: float = field(default_factory=time.time)
+    arrival: float
 
 
 class Admission:
@@ -178,9 +178,9 @@ class Admission:
         """Most characters of a text of which some part can be used."""
         return self.limits.max_model_len * self._tokenizer.get().max_token_chars * (_CUT_LENGTHS if cut else 1)
 
-    @property
+    @cached_property
     def eos_token_ids(self) -> list[int]:
-        """Tokens that end an output: the checkpoint's and the tokenizer's."""
+        """Tokens that end an output: the checkpoint's and the tokenizer's. All requests share the list."""
         ids = dict.fromkeys(self.limits.eos_token_ids)
         tokenizer = self._tokenizer.get_or_none()
         if tokenizer is not None and tokenizer.eos_token_id is not None:
@@ -208,7 +208,7 @@ class Admission:
                 "prompt",
             )
         check_ids(ids, self.limits.vocab_size)
-        return ids.astype(np.int32), prompt.ids
+        return ids.astype(np.int32, copy=False), prompt.ids
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
         left = self.limits.max_model_len - prompt_len

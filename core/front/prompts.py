@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
 import msgspec
@@ -40,9 +39,8 @@ _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _NOT_SERVED = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "token_type_ids")
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedPrompt:
-    """One prompt: `text`, or `token_ids` [n] int64, perhaps read-only, or both (then the ids count).
+class ParsedPrompt(msgspec.Struct, frozen=True, eq=False):
+    """One prompt: `text`, or `token_ids` [n] int64 or int32, perhaps read-only, or both (then the ids count).
 
     `second_segment` is where the second text of a pair begins, -1 where there is one text. `listed` are the ids once
     more where they came as a list, which is copied sooner than the array becomes one.
@@ -66,7 +64,7 @@ class ParsedPrompt:
         if self.token_ids is None or len(self.token_ids) <= keep:
             return self
         listed = None if self.listed is None else self.listed[-keep:]
-        return replace(self, token_ids=self.token_ids[-keep:], listed=listed)
+        return msgspec.structs.replace(self, token_ids=self.token_ids[-keep:], listed=listed)
 
 
 def parse_prompt(prompt: Any) -> ParsedPrompt:
@@ -103,7 +101,7 @@ def _of_ids(text: str | None, ids: Any, salt: str | None) -> ParsedPrompt:
     if type(ids) is list:
         try:
             listed = msgspec.convert(ids, list[int])  # copies a list of nothing but integers, in which no bool counts
-            array = np.frombuffer(struct.pack(f"{len(listed)}q", *listed), np.int64)
+            array = np.frombuffer(struct.pack(f"{len(listed)}i", *listed), np.int32)
             return ParsedPrompt(text, array, salt, listed=listed)
         except (msgspec.ValidationError, struct.error):
             pass  # numpy's integers, or a mistake to be named

@@ -6,7 +6,6 @@ Knows no route: every prompt passes here on its way to the text side.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -30,4 +29,4 @@ def salted(prompt: Any) -> ParsedPrompt:
     """The prompt with the salt of the key that the present HTTP request came with; raises `InvalidRequest`."""
     scope = REQUEST.get()
     parsed = parse_prompt(prompt)
-    return replace(parsed, salt=key_salt("" if scope is None else scope.get(OWNER, ""), parsed.salt))
+    return msgspec.structs.replace(parsed, salt=key_salt("" if scope is None else scope.get(OWNER, ""), parsed.salt))
