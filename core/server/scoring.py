@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -68,7 +68,7 @@ async def score_texts(
             prompt = await llm.pair(first[number], second[number], asked)
         except ValueError as error:
             raise RequestError(400, str(error), param=getattr(error, "param", None)) from None
-        prompt = replace(prompt, salt=salt)
+        prompt = msgspec.structs.replace(prompt, salt=salt)
         output = await serving.pool(prompt, asked, f"{name}-{number}", **options)
         return Score(float(output.outputs.data[0]), len(output.prompt_token_ids))
 
