@@ -28,7 +28,7 @@ WARPS = 8
 #: Steps whose loads are under way at once.
 STAGES = tl.constexpr(3)
 #: The lowest finite value.
-LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+LOWEST = tl.constexpr(-(2.0**128 - 2.0**104))
 #: The mass of the best.
 MASS = tl.constexpr(float(2**40))
 _LINEAR_TURNS = tl.constexpr(6)

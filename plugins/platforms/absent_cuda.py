@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
-import signal
 import time
-import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -17,15 +13,16 @@ import torch
 
 from frame.core.interfaces.platform import Memory, Platform, Streams
 
+from . import early_kernels
 from .absent_device import AbsentMemory, AbsentStreams, absent_cuda
+from .compiler import without_lines
 from .cuda import CudaPlatform
-from .forks import fork
+from .forks import ForkedGroup
 from .processors import num_processors
-from .rehearsal import compile_in_forks, without_lines
+from .rehearsal import compile_in_forks
 
 logger = logging.getLogger("frame.platforms.cuda")
 
-_POLL_SECONDS = 0.005
 _MOST_SHARES = 4
 #: What the process may take: kernels that have not been compiled by then are compiled by the worker.
 _SECONDS = 180.0
@@ -47,42 +44,30 @@ class AbsentCuda(CudaPlatform):
 class CompilingAhead:
     """A forked process that runs steps on the device `properties` describe, without it, and compiles what they launch.
 
-    It leaves kernels in Triton's cache on disk, works while its parent loads weights, and ends with it.
+    It leaves kernels in Triton's cache on disk, works while its parent loads weights, and ends with it. What another
+    process has begun to compile since before torch was imported is left to that one.
     """
 
     def __init__(self, platform: CudaPlatform, properties: Any, rehearse: Callable[[Platform], None]) -> None:
         absent = AbsentCuda(config=platform.config, options=platform.options, local_rank=platform.local_rank)
+        self._early = early_kernels.take()
+        elsewhere = self._early.keys() if self._early is not None else frozenset[str]()
         freezes = not gc.get_freeze_count()  # what an embedding program has frozen stays so
         if freezes:
             gc.freeze()  # the child collects no garbage, and pages stay shared
-        self._child = [fork(lambda: _compile(absent, properties, rehearse))]
+        self._group = ForkedGroup(lambda: _compile(absent, properties, rehearse, elsewhere), _SECONDS)
         if freezes:
             gc.unfreeze()
-        with suppress(OSError):  # as the child does: whichever is first
-            os.setpgid(self._child[0], self._child[0])
         self._start = time.monotonic()
-        self._end = self._start + _SECONDS
-        weakref.finalize(self, _stop, self._child)
 
     def wait(self) -> bool:
-        """Returns when the process has ended; whether it did all it was to do."""
+        """Returns when both processes have ended; whether they did all they were to do."""
         start = time.monotonic()
-        done = self._reaped()
+        done = self._group.wait()
+        done = (self._early is None or self._early.wait()) and done
         now = time.monotonic()
         logger.info("kernels compiled for %.2f s, %.2f s of them waited for", now - self._start, now - start)
         return done
-
-    def _reaped(self) -> bool:
-        while self._child:
-            found, status = os.waitpid(self._child[0], os.WNOHANG)
-            if found:
-                self._child.clear()
-                return status == 0
-            if time.monotonic() > self._end:
-                _stop(self._child)
-            else:
-                time.sleep(_POLL_SECONDS)
-        return False
 
 
 def num_shares(processors: int) -> int:
@@ -90,20 +75,14 @@ def num_shares(processors: int) -> int:
     return max(1, min(_MOST_SHARES, processors // 4))
 
 
-def _stop(child: list[int]) -> None:
-    """Kills the process and those it has forked."""
-    if child:
-        os.killpg(child[0], signal.SIGKILL)
-        os.waitpid(child.pop(), 0)
-
-
-def _compile(platform: Platform, properties: Any, rehearse: Callable[[Platform], None]) -> None:
-    os.setpgid(0, 0)
+def _compile(
+    platform: Platform, properties: Any, rehearse: Callable[[Platform], None], elsewhere: Container[str]
+) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
     try:
         with without_lines(), absent_cuda(platform.local_rank, properties):
-            compile_in_forks(partial(rehearse, platform), num_shares(num_processors()))
+            compile_in_forks(partial(rehearse, platform), num_shares(num_processors()), elsewhere)
     except Exception as error:
         logger.warning("kernels are compiled once the weights are loaded and not meanwhile: %r", error)
         raise

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia import driver as nvidia
-from triton.runtime import driver
 
 from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Streams
+
+from .compiler import absent_driver
 
 _DEVICE_OF: Any = vars(torch._C.TensorBase)["device"].__get__
 _IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
@@ -216,21 +215,6 @@ def absent_cuda(index: int, properties: Any) -> Iterator[None]:
         for name, answer in answers.items():
             undo.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
             setattr(torch.cuda, name, answer)
-        undo.callback(setattr, driver, "_active", driver._active)
-        driver.set_active(_absent_driver(index, properties))
+        undo.enter_context(absent_driver(index, capability, properties.shared_memory_per_block_optin))
         undo.enter_context(Pretended(torch.device("cuda", index)))
         yield
-
-
-def _absent_driver(index: int, properties: Any) -> Any:
-    """What Triton asks of a driver to compile for the device."""
-    target = GPUTarget("cuda", 10 * properties.major + properties.minor, 32)
-    shared = {"max_shared_mem": properties.shared_memory_per_block_optin}
-    return SimpleNamespace(
-        get_current_device=lambda: index,
-        get_current_stream=lambda _: 0,
-        get_current_target=lambda: target,
-        # from Triton 3.7 on, one function that is compiled with the driver launches all
-        launcher_cls=nvidia.CudaLauncher if hasattr(nvidia, "make_launcher") else lambda *_: None,
-        utils=SimpleNamespace(get_device_properties=lambda _: shared),
-    )

@@ -44,13 +44,14 @@ from frame.kernels.hopper import hopper_rows
 from frame.kernels.linear_invariant import gate_pays, hopper_product, linear_invariant, linear_silu_mul_invariant
 
 from . import cuda_library as library
+from .compiler import without_lines
 from .cuda_graphs import CudaGraphs
 from .cuda_piece_recorder import PieceRecorder
 from .cuda_pieces import Pieces, sizes_for
 from .cuda_recorder import Recorder
 from .cuda_streams import CudaStreams
 from .options import CudaOptions, HopperProducts
-from .rehearsal import can_rehearse, rehearse, without_lines
+from .rehearsal import can_rehearse, rehearse
 from .triton_files import read_triton
 
 #: Kept free beside weights, cache, activations and recorded steps: library workspaces, and what fragments take.

@@ -13,13 +13,18 @@ import signal
 import sys
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from .processors import num_processors
 
 logger = logging.getLogger("frame.platforms.forks")
 
+#: A process as nice as this gets a tenth of what one gets that is not, where they share a processor.
+MOST_NICE = 10
 _POLL_SECONDS = 0.005
 _PR_SET_PDEATHSIG = 1
 
@@ -77,6 +82,45 @@ class Forks:
             self.stop()
         while self._waiting and len(self._running) < self._limit:
             self._running[fork(*self._waiting.popleft())] = now + self._seconds
+
+
+class ForkedGroup:
+    """A child that may have children of its own: all are killed after `seconds`, and when this is dropped."""
+
+    def __init__(self, work: Callable[[], object], seconds: float) -> None:
+        self._leader = [fork(partial(_lead, work))]
+        with suppress(OSError):  # as the child does: whichever is first
+            os.setpgid(self._leader[0], self._leader[0])
+        self._end = time.monotonic() + seconds
+        weakref.finalize(self, _stop, self._leader)
+
+    def wait(self) -> bool:
+        """Returns when the child has ended; whether it did so without an error. Called once."""
+        while self._leader:
+            found, status = os.waitpid(self._leader[0], os.WNOHANG)
+            if found:
+                self._leader.clear()
+                return status == 0
+            if time.monotonic() > self._end:
+                self.stop()
+            else:
+                time.sleep(_POLL_SECONDS)
+        return False
+
+    def stop(self) -> None:
+        """Kills all of them."""
+        _stop(self._leader)
+
+
+def _lead(work: Callable[[], object]) -> None:
+    os.setpgid(0, 0)
+    work()
+
+
+def _stop(leader: list[int]) -> None:
+    if leader:
+        os.killpg(leader[0], signal.SIGKILL)
+        os.waitpid(leader.pop(), 0)
 
 
 def fork(work: Callable[[], object], niceness: int = 0) -> int:

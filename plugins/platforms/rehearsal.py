@@ -6,10 +6,8 @@ A cold start spends most of its time compiling one kernel after another, each at
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container
 from contextvars import Token
 from functools import partial
 from itertools import count
@@ -18,25 +16,16 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .forks import Forks
-from .launchers import build
+from .compiler import ALL_SECONDS, KERNEL_SECONDS, Compile, hash_of, leave
+from .forks import MOST_NICE, Forks
 from .processors import num_processors
 
 try:
-    from triton import knobs
-    from triton.runtime import _async_compile, driver
+    from triton.runtime import _async_compile
 except ImportError:  # a later Triton: kernels compile when they are first launched
     _async_compile = None
 
 logger = logging.getLogger("frame.platforms.rehearsal")
-
-#: Compiles a kernel, or finds it in Triton's cache on disk.
-Compile = Callable[[], Any]
-_LINES = "TRITON_DISABLE_LINE_INFO"
-#: Compiling one kernel takes up to some seconds, all of a model's a dozen on a few processors.
-_KERNEL_SECONDS, _ALL_SECONDS = 60.0, 180.0
-#: A process as nice as this gets a tenth of what one gets that is not, where they share a processor.
-_MOST_NICE = 10
 
 
 class Unlaunched:
@@ -62,11 +51,12 @@ class Zeros(TorchFunctionMode):
 class CompileMode:
     """Implements what Triton asks of its asynchronous compile mode: keeps the kernels that it lacks, launches none.
 
-    `lacks` is called with what compiles each of them, once.
+    `lacks` is called with what compiles each of them, once, except those whose keys, hashed, are `elsewhere`.
     """
 
-    def __init__(self, lacks: Callable[[Compile], None]) -> None:
+    def __init__(self, lacks: Callable[[Compile], None], elsewhere: Container[str] = ()) -> None:
         self._lacks = lacks
+        self._elsewhere = elsewhere
         self._kept: dict[str, tuple[Compile, list[Callable[[Any], None]]]] = {}
         self._token: Token[Any] | None = None
 
@@ -74,7 +64,8 @@ class CompileMode:
         """Called by Triton for a kernel that it lacks; `finalize` puts one into its cache."""
         if key not in self._kept:
             self._kept[key] = (compile_kernel, [])
-            self._lacks(compile_kernel)
+            if hash_of(key) not in self._elsewhere:
+                self._lacks(compile_kernel)
         self._kept[key][1].append(finalize)
         finalize(Unlaunched())
         return Unlaunched()
@@ -98,18 +89,18 @@ class CompileMode:
         return len(self._kept)
 
 
-def compile_in_forks(run: Callable[[], None], shares: int = 1) -> CompileMode:
+def compile_in_forks(run: Callable[[], None], shares: int = 1, elsewhere: Container[str] = ()) -> CompileMode:
     """Calls `run` and compiles what it would launch, each kernel in a forked process; returns when all are done.
 
     A process leaves its kernel in Triton's cache on disk: a good part of a compilation is Python. It touches no device.
     Each fork costs whoever forks the pages that it writes next. With `shares`, so many processes call `run`, and each
-    compiles its part of what it meets: the last kernel is met sooner.
+    compiles its part of what it meets: the last kernel is met sooner. Kernels `elsewhere` are left to others.
     """
-    others = Forks(seconds=_ALL_SECONDS, all_seconds=_ALL_SECONDS, limit=max(1, shares - 1))
+    others = Forks(seconds=ALL_SECONDS, all_seconds=ALL_SECONDS, limit=max(1, shares - 1))
     for share in range(1, shares):
-        others.start(partial(_compile_share, run, share, shares))
+        others.start(partial(_compile_share, run, share, shares, elsewhere))
     try:
-        mode = _compile_share(run, 0, shares)
+        mode = _compile_share(run, 0, shares, elsewhere)
     except BaseException:
         others.stop()
         raise
@@ -120,21 +111,21 @@ def compile_in_forks(run: Callable[[], None], shares: int = 1) -> CompileMode:
     return mode
 
 
-def _compile_share(run: Callable[[], None], share: int, shares: int) -> CompileMode:
+def _compile_share(run: Callable[[], None], share: int, shares: int, elsewhere: Container[str]) -> CompileMode:
     """Of the kernels that are met, compiles every `shares`th: steps meet them in the same order everywhere.
 
     What takes longest is met first, and is not to wait for what comes later: each gives way to those before it.
     """
     limit = None if shares == 1 else 2 * num_processors() // shares
-    forks = Forks(seconds=_KERNEL_SECONDS, all_seconds=_ALL_SECONDS, limit=limit)
+    forks = Forks(seconds=KERNEL_SECONDS, all_seconds=ALL_SECONDS, limit=limit)
     numbers = count()
 
     def start(compile_kernel: Compile) -> None:
         number, of = divmod(next(numbers), shares)
         if of == share:
-            forks.start(partial(_leave, compile_kernel), min(number, _MOST_NICE))
+            forks.start(partial(leave, compile_kernel), min(number, MOST_NICE))
 
-    mode = CompileMode(start)
+    mode = CompileMode(start, elsewhere)
     try:
         with mode:
             run()
@@ -174,32 +165,14 @@ def can_rehearse() -> bool:
     return _async_compile is not None
 
 
-@contextmanager
-def without_lines() -> Iterator[None]:
-    """Kernels compiled inside know no source lines, a fifth of the work, unless TRITON_DISABLE_LINE_INFO is set."""
-    if not can_rehearse() or os.environ.get(_LINES) is not None:
-        yield
-        return
-    with knobs.compilation.scope():
-        knobs.compilation.disable_line_info = True
-        yield
-
-
 def _collect(run: Callable[[], None], ahead: Callable[[], bool]) -> CompileMode:
     """Calls `run` while others compile, and compiles what it would launch when they could not."""
     lacking: list[Compile] = []
     with CompileMode(lacking.append) as mode:
         run()
     if not ahead():
-        forks = Forks(seconds=_KERNEL_SECONDS, all_seconds=_ALL_SECONDS)
+        forks = Forks(seconds=KERNEL_SECONDS, all_seconds=ALL_SECONDS)
         for compile_kernel in lacking:
-            forks.start(partial(_leave, compile_kernel))
+            forks.start(partial(leave, compile_kernel))
         forks.wait()
     return mode
-
-
-def _leave(compile_kernel: Compile) -> None:
-    """Compiles a kernel, and the C function that launches it, which is compiled at the first launch otherwise."""
-    kernel = compile_kernel()
-    knobs.build.impl = knobs.build.impl or build
-    driver.active.launcher_cls(kernel.src, kernel.metadata)

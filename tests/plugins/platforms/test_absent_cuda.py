@@ -67,7 +67,7 @@ def note(folder, compile_kernel):
 
 def test_every_kernel_of_a_model_is_met(worker, tmp_path, monkeypatch):
     """Prompts, decodes, the sampler's features, deterministic steps, in a process of its own."""
-    monkeypatch.setattr(rehearsal, "_leave", partial(note, tmp_path))
+    monkeypatch.setattr(rehearsal, "leave", partial(note, tmp_path))
     assert compiling(worker).wait()
     met = {file.name.partition("-")[0] for file in tmp_path.iterdir()}
     usual = {"_prefill_attention_kernel", "_decode_attention_kernel", "_one_row", "_rms_norm", "_rotary", "_gated"}
@@ -91,7 +91,7 @@ def test_layers_that_differ_launch_what_all_do(family, changes, tmp_path, monkey
     for name, keep in (("all", nullcontext), ("distinct", distinct_layers)):
         monkeypatch.setattr("frame.core.worker.worker.distinct_layers", keep)
         (tmp_path / name).mkdir()
-        monkeypatch.setattr(rehearsal, "_leave", partial(note, tmp_path / name))
+        monkeypatch.setattr(rehearsal, "leave", partial(note, tmp_path / name))
         assert compiling((made, checkpoint)).wait()
         met.append({file.name for file in (tmp_path / name).iterdir()})
     assert met[0] == met[1]
@@ -101,7 +101,7 @@ def test_layers_that_differ_launch_what_all_do(family, changes, tmp_path, monkey
 @pytest.mark.slow
 def test_kernels_lie_in_the_cache_on_disk(worker, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: compile_kernel())
+    monkeypatch.setattr(rehearsal, "leave", lambda compile_kernel: compile_kernel())
     assert compiling(worker).wait()
     assert len(list(tmp_path.rglob("*.cubin"))) > 30
 
@@ -114,7 +114,7 @@ def test_the_more_processors_the_more_run_the_steps(processors, shares):
 def test_a_cache_of_8_bit_floats_is_rehearsed(tmp_path, monkeypatch):
     """Its layers read their scales when loading ends, of which there are none."""
     folder = make_checkpoint(tmp_path / "model", "qwen3", head_dim=128)
-    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: None)
+    monkeypatch.setattr(rehearsal, "leave", lambda compile_kernel: None)
     assert compiling(make_worker(folder, kv_cache_dtype="fp8_e4m3")).wait()
 
 
@@ -127,7 +127,7 @@ def test_a_rehearsal_that_fails_is_told_by_its_end(worker):
 
 def test_dropping_it_ends_the_process(worker):
     ahead = compiling(worker, lambda platform: time.sleep(LONG))
-    (child,) = ahead._child
+    (child,) = ahead._group._leader
     del ahead
     with pytest.raises(ChildProcessError):
         os.waitpid(child, os.WNOHANG)
@@ -153,7 +153,7 @@ def test_tensors_on_it_have_no_memory_and_others_do():
 
 def test_kernels_that_nobody_compiled_are_compiled_when_they_are_loaded(monkeypatch, tmp_path):
     """After those who compile meanwhile failed, forked processes do, and then whoever loads."""
-    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: (tmp_path / "left").touch())
+    monkeypatch.setattr(rehearsal, "leave", lambda compile_kernel: (tmp_path / "left").touch())
     loaded = []
 
     def run():

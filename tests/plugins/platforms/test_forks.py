@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frame.plugins.platforms.forks import Forks
+from frame.plugins.platforms.forks import ForkedGroup, Forks
 
 LONG = 600.0
 
@@ -83,3 +83,14 @@ def test_one_that_raises_costs_nothing_but_itself(
     assert [file.name for file in tmp_path.iterdir()] == ["other"]
     assert forks.num_failed == 1
     capfd.readouterr()
+
+
+def test_a_group_tells_how_it_ended_and_has_an_end_itself() -> None:
+    before = children()
+    assert ForkedGroup(lambda: None, LONG).wait()
+    assert not ForkedGroup(lambda: 1 // 0, LONG).wait()
+    assert not ForkedGroup(lambda: time.sleep(LONG), 0.2).wait()
+    stopped = ForkedGroup(lambda: time.sleep(LONG), LONG)
+    stopped.stop()
+    assert not stopped.wait()
+    assert children() == before

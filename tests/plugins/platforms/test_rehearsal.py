@@ -21,7 +21,7 @@ def submit(key: str, compile_kernel: Callable[[], Any], finalize: Callable[[Any]
 @pytest.mark.parametrize("fault", [None, IndexError("index 0 is out of bounds")], ids=["whole", "broken off"])
 def test_what_was_launched_is_compiled(fault: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attention backend that reads lengths on the host finds zeros there, since what writes them is not launched."""
-    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: compile_kernel())
+    monkeypatch.setattr(rehearsal, "leave", lambda compile_kernel: compile_kernel())
     cache: dict[str, Any] = {}
 
     def run() -> None:
@@ -38,7 +38,7 @@ def test_what_was_launched_is_compiled(fault: Exception | None, monkeypatch: pyt
 
 def test_processes_share_what_is_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each runs all steps and compiles its part."""
-    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: (tmp_path / compile_kernel()).touch())
+    monkeypatch.setattr(rehearsal, "leave", lambda compile_kernel: (tmp_path / compile_kernel()).touch())
 
     def run() -> None:
         for number in range(8):
@@ -52,7 +52,7 @@ def test_processes_share_what_is_met(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_a_part_that_nobody_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "_leave", lambda compile_kernel: None)
+    monkeypatch.setattr(rehearsal, "leave", lambda compile_kernel: None)
     mine = os.getpid()
 
     def run() -> None:

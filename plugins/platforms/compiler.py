@@ -1,0 +1,70 @@
+"""Triton's compiler as starts use it: for a device that need not be there, without source lines, launchers included.
+
+Imports no torch. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import driver
+
+from .launchers import build
+
+#: Compiles a kernel, or finds it in Triton's cache on disk.
+Compile = Callable[[], Any]
+#: What compiling one kernel may take, some seconds as a rule, and all of a model's, a dozen on a few processors.
+KERNEL_SECONDS, ALL_SECONDS = 60.0, 180.0
+_LINES = "TRITON_DISABLE_LINE_INFO"
+
+
+@contextmanager
+def absent_driver(index: int, capability: tuple[int, int], shared_bytes: int) -> Iterator[None]:
+    """While inside, Triton compiles for device `index`, and asks no driver about it."""
+    target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    shared = {"max_shared_mem": shared_bytes}
+    usual = driver._active
+    answers = SimpleNamespace(
+        get_current_device=lambda: index,
+        get_current_stream=lambda _: 0,
+        get_current_target=lambda: target,
+        # from Triton 3.7 on, one function that is compiled with the driver launches all
+        launcher_cls=nvidia.CudaLauncher if hasattr(nvidia, "make_launcher") else lambda *_: None,
+        utils=SimpleNamespace(get_device_properties=lambda _: shared),
+    )
+    driver.set_active(answers)
+    try:
+        yield
+    finally:
+        driver.set_active(usual)
+
+
+@contextmanager
+def without_lines() -> Iterator[None]:
+    """Kernels compiled inside know no source lines, a fifth of the work, unless TRITON_DISABLE_LINE_INFO is set."""
+    if os.environ.get(_LINES) is not None:
+        yield
+        return
+    with knobs.compilation.scope():
+        knobs.compilation.disable_line_info = True
+        yield
+
+
+def hash_of(key: str) -> str:
+    """What Triton calls a kernel in its cache on disk, by the key of all that it is compiled from."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def leave(compile_kernel: Compile) -> None:
+    """Compiles a kernel, and the C function that launches it, which is compiled at the first launch otherwise."""
+    kernel = compile_kernel()
+    knobs.build.impl = knobs.build.impl or build
+    driver.active.launcher_cls(kernel.src, kernel.metadata)
