@@ -16,7 +16,9 @@ def begin(config: Any) -> None:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return
-    early_kernels.begin(config)  # in a fork, of a process that has not opened the driver
-    # torch does it again, which takes no time then; neither makes a context or takes memory of a device
-    Thread(target=driver.cuInit, args=(0,), name="frame-cuda-driver", daemon=True).start()
-    read_triton()
+    try:
+        early_kernels.begin(config)  # in a fork, of a process that has not opened the driver
+    finally:
+        # torch does it again, which takes no time then; neither makes a context or takes memory of a device
+        Thread(target=driver.cuInit, args=(0,), name="frame-cuda-driver", daemon=True).start()
+        read_triton()

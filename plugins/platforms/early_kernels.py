@@ -83,8 +83,7 @@ def begin(config: Any) -> None:
     ):  # fmt: skip
         return
     entries = wanted(facts_of(config, read_checkpoint(config)))
-    mark = _mark(entries)
-    if entries and not mark.exists():
+    if entries and not (mark := _mark(entries)).exists():
         _running.append(EarlyKernels(entries, mark))
         logger.debug("%d kernels are compiled while torch is imported", len(entries))
 
