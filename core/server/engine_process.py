@@ -5,6 +5,7 @@ Knows no request.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -60,6 +61,7 @@ class EngineProcess:
             self._report(Failed(describe(error)))
             return 1
         try:
+            gc.freeze()  # what lives now lives on: to look through it again would hold steps up for a fifth of a second
             self._host = EngineHost(engine, listen(self._address), self._journal, verdict, self._report)
             self._report(Ready(engine.info))
             self._host.run()

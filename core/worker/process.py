@@ -5,6 +5,7 @@ Steps are sent without waiting; answers are matched in order. Messages are typed
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import socket
@@ -294,5 +295,7 @@ class _WorkerLoop:
 
     def _answer(self, message: Start | Call) -> FromWorker:
         if isinstance(message, Start):
-            return Started(self._worker.start())
+            layout = self._worker.start()
+            gc.freeze()  # as in the engine's process: what lives now lives on
+            return Started(layout)
         return Value(self._worker.call(message.method, message.arguments))
