@@ -205,6 +205,7 @@ def absent_cuda(index: int, properties: Any) -> Iterator[None]:
         "get_device_capability": lambda *_: capability,
         "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: properties.name,
+        "is_current_stream_capturing": lambda: False,
     }
     with ExitStack() as undo:
         import_module("torch.fx.experimental._config")  # which a module that is stood in for would have brought

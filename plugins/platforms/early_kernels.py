@@ -79,7 +79,7 @@ def begin(config: Any) -> None:
     """Starts the process where there is something to compile, time to do so, and room beside the import of torch."""
     if (
         "torch" in sys.modules or _running or config.executor.executor != "inline"
-        or os.environ.get("TRITON_INTERPRET") == "1" or num_processors() < _MIN_PROCESSORS
+        or _settings().get("TRITON_INTERPRET") == "1" or num_processors() < _MIN_PROCESSORS
     ):  # fmt: skip
         return
     entries = wanted(facts_of(config, read_checkpoint(config)))
@@ -123,15 +123,20 @@ def wanted(facts: frozenset[str]) -> list[dict[str, Any]]:
 
 def _mark(entries: Sequence[dict[str, Any]]) -> Path:
     """A file beside Triton's kernels that says that these are there; named after what they follow from."""
-    home = Path(os.environ.get("TRITON_HOME") or Path.home(), ".triton", "cache")
+    settings = _settings()
+    home = Path(settings.get("TRITON_HOME") or Path.home(), ".triton", "cache")
     compiler = find_spec("triton")
     if compiler is None or compiler.origin is None:
         raise ModuleNotFoundError("triton is not installed")
     files = [*sorted(Path(__file__).parents[2].glob("kernels/*.py")), Path(compiler.origin).with_name("_C")]
     states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    settings = sorted(item for item in os.environ.items() if item[0].startswith("TRITON_"))
-    name = hashlib.sha256(json.dumps([entries, states, settings]).encode()).hexdigest()
-    return Path(os.environ.get("TRITON_CACHE_DIR") or home, f"frame-{name}")
+    name = hashlib.sha256(json.dumps([entries, states, settings], sort_keys=True).encode()).hexdigest()
+    return Path(settings.get("TRITON_CACHE_DIR") or home, f"frame-{name}")
+
+
+def _settings() -> dict[str, str]:
+    """Triton's own variables: where its cache is, and what kernels in it are compiled for."""
+    return {name: value for name, value in os.environ.items() if name.startswith("TRITON_")}
 
 
 def _compile(entries: Sequence[dict[str, Any]], mark: Path, tells: int) -> None:
