@@ -6,6 +6,7 @@ Imports no torch. Knows no kernel.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from .launchers import build
+
+logger = logging.getLogger("frame.platforms.compiler")
 
 #: Compiles a kernel, or finds it in Triton's cache on disk.
 Compile = Callable[[], Any]
@@ -68,3 +71,15 @@ def leave(compile_kernel: Compile) -> None:
     kernel = compile_kernel()
     knobs.build.impl = knobs.build.impl or build
     driver.active.launcher_cls(kernel.src, kernel.metadata)
+
+
+def build_driver_functions() -> None:
+    """Has Triton build the functions in C by which it asks the driver, which the first launch waits for otherwise.
+
+    They stay in its cache on disk. Where that is not to be had the launch says why.
+    """
+    knobs.build.impl = knobs.build.impl or build
+    try:
+        nvidia.CudaUtils()
+    except Exception as error:
+        logger.debug("Triton's functions for the driver are built later: %s", error, exc_info=error)

@@ -16,7 +16,7 @@ from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_key
 
-from .compiler import ALL_SECONDS, KERNEL_SECONDS, Compile, hash_of, leave
+from .compiler import ALL_SECONDS, KERNEL_SECONDS, Compile, build_driver_functions, hash_of, leave
 from .forks import MOST_NICE, Forks
 
 
@@ -45,8 +45,12 @@ def _chosen(text: str) -> tuple[str, str | None]:
 
 
 def compile_all(kernels: Iterable[Compile]) -> None:
-    """Compiles each in a forked process, the first ones first; raises RuntimeError when one fails."""
+    """Compiles each in a forked process, the first ones first; raises RuntimeError when one fails.
+
+    Beside them goes what Triton has built for the driver.
+    """
     forks = Forks(seconds=KERNEL_SECONDS, all_seconds=ALL_SECONDS)
+    forks.start(build_driver_functions)
     for number, compile_kernel in enumerate(kernels):
         forks.start(partial(leave, compile_kernel), min(number, MOST_NICE))
     forks.wait()

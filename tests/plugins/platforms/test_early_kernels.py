@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
-from frame.plugins.platforms import early_kernels, rehearsal, specializations
+from frame.plugins.platforms import compiler, early_kernels, rehearsal, specializations
 from frame.plugins.platforms.absent_cuda import AbsentCuda, CompilingAhead
 from frame.plugins.platforms.early_kernels import EarlyKernels, begin, facts_of, take, wanted
 from tests.snapshots.early_kernels import H200, config_of, rehearsed
@@ -181,3 +181,19 @@ def test_other_models_and_settings_have_no_entries(
 ) -> None:
     config, checkpoint = read(tmp_path, changes, **settings)
     assert wanted(facts_of(config, checkpoint)) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_triton_asks_the_driver_by_is_built_beside_them(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build() -> None:
+        (tmp_path / "built").touch()
+        if fails:
+            raise AssertionError("libcuda.so cannot found!")
+
+    monkeypatch.setattr(compiler.nvidia, "CudaUtils", build)
+    monkeypatch.setattr(specializations, "leave", lambda compile_kernel: compile_kernel())
+    specializations.compile_all([(tmp_path / "kernel").touch])
+    assert (tmp_path / "built").exists()
+    assert (tmp_path / "kernel").exists()
