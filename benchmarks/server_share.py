@@ -116,7 +116,11 @@ def _serve(url: str, options: argparse.Namespace, vocabulary: int, seed: int) ->
             part.write_text(json.dumps(bodies[number :: options.clients]))
             command = [sys.executable, "-m", "benchmarks.server_share", "client", str(part), url, repr(begin)]
             processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
-        answers = [json.loads(process.communicate(timeout=600)[0]) for process in processes]
+        try:
+            answers = [json.loads(process.communicate(timeout=600)[0]) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
     _require(sum(answer["tokens"] for answer in answers), options)
     return options.streams * options.tokens_out / (max(answer["end"] for answer in answers) - begin)
 

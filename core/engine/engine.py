@@ -88,7 +88,7 @@ class Engine:
         return busy or bool(self._in_flight) or bool(self._late)
 
     def has_idle_work(self) -> bool:
-        """Whether `step`, with nothing unfinished, would ready workers for later requests; it takes about 50 ms."""
+        """Whether `step`, with nothing unfinished, would ready workers for later requests, for up to some 100 ms."""
         return self._recording.wanted and not self._pause.stops_steps
 
     def step(self) -> list[EngineOutput]:

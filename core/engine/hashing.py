@@ -55,7 +55,7 @@ class BlockHasher:
     ) -> bytes:
         """The parent of a request's first block."""
         if salt is None and adapter is None and not media_keys:
-            return self._plain[deterministic]
+            return self._plain[bool(deterministic)]
         return self._root(salt, adapter, media_keys, deterministic)
 
     def _root(self, salt: str | None, adapter: str | None, media_keys: Sequence[str], deterministic: bool) -> bytes:

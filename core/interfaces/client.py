@@ -56,7 +56,7 @@ class EngineCore(Protocol):
         """Whether requests are waiting or running."""
 
     def has_idle_work(self) -> bool:
-        """Whether `step`, with nothing unfinished, would ready the engine for later requests; for about 50 ms."""
+        """Whether `step`, with nothing unfinished, would ready the engine for later requests, for up to some 100 ms."""
 
     def stats(self) -> EngineStats:
         """Counters and gauges now."""

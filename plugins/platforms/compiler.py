@@ -14,8 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from .launchers import build
@@ -32,6 +30,9 @@ _LINES = "TRITON_DISABLE_LINE_INFO"
 @contextmanager
 def absent_driver(index: int, capability: tuple[int, int], shared_bytes: int) -> Iterator[None]:
     """While inside, Triton compiles for device `index`, and asks no driver about it."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia import driver as nvidia
+
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     shared = {"max_shared_mem": shared_bytes}
     usual = driver._active
@@ -80,6 +81,8 @@ def build_driver_functions() -> None:
     """
     knobs.build.impl = knobs.build.impl or build
     try:
-        nvidia.CudaUtils()
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()
     except Exception as error:
         logger.debug("Triton's functions for the driver are built later: %s", error, exc_info=error)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .cuda_recorder import end_recording
+
 #: Arrays of other types than those that the interface knows are seen as integers of their size.
 _TYPES = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}
 
@@ -21,7 +23,6 @@ class PieceRecorder:
         self._device = device
         self._pool: Any = None  # made with the first recording: until then there may be no device
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._failed: list[torch.cuda.CUDAGraph] = []
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
@@ -53,7 +54,7 @@ class PieceRecorder:
         graph, self._graph = self._graph, None
         if graph is None:
             raise RuntimeError("no piece was begun")
-        self._end(graph)
+        end_recording(graph, self._device, self._pool)
         return graph.replay
 
     def forget(self) -> None:
@@ -71,25 +72,7 @@ class PieceRecorder:
         graph, self._graph = self._graph, None
         if graph is not None:
             with suppress(RuntimeError):
-                self._end(graph)
-
-    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            self._close_pool(graph)
-            raise
-
-    def _close_pool(self, graph: torch.cuda.CUDAGraph) -> None:
-        """What torch leaves undone where the driver has given a recording up.
-
-        Its allocators go on to ask the graph whether a stream is recorded, so that it has to stay, and keep what other
-        streams used until that pool is closed.
-        """
-        self._failed.append(graph)
-        with suppress(RuntimeError, AttributeError):  # it is closed already, or torch has changed
-            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
-            torch._C._cuda_releasePool(self._device.index, self._pool)
+                end_recording(graph, self._device, self._pool)
 
 
 class _Memory:

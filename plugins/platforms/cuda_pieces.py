@@ -29,6 +29,9 @@ SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4
 #: one: 20 ms at 600 TFLOP/s for weights of two bytes.
 WORTHWHILE = 12e12
 
+#: Sizes whose first recording may fail: each failure costs the later ones a pool of memory of their own.
+_MOST_REFUSED = 3
+
 #: Attention of a layer: `call(query, key, value, step)`.
 Attend = Callable[[Tensor, Tensor, Tensor, ForwardStep], Tensor]
 Replay = Callable[[], None]
@@ -90,8 +93,9 @@ class Pieces:
     """Recordings by padded number of tokens.
 
     The first step of a size is recorded: it runs piece by piece meanwhile. Where that fails it runs as it is, by which
-    libraries have chosen what they launch for that size, and the next step of it is recorded. Where that fails too, or
-    the device has no memory left, nothing is recorded any more. Nor are steps larger than all of `sizes`, which ascend.
+    libraries have chosen what they launch for that size, and the next step of it is recorded. Where that fails too, the
+    first step of a fourth size fails, or the device has no memory left, nothing is recorded any more. Nor are steps
+    larger than all of `sizes`, which ascend.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -166,7 +170,8 @@ class Pieces:
         return forward()  # when the error, and what its frames hold, are gone
 
     def _fail(self, size: int, error: Exception) -> None:
-        if size not in self._failed and not isinstance(error, torch.OutOfMemoryError):
+        may_fail = size not in self._failed and len(self._failed) < _MOST_REFUSED
+        if may_fail and not isinstance(error, torch.OutOfMemoryError):
             self._failed.add(size)
             self._recorder.forget()
             logger.debug("%d tokens are recorded later: %s: %s", size, type(error).__name__, error)

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: Recordings that the driver gave up: torch's allocators go on asking them which streams are recorded.
+_GIVEN_UP: list[torch.cuda.CUDAGraph] = []
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -43,9 +46,9 @@ class Recorder:
                 result = forward()
             except BaseException:
                 with suppress(RuntimeError):  # the first error is the one to tell
-                    graph.capture_end()
+                    self._end(graph)
                 raise
-            graph.capture_end()
+            self._end(graph)
         return Recorded(graph.replay, result, max(0, before - self._free()))
 
     def forget(self) -> None:
@@ -60,3 +63,25 @@ class Recorder:
 
     def _free(self) -> int:
         return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            end_recording(graph, self._device, self._pool)
+        except RuntimeError:
+            self._pool = None  # the next recording gets one of its own
+            raise
+
+
+def end_recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
+    """Ends it. Raises RuntimeError where the driver has given it up, when what torch leaves undone then is done.
+
+    Torch's allocators keep what other streams used until that pool is closed, and ask the graph for good.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        _GIVEN_UP.append(graph)
+        with suppress(RuntimeError, AttributeError):  # it is closed already, or torch has changed
+            torch._C._cuda_endAllocateToPool(device.index, pool)
+            torch._C._cuda_releasePool(device.index, pool)
+        raise

@@ -77,8 +77,9 @@ _running: list[EarlyKernels] = []
 
 def begin(config: Any) -> None:
     """Starts the process where there is something to compile, time to do so, and room beside the import of torch."""
+    _running.clear()  # one of an earlier start that came to nothing ends with this
     if (
-        "torch" in sys.modules or _running or config.executor.executor != "inline"
+        "torch" in sys.modules or config.executor.executor != "inline"
         or _settings().get("TRITON_INTERPRET") == "1" or num_processors() < _MIN_PROCESSORS
     ):  # fmt: skip
         return
@@ -145,7 +146,7 @@ def _compile(entries: Sequence[dict[str, Any]], mark: Path, tells: int) -> None:
     launching = ModuleType("torch")  # named beside kernels, by what launches them: nothing is launched here
     launching.Tensor = object  # type: ignore[attr-defined]
     sys.modules["torch"] = launching
-    read_triton()
+    hashed = read_triton()
     found = list[tuple[int, ...]]()
     opening = Thread(target=lambda: found.append(_capability()))
     opening.start()
@@ -154,6 +155,7 @@ def _compile(entries: Sequence[dict[str, Any]], mark: Path, tells: int) -> None:
     opening.join()
     if found != [_CAPABILITY]:
         return
+    hashed()
     with compiler.absent_driver(0, _CAPABILITY, _SHARED_BYTES), compiler.without_lines():
         kernels = dict(map(specializations.keyed, entries))
         os.write(tells, " ".join(kernels).encode())

@@ -38,6 +38,11 @@ def test_hashes_are_the_same_in_every_process():
         assert done.stdout.strip() == GOLDEN
 
 
+def test_what_is_not_said_to_be_deterministic_is_not():
+    hasher = make()
+    assert hasher.root(deterministic=None) == hasher.root() != hasher.root(deterministic=True)
+
+
 def test_a_hash_covers_all_tokens_before_it():
     one, two = chain(make(), [1, 2, 3, 4, 5, 6, 7, 8]), chain(make(), [1, 2, 3, 9, 5, 6, 7, 8])
     assert one[0] != two[0]

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
-from frame.plugins.platforms import compiler, early_kernels, rehearsal, specializations
+from frame.plugins.platforms import early_kernels, rehearsal, specializations
 from frame.plugins.platforms.absent_cuda import AbsentCuda, CompilingAhead
 from frame.plugins.platforms.early_kernels import EarlyKernels, begin, facts_of, take, wanted
 from tests.snapshots.early_kernels import H200, config_of, rehearsed
@@ -158,7 +158,6 @@ def test_a_start_that_finds_them_compiles_nothing(tmp_path: Path, before_torch: 
     ("name", "value"),
     [
         ("num_processors", lambda: 7),
-        ("_running", [SimpleNamespace()]),
         ("sys", SimpleNamespace(modules={"torch": None})),
     ],
 )
@@ -192,8 +191,18 @@ def test_what_triton_asks_the_driver_by_is_built_beside_them(
         if fails:
             raise AssertionError("libcuda.so cannot found!")
 
-    monkeypatch.setattr(compiler.nvidia, "CudaUtils", build)
+    monkeypatch.setattr("triton.backends.nvidia.driver.CudaUtils", build)
     monkeypatch.setattr(specializations, "leave", lambda compile_kernel: compile_kernel())
     specializations.compile_all([(tmp_path / "kernel").touch])
     assert (tmp_path / "built").exists()
     assert (tmp_path / "kernel").exists()
+
+
+def test_what_a_start_that_came_to_nothing_has_begun_is_dropped(
+    tmp_path: Path, before_torch: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = SimpleNamespace()
+    monkeypatch.setattr(early_kernels, "_running", [left])
+    begin(read(tmp_path, executor="process")[0])
+    assert take() is None
+    assert before_torch == []

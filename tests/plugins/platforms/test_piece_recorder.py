@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from frame.plugins.platforms import cuda_recorder
 from frame.plugins.platforms.cuda_piece_recorder import PieceRecorder
+from frame.plugins.platforms.cuda_recorder import Recorder
 
 
 class Driver:
@@ -67,3 +69,30 @@ def test_a_pool_is_closed_where_the_driver_gives_a_recording_up(monkeypatch: pyt
     driver.errors = [None]
     record()
     assert driver.pool is not shared
+
+
+@pytest.mark.parametrize("error", [None, ValueError("wrong")])
+def test_a_decode_that_the_driver_gives_up_leaves_as_little(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(monkeypatch)
+    for name in ("synchronize", "mem_get_info"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: (0, 0))
+    recorder, invalid = Recorder(torch.device("cuda", 1)), RuntimeError("previous error during capture")
+    calls = list[int]()
+
+    def forward() -> torch.Tensor:
+        calls.append(1)
+        if error and len(calls) == 2:  # while it is recorded
+            raise error
+        return torch.zeros(1)
+
+    driver.errors = [invalid]
+    with pytest.raises(type(error or invalid)):
+        recorder.record(forward)
+    given_up = driver.pool
+    assert driver.done == [("end", 1, given_up), ("release", 1, given_up)]
+    assert cuda_recorder._GIVEN_UP[-1] is driver, "torch asks it for good"
+    driver.errors = [None]
+    recorder.record(forward)
+    assert driver.pool is not given_up

@@ -172,6 +172,15 @@ def test_a_second_recording_of_a_size_that_fails_is_the_last(toy: Toy, caplog: p
     assert (pieces.padded(10), pieces.lacking(), recorder.ended) == (0, 0, LAYERS + 1)
 
 
+def test_a_driver_that_refuses_four_sizes_is_asked_no_more(toy: Toy) -> None:
+    pieces = pieces_of(TapeRecorder(0, REFUSED), 512)
+    given = torch.randn(96, WIDTH)
+    for size in (16, 32, 64, 96):
+        assert pieces.sizes
+        torch.testing.assert_close(pieces.run(size, Pass(toy, given, size, 1.0)), Pass(toy, given, size, 1.0)())
+    assert not pieces.sizes
+
+
 def test_sizes_hold_the_tokens_and_end_at_the_limit() -> None:
     pieces = pieces_of(TapeRecorder(), 512)
     for tokens in range(1, 513):
