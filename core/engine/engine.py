@@ -73,7 +73,9 @@ class Engine:
             journal.clear()
 
     def add(self, request: EngineRequest) -> None:
-        """Queues a request; raises `ValueError` when it can never run."""
+        """Queues a request; raises `ValueError` when it can never run, `RuntimeError` once the engine is closed."""
+        if self._closed:
+            raise RuntimeError("the engine is closed; start another one")
         self.scheduler.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:

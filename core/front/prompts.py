@@ -103,29 +103,36 @@ def _of_ids(text: str | None, ids: Any, salt: str | None) -> ParsedPrompt:
             listed = msgspec.convert(ids, list[int])  # copies a list of nothing but integers, in which no bool counts
             array = np.frombuffer(struct.pack(f"{len(listed)}i", *listed), np.int32)
             return ParsedPrompt(text, array, salt, listed=listed)
-        except (msgspec.ValidationError, struct.error):
+        except (msgspec.ValidationError, struct.error, ValueError):
             pass  # numpy's integers, or a mistake to be named
     return ParsedPrompt(text, _read_ids(ids), salt)
 
 
 def _read_ids(ids: Any) -> np.ndarray:
     """The ids as int64 [n], copied; refuses anything that is not a flat sequence of whole numbers."""
-    if not isinstance(ids, (Sequence, np.ndarray)) or isinstance(ids, (str, bytes)):
+    if isinstance(ids, np.ndarray) and (ids.ndim != 1 or ids.dtype.kind not in "iu"):
+        found = f"{ids.dtype} of {ids.ndim} dimensions"
+        raise InvalidRequest(f"prompt token ids must be a flat array of integers, got {found}", "prompt")
+    if not isinstance(ids, (Sequence, np.ndarray)) or isinstance(ids, (str, bytes, bytearray, memoryview)):
         raise InvalidRequest(
             f"a prompt must be text, token ids or a dict of either, got {type(ids).__name__}", "prompt"
         )
-    if len(ids) == 0:
-        return np.zeros(0, np.int64)
-    try:
-        array = np.array(ids)
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"prompt token ids must be a flat list of integers: {error}", "prompt") from None
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        wrong = next((value for value in ids if not isinstance(value, (int, np.integer)) or value is True), ids[0])
-        raise InvalidRequest(f"prompt token ids must be a flat list of 64-bit integers, got {wrong!r}", "prompt")
-    if any(value is True or value is False for value in ids[:2]):
-        raise InvalidRequest(f"prompt token ids must be integers, got {ids[0]!r}", "prompt")
-    return array.astype(np.int64, copy=False)
+    for place, value in enumerate(ids):
+        if isinstance(value, (bool, np.bool_)):
+            raise InvalidRequest(f"prompt token ids must be integers, got {value!r} at {place}", "prompt")
+        if not isinstance(value, (int, np.integer)) or not -(2**63) <= value < 2**63:
+            raise InvalidRequest(
+                f"prompt token ids must be a flat list of 64-bit integers, got {_shown(value)} at {place}", "prompt"
+            )
+    return np.array(ids, np.int64)
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, however long it is."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"one of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def as_prompts(prompts: Any) -> list[Any]:

@@ -96,6 +96,8 @@ def test_4_the_engine_loop_by_hand(folder):
                 assert output.request_id not in finished
                 finished[output.request_id] = output
     engine.close()
+    with pytest.raises(RuntimeError, match="the engine is closed; start another one"):
+        engine.add_request("late", PROMPTS[0], SAMPLED)
     assert sorted(finished) == ["a", "b", "c", "d"]
     first = finished["a"].outputs[0]
     assert len(first.logprobs) == len(first.token_ids)
