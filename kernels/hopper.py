@@ -18,7 +18,12 @@ MAX_NUMBERS = 12 << 20
 
 def hopper_kernel(device: torch.device, module: str, name: str) -> Callable[..., Tensor] | None:
     """A function of a module here in Gluon; None on what is no Hopper, or where Triton's Gluon has changed."""
-    return _gluon(module, name) if torch.cuda.get_device_capability(device) == (9, 0) else None
+    return _gluon(module, name) if is_hopper(device) else None
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device is of the chips that what is measured here was measured on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @lru_cache(maxsize=8)

@@ -117,6 +117,8 @@ def _read_ids(ids: Any) -> np.ndarray:
         raise InvalidRequest(
             f"a prompt must be text, token ids or a dict of either, got {type(ids).__name__}", "prompt"
         )
+    if isinstance(ids, np.ndarray) and ids.dtype != np.uint64:
+        return ids.astype(np.int64)
     for place, value in enumerate(ids):
         if isinstance(value, (bool, np.bool_)):
             raise InvalidRequest(f"prompt token ids must be integers, got {value!r} at {place}", "prompt")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from frame.kernels.hopper import is_hopper
+
 #: Numbers of the smallest weight for which it matters which library chooses the kernel, and of one that is wider than
 #: deep: of the layers of Qwen3 0.6B and 30B-A3B on an H200 none gained, query, key and value of Llama 8B neither.
 _LARGE, _WIDE = 16 << 20, 64 << 20
@@ -18,7 +20,7 @@ _ZEROS: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b by whichever library is quicker: x [rows, inputs] or [..., inputs], weight [outputs, inputs]."""
-    if bias is None and x.dim() == 2 and prefers_lt(x.shape[0], *weight.shape) and is_hopper(x):
+    if bias is None and x.dim() == 2 and prefers_lt(x.shape[0], *weight.shape) and is_hopper(x.device):
         zeros = _nothing(weight.dtype, x.device)
         bias = None if zeros is None else zeros[: len(weight)]
     return torch.nn.functional.linear(x, weight, bias)
@@ -33,11 +35,6 @@ def prefers_lt(rows: int, outputs: int, inputs: int) -> bool:
     if outputs * inputs < _LARGE or outputs > _MAX_OUTPUTS:
         return False
     return 32 <= rows < 128 if outputs <= inputs else 48 < rows <= 64 and outputs * inputs >= _WIDE
-
-
-def is_hopper(x: Tensor) -> bool:
-    """Whether x is on a chip that this was measured on."""
-    return x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
 def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor | None:

@@ -23,8 +23,6 @@ from .processors import num_processors
 
 logger = logging.getLogger("frame.platforms.forks")
 
-#: A process as nice as this gets a tenth of what one gets that is not, where they share a processor.
-MOST_NICE = 10
 _POLL_SECONDS = 0.005
 _PR_SET_PDEATHSIG = 1
 
@@ -38,19 +36,16 @@ class Forks:
     def __init__(self, *, seconds: float, all_seconds: float, limit: int | None = None) -> None:
         self._limit = limit or max(2, num_processors())
         self._seconds, self._all_seconds = seconds, all_seconds
-        self._waiting: deque[tuple[Callable[[], object], int]] = deque()
+        self._waiting: deque[Callable[[], object]] = deque()
         self._running: dict[int, float] = {}
         self._end: float | None = None
         self.num_failed = 0
 
-    def start(self, work: Callable[[], object], niceness: int = 0) -> None:
-        """Starts `work` now, or once an earlier one is done: then in a later call of this or of `wait`.
-
-        `niceness` is how far others go before it where processors are short, 0 to 19.
-        """
+    def start(self, work: Callable[[], object]) -> None:
+        """Starts `work` now, or once an earlier one is done: then in a later call of this or of `wait`."""
         if self._end is None:
             self._end = time.monotonic() + self._all_seconds
-        self._waiting.append((work, niceness))
+        self._waiting.append(work)
         self._advance()
 
     def wait(self) -> None:
@@ -81,7 +76,7 @@ class Forks:
         if self._end is not None and now > self._end:
             self.stop()
         while self._waiting and len(self._running) < self._limit:
-            self._running[fork(*self._waiting.popleft())] = now + self._seconds
+            self._running[fork(self._waiting.popleft())] = now + self._seconds
 
 
 class ForkedGroup:
@@ -123,8 +118,8 @@ def _stop(leader: list[int]) -> None:
         os.waitpid(leader.pop(), 0)
 
 
-def fork(work: Callable[[], object], niceness: int = 0) -> int:
-    """The id of a child that calls `work` and ends, with status 0 unless that raised; it is nicer by so much."""
+def fork(work: Callable[[], object]) -> int:
+    """The id of a child that calls `work` and ends, with status 0 unless that raised."""
     with warnings.catch_warnings():
         # Newer Pythons warn of locks that other threads may hold: a child that waits for one is killed in the end.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -137,7 +132,6 @@ def fork(work: Callable[[], object], niceness: int = 0) -> int:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:  # it died before that
                 return child
-        os.nice(niceness)
         gc.disable()  # a short life: what is not looked through stays shared with the parent
         work()
         status = 0

@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .compiler import ALL_SECONDS, KERNEL_SECONDS, Compile, hash_of, leave
-from .forks import MOST_NICE, Forks
+from .forks import Forks
 from .processors import num_processors
 
 try:
@@ -112,18 +112,14 @@ def compile_in_forks(run: Callable[[], None], shares: int = 1, elsewhere: Contai
 
 
 def _compile_share(run: Callable[[], None], share: int, shares: int, elsewhere: Container[str]) -> CompileMode:
-    """Of the kernels that are met, compiles every `shares`th: steps meet them in the same order everywhere.
-
-    What takes longest is met first, and is not to wait for what comes later: each gives way to those before it.
-    """
+    """Of the kernels that are met, compiles every `shares`th: steps meet them in the same order everywhere."""
     limit = None if shares == 1 else 2 * num_processors() // shares
     forks = Forks(seconds=KERNEL_SECONDS, all_seconds=ALL_SECONDS, limit=limit)
     numbers = count()
 
     def start(compile_kernel: Compile) -> None:
-        number, of = divmod(next(numbers), shares)
-        if of == share:
-            forks.start(partial(leave, compile_kernel), min(number, MOST_NICE))
+        if next(numbers) % shares == share:
+            forks.start(partial(leave, compile_kernel))
 
     mode = CompileMode(start, elsewhere)
     try:

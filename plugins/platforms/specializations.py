@@ -17,7 +17,7 @@ from triton.runtime import driver
 from triton.runtime.cache import get_cache_key
 
 from .compiler import ALL_SECONDS, KERNEL_SECONDS, Compile, build_driver_functions, hash_of, leave
-from .forks import MOST_NICE, Forks
+from .forks import Forks
 
 
 def keyed(entry: dict[str, Any]) -> tuple[str, Compile]:
@@ -51,8 +51,8 @@ def compile_all(kernels: Iterable[Compile]) -> None:
     """
     forks = Forks(seconds=KERNEL_SECONDS, all_seconds=ALL_SECONDS)
     forks.start(build_driver_functions)
-    for number, compile_kernel in enumerate(kernels):
-        forks.start(partial(leave, compile_kernel), min(number, MOST_NICE))
+    for compile_kernel in kernels:
+        forks.start(partial(leave, compile_kernel))
     forks.wait()
     if forks.num_failed:
         raise RuntimeError(f"{forks.num_failed} kernels were not compiled")

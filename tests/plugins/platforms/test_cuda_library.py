@@ -38,7 +38,7 @@ def biases(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
         return product(x, weight, bias)
 
     monkeypatch.setattr(torch.nn.functional, "linear", linear)
-    monkeypatch.setattr(cuda_library, "is_hopper", lambda x: True)
+    monkeypatch.setattr(cuda_library, "is_hopper", lambda device: True)
     monkeypatch.setattr(cuda_library, "prefers_lt", lambda rows, outputs, inputs: rows == 64)
     monkeypatch.setattr(cuda_library, "_ZEROS", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -79,4 +79,4 @@ def test_zeros_are_not_made_while_a_step_is_recorded(biases: list[Any], monkeypa
 
 
 def test_other_devices_are_left_alone() -> None:
-    assert not cuda_library.is_hopper(torch.randn(64, 16))
+    assert not cuda_library.is_hopper(torch.device("cpu"))
