@@ -10,6 +10,7 @@ import logging
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -107,13 +108,15 @@ class EngineHost:
         self._report = report
         self._inbox: SimpleQueue[tuple[_Client | None, Any]] = SimpleQueue()
         self._clients: set[_Client] = set()
+        self._accepted: weakref.WeakSet[_Client] = weakref.WeakSet()  # the accepting thread's; also those not heard yet
         self._owners: dict[str, _Client] = {}  # request id -> who gets its outputs
         self._failed_steps = 0
         self._running = True
 
     def run(self) -> None:
         """Serves until `stop`; raises what the engine raised when its steps fail again and again."""
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        accepting = threading.Thread(target=self._accept, name="accept", daemon=True)
+        accepting.start()
         try:
             while self._running:
                 wait = not (self._engine.has_unfinished() or self._engine.has_idle_work())
@@ -125,11 +128,12 @@ class EngineHost:
         finally:
             self._journal.beat(idle=True)  # what follows may take longer than any step
             self._listener.shutdown(socket.SHUT_RDWR)  # before clients lose their connections and look for another
-            for client in self._clients:
+            latest = time.monotonic() + LAST_WORDS_SECONDS
+            accepting.join(LAST_WORDS_SECONDS)
+            for client in list(self._accepted):
                 client.send(None)
             self._listener.close()
-            latest = time.monotonic() + LAST_WORDS_SECONDS
-            for client in self._clients:
+            for client in list(self._accepted):
                 client.join(latest - time.monotonic())  # the process may end now, and its threads with it
 
     def stop(self) -> None:
@@ -143,7 +147,7 @@ class EngineHost:
             except OSError:
                 return  # closed
             if same_user(connection):
-                _Client(connection, self._inbox)
+                self._accepted.add(_Client(connection, self._inbox))
             else:
                 connection.close()
 

@@ -250,6 +250,22 @@ def test_an_engine_that_nobody_asks_readies_itself_and_then_waits() -> None:
     assert engine.left == 0, "it went on without work"
 
 
+def test_a_client_that_was_not_heard_yet_is_told_of_the_end() -> None:
+    address = f"@frame-test-unheard-{os.getpid()}"
+    host = EngineHost(FakeEngine(FrameConfig()), listen(address), NullJournal(), Verdict())
+    thread = threading.Thread(target=host.run)
+    thread.start()
+    with socket.socket(socket.AF_UNIX) as unheard:
+        unheard.settimeout(60)
+        unheard.connect(f"\0{address[1:]}")
+        while not host._accepted:
+            time.sleep(0.01)
+        host.stop()
+        assert unheard.recv(1) == b""
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 async def test_too_many_deaths_in_a_row_are_final() -> None:
     client = await start_engine(config(restarts=1), command=COMMAND)
     try:
