@@ -41,7 +41,7 @@ class PrefixParts:
 class DecodeLaunch:
     """Sizes of one launch: padded query heads and keys of a tile, most splits of a row's keys (a power of two).
 
-    With `min_span` no split is shorter: long rows are split, and short ones beside them are not.
+    With `min_span` no split is shorter: long rows are split evenly, and short ones beside them are not.
     """
 
     block_m: int
@@ -52,17 +52,18 @@ class DecodeLaunch:
     min_span: int = 0
 
 
-def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1) -> DecodeLaunch:
-    """The sizes that suit a layer."""
+def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1, min_span: int = 0) -> DecodeLaunch:
+    """The sizes that suit a layer; `min_span` where rows fill the device about as well without splits."""
     wide = dtype.itemsize > 2 or head_dim > 128
     block_m = max(16, triton.next_power_of_2(groups))
     if block_m > 16:  # more query heads than the registers of two warps hold
         warps = 4 if block_m * triton.next_power_of_2(head_dim) <= 8192 else 8
-        return DecodeLaunch(block_m, 32 if wide else 64, splits, warps, 2 if wide else 3)
+        return DecodeLaunch(block_m, 32 if wide else 64, splits, warps, 2 if wide else 3, min_span)
     if wide:  # products of float32 are sums in registers
-        return DecodeLaunch(block_m, 32, splits, 8 if dtype.itemsize > 2 else 2, 2)
+        return DecodeLaunch(block_m, 32, splits, 8 if dtype.itemsize > 2 else 2, 2, min_span)
     # with enough rows to fill the device, many small programs read fastest
-    return DecodeLaunch(block_m, 32, 1, 1, 4) if splits == 1 else DecodeLaunch(block_m, 64, splits, 2, 3)
+    small = splits == 1 or min_span > 0
+    return DecodeLaunch(block_m, 32, splits, 1, 4, min_span) if small else DecodeLaunch(block_m, 64, splits, 2, 3)
 
 
 def invariant_launch(head_dim: int, groups: int, dtype: torch.dtype) -> DecodeLaunch | None:
@@ -132,10 +133,10 @@ def prefix_span(length, SPLITS: tl.constexpr):
     return tl.cdiv(span, PREFIX_ALIGN) * PREFIX_ALIGN
 
 
-@triton.jit(do_not_specialize_on_alignment=["prefix_lens"])
+@triton.jit(do_not_specialize=["ordered"], do_not_specialize_on_alignment=["prefix_lens"])
 def _decode_attention_kernel(
-    out, prefix_lens, partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table,
-    sinks, alibi_slopes, scale, soft_cap, value_scale, inverse_key_scale, inverse_value_scale,
+    out, prefix_lens, partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table, order,
+    ordered, sinks, alibi_slopes, scale, soft_cap, value_scale, inverse_key_scale, inverse_value_scale,
     stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -144,7 +145,10 @@ def _decode_attention_kernel(
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
     await_previous(CHAINED, LONG=True)
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # what lies side by side in memory is read at about the same time
+    split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if ordered:
+        row = tl.load(order + row)
     lane, dim = tl.arange(0, BLOCK_M), tl.arange(0, DIM)
     head = kv_head * GROUPS + lane
     real = lane < GROUPS
@@ -169,10 +173,12 @@ def _decode_attention_kernel(
     high = seq_len
     used = 1
     if SPLIT:
-        # Measured: more than 16 splits of less than 128 keys cost more to join than they save.
         length = seq_len - low
-        shortest = MIN_SPAN if MIN_SPAN > 0 else tl.minimum(tl.cdiv(length, 16), 128)
-        span = tl.maximum(tl.cdiv(length, tl.num_programs(2)), shortest)
+        # Measured: more than 16 splits of less than 128 keys cost more to join than they save.
+        shortest = tl.minimum(tl.cdiv(length, 16), 128)
+        if MIN_SPAN > 0:
+            shortest = tl.cdiv(length, tl.maximum(length // MIN_SPAN, 1))
+        span = tl.maximum(tl.cdiv(length, tl.num_programs(0)), shortest)
         span = tl.cdiv(span, BLOCK_N) * BLOCK_N
         used = tl.cdiv(length, span)
         if split >= used:
@@ -256,11 +262,13 @@ def decode_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
     prefix: PrefixParts | None = None,
+    order: Tensor | None = None,
 ) -> Tensor:
     """`write_kv` and `paged_attention` for rows of which each owns one token, row i the token i; fills `out` [B, H, D].
 
     `arrivals` int32 [at least B · kv_heads] is all zero before and after; launches that share it must not overlap.
     Rows with seq_lens 0 store nothing and are zero. With `prefix` (and no window) a row's first tokens are not read.
+    Programs go through the rows as int32 `order` [B] lists them, each once; see `longest_first`.
     """
     num_rows, num_heads, head_dim = query.shape
     kv_heads = kv_cache.shape[3]
@@ -277,9 +285,9 @@ def decode_attention(
         shape = (num_rows, num_heads, parts)
         partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
         lse = torch.empty(shape, dtype=torch.float32, device=query.device)
-    _decode_attention_kernel[(num_rows, kv_heads, launch.splits)](
+    _decode_attention_kernel[(launch.splits, kv_heads, num_rows)](
         out, prefix_lens, partial, lse, arrivals, query, key, value, kv_cache[0], kv_cache[1], slot_mapping, seq_lens,
-        block_table,
+        block_table, seq_lens if order is None else order, int(order is not None),
         out if sinks is None else sinks, out if alibi_slopes is None else alibi_slopes,
         scale * key_scale, soft_cap, value_scale, 1.0 / key_scale, 1.0 / value_scale,
         query.stride(0), key.stride(0), value.stride(0), block_table.stride(0),

@@ -5,7 +5,7 @@
 32 query heads, 8 KV heads, 128 wide, bf16, pages of 16. Every case is first compared with torch's own attention on the
 same keys. Medians: decode replayed from a CUDA graph (its keys exceed the L2 cache), prefill by do_bench with the cache
 flushed between runs, once by the kernel for any batch and once by Hopper's own. `--sweep` tries other sizes of decode,
-`--ragged` decodes rows of 300 to 2,000 keys with other splits than the backend's.
+`--ragged` decodes rows of 300 to 2,000 keys with and without splits, as they come and the longest first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from frame.core.interfaces.attention import AttentionSpec
 from frame.core.ops import Ops
 from frame.kernels import prefill
 from frame.kernels.attention import paged_attention
-from frame.kernels.decode import DecodeLaunch, decode_attention, launch_for
+from frame.kernels.decode import DecodeLaunch, decode_attention
+from frame.kernels.row_order import longest_first
 from frame.plugins.attention.triton import TritonAttention
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
@@ -74,7 +75,7 @@ def error(out: Tensor, inputs: dict[str, Tensor], rows: int, causal: bool) -> fl
     return float((found - want).norm() / want.norm())
 
 
-def decoding(inputs: dict[str, Tensor], rows: int, launch: DecodeLaunch) -> Callable[[], Tensor]:
+def decoding(inputs: dict[str, Tensor], rows: int, launch: DecodeLaunch, *, sort: bool = False) -> Callable[[], Tensor]:
     """A call of the decode kernel that stores no token: the cache holds all of them already."""
     query = inputs["query"]
     token = torch.zeros(rows, KV_HEADS, DIM, dtype=query.dtype, device="cuda")
@@ -82,8 +83,9 @@ def decoding(inputs: dict[str, Tensor], rows: int, launch: DecodeLaunch) -> Call
     arrivals = torch.zeros(rows * KV_HEADS, dtype=torch.int32, device="cuda")
     out = torch.empty_like(query)
     paged = (inputs["kv_cache"], slots, inputs["seq_lens"], inputs["block_table"])
+    order = longest_first(inputs["seq_lens"]) if sort else None
     return lambda: decode_attention(
-        query, token, token, *paged, scale=SPEC.scale, out=out, launch=launch, arrivals=arrivals
+        query, token, token, *paged, scale=SPEC.scale, out=out, launch=launch, arrivals=arrivals, order=order
     )
 
 
@@ -119,8 +121,7 @@ def sweep(inputs: dict[str, Tensor], rows: int, length: int) -> None:
 
 def suited(rows: int, length: int) -> DecodeLaunch:
     """What the backend launches for such a batch."""
-    splits = TritonAttention(SPEC, config=None, ops=Ops())._splits(rows, length)
-    return launch_for(DIM, HEADS // KV_HEADS, torch.bfloat16, splits)
+    return TritonAttention(SPEC, config=None, ops=Ops()).decode_launch(rows, length)
 
 
 def ragged(rows: int) -> None:
@@ -129,17 +130,13 @@ def ragged(rows: int) -> None:
     inputs = case(rows, 2048, 1)
     inputs["seq_lens"] = lengths.int()
     total = int(lengths.sum())
-    chosen = suited(rows, 4096)
-    others = (
-        DecodeLaunch(16, 64, 4, 2, 3, 512),
-        DecodeLaunch(16, 64, 8, 2, 3, 256),
-        DecodeLaunch(16, 32, 4, 1, 4, 512),
-    )
+    whole = DecodeLaunch(16, 32, 1, 1, 4)
+    others = (whole, replace(whole, splits=2, min_span=512), replace(whole, splits=4, min_span=512))
     found = []
-    for launch in (chosen, *others):
-        rate = decode_rate(1, total, median(decoding(inputs, rows, launch), graph=True))
+    for launch, sort in ((suited(rows, 4096), False), *((launch, sort) for launch in others for sort in (False, True))):
+        rate = decode_rate(1, total, median(decoding(inputs, rows, launch, sort=sort), graph=True))
         span = f" of {launch.min_span} keys or more" if launch.min_span else ""
-        found.append(f"{launch.splits} splits{span}, {launch.block_n} by {launch.num_warps}: {rate:.2f}")
+        found.append(f"{launch.splits} splits{span}{', sorted' if sort else ''}: {rate:.2f}")
     print(f"ragged {rows:4}, TB/s: " + "; ".join(found), flush=True)
 
 

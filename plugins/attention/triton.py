@@ -1,7 +1,7 @@
 """Attention by frame's Triton kernels: CUDA, and the CPU under Triton's interpreter (for tests).
 
-A plan is nothing but launch sizes chosen from what the host knows, so planning neither waits for the device nor
-copies to it. Knows no model.
+A plan is launch sizes chosen from what the host knows, and the order of rows, which the device works out: planning
+neither waits for it nor copies to it. Knows no model.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from frame.kernels import attention as kernels
 from frame.kernels import cascade
 from frame.kernels import decode as decode_kernel
 from frame.kernels.decode import DecodeLaunch
+from frame.kernels.row_order import longest_first
 
 from .reasons import Capabilities, reasons
 from .triton_options import TritonOptions
@@ -28,8 +29,10 @@ from .triton_options import TritonOptions
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 FLOATS8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: A split shorter than this costs more to join than it saves.
-MIN_SPLIT_LENGTH = 256
+MIN_SPLIT_LENGTH = 128
 MAX_SPLITS = 64
+#: As much, where rows fill the device about as well without splits: those are for the longest ones.
+MIN_LONG_SPLIT = 512
 MAX_PREFIX_SPLITS = 16
 #: More query heads for each KV head make the tile of a shared prefix too large for a program's registers.
 MAX_PREFIX_GROUPS = 8
@@ -42,7 +45,7 @@ class TritonPlan:
     """The batch, and how its rows are served: the first `num_decodes` own one token each and go by `decode`.
 
     The rest goes by `mixed`, or by the Hopper kernel where `mixed` is None. `covers_all`: rows own every token. Where
-    `prefix` is given, decodes attend to the tokens that they share together.
+    `prefix` is given, decodes attend to the tokens that they share together. `order` is that of `decode`'s rows.
     """
 
     batch: AttentionBatch
@@ -51,6 +54,7 @@ class TritonPlan:
     mixed: kernels.Launch | None
     covers_all: bool
     prefix: cascade.PrefixLaunch | None = None
+    order: Tensor | None = None
 
 
 class TritonAttention(AttentionBackend):
@@ -60,8 +64,7 @@ class TritonAttention(AttentionBackend):
 
     def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Any) -> None:
         super().__init__(spec, config=config, options=options, ops=ops)
-        # Two programs per multiprocessor hide the latency of a decode step's loads.
-        self._programs = 2 * _num_multiprocessors(spec.device_type)
+        self._multiprocessors = _num_multiprocessors(spec.device_type)
         self.shares_prefixes = not spec.window and spec.num_heads <= MAX_PREFIX_GROUPS * spec.num_kv_heads
         self._prefill = _hopper_kernel(spec, options or TritonOptions())
         # Recorded steps keep the one that they were recorded with.
@@ -95,16 +98,18 @@ class TritonAttention(AttentionBackend):
             decode = decode_kernel.invariant_launch(spec.head_dim, groups, spec.dtype)
             mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype, invariant=True)
             num_decodes = num_decodes if decode else 0
-            return TritonPlan(batch, num_decodes, decode, mixed, covers_all or num_decodes == batch.num_tokens)
+            covers_all = covers_all or num_decodes == batch.num_tokens
+            return TritonPlan(batch, num_decodes, decode, mixed, covers_all, order=self._order(batch, num_decodes))
         if num_decodes:
-            splits = self._splits(num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
-            decode = decode_kernel.launch_for(spec.head_dim, groups, spec.dtype, splits)
+            decode = self.decode_launch(num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
             if batch.prefix is not None and self.shares_prefixes:
                 shared = self._prefix_splits(len(batch.prefix.tile_lens))
                 prefix = cascade.launch_for(spec.head_dim, groups, spec.dtype, shared)
         if self._prefill is None or batch.max_query_len < MIN_HOPPER_QUERIES:
             mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype)
-        return TritonPlan(batch, num_decodes, decode, mixed, covers_all or num_decodes == batch.num_tokens, prefix)
+        covers_all = covers_all or num_decodes == batch.num_tokens
+        order = self._order(batch, num_decodes)
+        return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, order)
 
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TritonPlan
@@ -129,6 +134,7 @@ class TritonAttention(AttentionBackend):
                 launch=plan.decode,
                 arrivals=self._arrivals_for(n * self.spec.num_kv_heads, query.device),
                 prefix=self._attend_prefix(layer, query[:n], kv_cache, plan),
+                order=plan.order,
                 **_features(layer),
             )
         if n < len(batch.host_query_lens):
@@ -166,7 +172,7 @@ class TritonAttention(AttentionBackend):
 
     def _prefix_splits(self, num_tiles: int) -> int:
         """Parts of a shared prefix, a power of two: enough programs to fill the device."""
-        wanted = max(1, self._programs // max(1, num_tiles * self.spec.num_kv_heads))
+        wanted = max(1, 2 * self._multiprocessors // max(1, num_tiles * self.spec.num_kv_heads))
         return min(1 << (wanted.bit_length() - 1), MAX_PREFIX_SPLITS)
 
     def _arrivals_for(self, count: int, device: torch.device) -> Tensor:
@@ -175,12 +181,31 @@ class TritonAttention(AttentionBackend):
             self._arrivals.append(torch.zeros(max(count, 4096), dtype=torch.int32, device=device))
         return self._arrivals[-1]
 
-    def _splits(self, num_rows: int, max_seq_len: int) -> int:
-        """Parts of a row's keys, a power of two: enough programs to fill the device, none too short."""
-        length = min(max_seq_len, self.spec.window) if self.spec.window else max_seq_len
-        wanted = -(-self._programs // max(1, num_rows * self.spec.num_kv_heads))
-        useful = min(wanted, length // MIN_SPLIT_LENGTH, MAX_SPLITS)
-        return 1 << max(0, useful.bit_length() - 1)
+    def decode_launch(self, num_rows: int, max_seq_len: int) -> DecodeLaunch:
+        """Sizes for rows of one token each, of which the longest has `max_seq_len` tokens in the cache."""
+        spec = self.spec
+        length = min(max_seq_len, spec.window) if spec.window else max_seq_len
+        groups = spec.num_heads // spec.num_kv_heads
+        return decode_kernel.launch_for(spec.head_dim, groups, spec.dtype, *self._splits(num_rows, length))
+
+    def _splits(self, num_rows: int, length: int) -> tuple[int, int]:
+        """Most parts of a row's keys, a power of two, and the fewest keys of one (0: of as few as the kernel allows).
+
+        Measured with 132 multiprocessors, each of which runs four of the programs that serve a row whole.
+        """
+        share = num_rows * self.spec.num_kv_heads / self._multiprocessors
+        if share <= 2:
+            splits, min_span = int((2 if share <= 0.25 else 4) / share), 0
+        else:
+            splits, min_span = 4 if share < 3.75 else 2 if share < 7.5 else 1, MIN_LONG_SPLIT
+        splits = min(splits, length // (min_span or MIN_SPLIT_LENGTH), MAX_SPLITS)
+        return (1 << (splits.bit_length() - 1), min_span) if splits > 1 else (1, 0)
+
+    def _order(self, batch: AttentionBatch, num_decodes: int) -> Tensor | None:
+        """Longest first where that was measured to pay: in more than two rounds of programs."""
+        if num_decodes * self.spec.num_kv_heads <= 8 * self._multiprocessors:
+            return None
+        return longest_first(batch.seq_lens[:num_decodes])
 
 
 def _features(layer: LayerParams, *, plain: bool = False) -> dict[str, Any]:

@@ -35,7 +35,7 @@ _CAPABILITY, _SHARED_BYTES, _ATTRIBUTES = (9, 0), 227 << 10, (75, 76)
 #: Models whose layers are alike, and have nothing that the file does not know.
 _PLAIN = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe"))
 #: From as many tokens on rows are split in more than 16 parts.
-_LONG = 8192
+_LONG = 4096
 _SECONDS = 60.0
 #: What a pipe takes at once.
 _MOST_BYTES = 4096

@@ -12,6 +12,7 @@ import torch
 
 from frame.core.ops import Ops
 from frame.core.testing import attention_case
+from frame.kernels.row_order import longest_first
 from frame.plugins.attention.triton import TritonAttention
 from tests.plugins.attention.batches import check, make_case, run, spec_of
 
@@ -81,7 +82,7 @@ def test_head_sizes_groups_and_pages(heads: tuple[int, int], head_dim: int, bloc
 def test_any_number_of_splits_gives_the_same_result(
     splits: int, features: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: splits)
+    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: (splits, 0))
     case = make_case(TritonAttention, layer_spec(**features), [(90, 1), (0, 1), (200, 1)])
     check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
 
@@ -90,7 +91,7 @@ def test_any_number_of_splits_gives_the_same_result(
 def test_splits_of_tiles_that_are_joined_in_smaller_parts(
     heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: 4)
+    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: (4, 0))
     spec = layer_spec(num_heads=heads, num_kv_heads=1, head_dim=head_dim, scale=0.1)
     check(TritonAttention, make_case(TritonAttention, spec, [(200, 1), (300, 1)]), CLOSE[torch.float32], 1e-4)
 
@@ -145,7 +146,7 @@ def test_write_kv_is_exact_and_skips_negative_slots() -> None:
 
 @pytest.mark.parametrize("splits", [1, 4])
 def test_decode_counts_begin_anew_with_every_launch(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: splits)
+    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: (splits, 0))
     case = make_case(TritonAttention, layer_spec(), [(90, 1), (0, 1), (200, 1)])
     backend = TritonAttention(case.spec, config=None, ops=Ops())
     first, second = (
@@ -153,6 +154,32 @@ def test_decode_counts_begin_anew_with_every_launch(splits: int, monkeypatch: py
         for _ in range(2)
     )
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("splits", [2, 4])
+def test_only_long_rows_are_split_where_splits_have_a_least_length(
+    splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: (splits, 32))
+    case = make_case(TritonAttention, layer_spec(), [(20, 1), (63, 1), (64, 1), (0, 1), (200, 1)])
+    check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
+
+
+def test_decodes_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TritonAttention, "_order", lambda _, batch, n: longest_first(batch.seq_lens[:n]))
+    rows = [(3, 1), (90, 1), (0, 1), (31, 1), (90, 1), (7, 1)]
+    check(TritonAttention, make_case(TritonAttention, layer_spec(), rows), CLOSE[torch.float32], 1e-4)
+    check(TritonAttention, make_case(TritonAttention, layer_spec(), [*rows, (4, 9)]), CLOSE[torch.float32], 1e-4)
+    padded = make_case(TritonAttention, layer_spec(), rows, padding_tokens=2, padding_rows=2)
+    check(TritonAttention, padded, CLOSE[torch.float32], 1e-4)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 31, 33, 300])
+def test_the_longest_rows_come_first(num_rows: int) -> None:
+    lengths = torch.randint(0, 40, (num_rows,), dtype=torch.int32, device=DEVICE)
+    order = longest_first(lengths)
+    assert order.dtype == torch.int32
+    assert order.tolist() == torch.sort(lengths, descending=True, stable=True).indices.tolist()
 
 
 #: Layers whose rows one warp serves, and some that it does not.

@@ -54,7 +54,7 @@ def shared_case(
 def test_groups_and_rows_alone_equal_the_reference(
     features: dict, own: int, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: own)
+    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: (own, 0))
     monkeypatch.setattr(TritonAttention, "_prefix_splits", lambda *_: shared)
     rows = [(400, 1), (50, 1), (336, 1), (352, 1), (200, 1), (0, 1), (193, 1), (700, 1)]
     check(TritonAttention, shared_case(rows, [([0, 2, 3, 7], 336), ([4, 6], 192)], **features), CLOSE, CLOSE)

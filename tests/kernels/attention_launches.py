@@ -32,10 +32,11 @@ ALL_FEATURES: dict[str, Any] = {"window": 1024, "soft_cap": 50.0, "sinks": True}
 
 #: (tokens in the cache, new ones) of each row
 Rows = list[tuple[int, int]]
-#: One row's keys in most splits, in some, and so many rows that nothing is split.
+#: One row's keys in most splits, in some, rows of which long ones are split, and so many that nothing is.
 DECODES: dict[str, Rows] = {
     "one row": [(32768, 1)],
     "16 rows": [(4096, 1)] * 16,
+    "48 rows": [(4096, 1)] * 48,
     "256 rows": [(1000, 1)] * 256,
 }
 PROMPTS: Rows = [(0, 1000), (500, 300), (100, 1)]

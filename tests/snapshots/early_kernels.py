@@ -114,7 +114,7 @@ def described(source: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def entries() -> list[dict[str, Any]]:
     """Every entry of the file: each names the facts with which every model launched it."""
-    runs = [rehearsed(config_of(name), length) for name in MODELS for length in (4096, 16384)]
+    runs = [rehearsed(config_of(name), length) for name in MODELS for length in (2048, 16384)]
     found = {key: entry for _, met in runs for key, entry in met.items()}
     for key, entry in found.items():
         kind = LONG[entry["kernel"].partition(":")[2]]
