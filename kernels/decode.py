@@ -52,18 +52,17 @@ class DecodeLaunch:
     min_span: int = 0
 
 
-def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1, min_span: int = 0) -> DecodeLaunch:
-    """The sizes that suit a layer; `min_span` where rows fill the device about as well without splits."""
+def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1, *, few: bool = False) -> DecodeLaunch:
+    """The sizes that suit a layer; `few` rows leave most of the device idle even in splits."""
     wide = dtype.itemsize > 2 or head_dim > 128
     block_m = max(16, triton.next_power_of_2(groups))
     if block_m > 16:  # more query heads than the registers of two warps hold
         warps = 4 if block_m * triton.next_power_of_2(head_dim) <= 8192 else 8
-        return DecodeLaunch(block_m, 32 if wide else 64, splits, warps, 2 if wide else 3, min_span)
+        return DecodeLaunch(block_m, 32 if wide else 64, splits, warps, 2 if wide else 3)
     if wide:  # products of float32 are sums in registers
-        return DecodeLaunch(block_m, 32, splits, 8 if dtype.itemsize > 2 else 2, 2, min_span)
-    # with enough rows to fill the device, many small programs read fastest
-    small = splits == 1 or min_span > 0
-    return DecodeLaunch(block_m, 32, splits, 1, 4, min_span) if small else DecodeLaunch(block_m, 64, splits, 2, 3)
+        return DecodeLaunch(block_m, 32, splits, 8 if dtype.itemsize > 2 else 2, 2)
+    # where programs fill the device, many small ones read fastest
+    return DecodeLaunch(block_m, 64, splits, 2, 3) if few and splits > 1 else DecodeLaunch(block_m, 32, splits, 1, 4)
 
 
 def invariant_launch(head_dim: int, groups: int, dtype: torch.dtype) -> DecodeLaunch | None:
@@ -133,14 +132,14 @@ def prefix_span(length, SPLITS: tl.constexpr):
     return tl.cdiv(span, PREFIX_ALIGN) * PREFIX_ALIGN
 
 
-@triton.jit(do_not_specialize=["ordered"], do_not_specialize_on_alignment=["prefix_lens"])
+@triton.jit(do_not_specialize=["ordered", "min_span"], do_not_specialize_on_alignment=["prefix_lens"])
 def _decode_attention_kernel(
     out, prefix_lens, partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table, order,
-    ordered, sinks, alibi_slopes, scale, soft_cap, value_scale, inverse_key_scale, inverse_value_scale,
+    ordered, min_span, sinks, alibi_slopes, scale, soft_cap, value_scale, inverse_key_scale, inverse_value_scale,
     stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, SPLIT: tl.constexpr, MIN_SPAN: tl.constexpr, PREFIX: tl.constexpr, PARTS: tl.constexpr,
+    DIM: tl.constexpr, SPLIT: tl.constexpr, PREFIX: tl.constexpr, PARTS: tl.constexpr,
     LIMIT: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
@@ -176,8 +175,8 @@ def _decode_attention_kernel(
         length = seq_len - low
         # Measured: more than 16 splits of less than 128 keys cost more to join than they save.
         shortest = tl.minimum(tl.cdiv(length, 16), 128)
-        if MIN_SPAN > 0:
-            shortest = tl.cdiv(length, tl.maximum(length // MIN_SPAN, 1))
+        if min_span > 0:
+            shortest = tl.cdiv(length, tl.maximum(length // min_span, 1))
         span = tl.maximum(tl.cdiv(length, tl.num_programs(0)), shortest)
         span = tl.cdiv(span, BLOCK_N) * BLOCK_N
         used = tl.cdiv(length, span)
@@ -287,7 +286,7 @@ def decode_attention(
         lse = torch.empty(shape, dtype=torch.float32, device=query.device)
     _decode_attention_kernel[(launch.splits, kv_heads, num_rows)](
         out, prefix_lens, partial, lse, arrivals, query, key, value, kv_cache[0], kv_cache[1], slot_mapping, seq_lens,
-        block_table, seq_lens if order is None else order, int(order is not None),
+        block_table, seq_lens if order is None else order, int(order is not None), launch.min_span,
         out if sinks is None else sinks, out if alibi_slopes is None else alibi_slopes,
         scale * key_scale, soft_cap, value_scale, 1.0 / key_scale, 1.0 / value_scale,
         query.stride(0), key.stride(0), value.stride(0), block_table.stride(0),
@@ -295,7 +294,7 @@ def decode_attention(
         GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
         HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLIT=launch.splits > 1,
-        MIN_SPAN=launch.min_span, PREFIX=prefix.splits if prefix is not None else 0, PARTS=parts,
+        PREFIX=prefix.splits if prefix is not None else 0, PARTS=parts,
         LIMIT=limit_of(kv_cache),
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,8 @@ MIN_LONG_SPLIT = 512
 MAX_PREFIX_SPLITS = 16
 #: More query heads for each KV head make the tile of a shared prefix too large for a program's registers.
 MAX_PREFIX_GROUPS = 8
+#: Programs for each multiprocessor that are few, even twice as many.
+FEW = 0.25
 #: Prompts shorter than this leave most of the Hopper kernel's tiles of queries empty.
 MIN_HOPPER_QUERIES = 64
 
@@ -185,27 +187,34 @@ class TritonAttention(AttentionBackend):
         """Sizes for rows of one token each, of which the longest has `max_seq_len` tokens in the cache."""
         spec = self.spec
         length = min(max_seq_len, spec.window) if spec.window else max_seq_len
-        groups = spec.num_heads // spec.num_kv_heads
-        return decode_kernel.launch_for(spec.head_dim, groups, spec.dtype, *self._splits(num_rows, length))
+        splits, min_span = self._splits(num_rows, length)
+        few = self._share(num_rows) <= FEW
+        launch = decode_kernel.launch_for(
+            spec.head_dim, spec.num_heads // spec.num_kv_heads, spec.dtype, splits, few=few
+        )
+        return replace(launch, min_span=min_span)
+
+    def _share(self, num_rows: int) -> float:
+        """Programs of each multiprocessor when one serves a row and KV head whole; about four of them run at once."""
+        return num_rows * self.spec.num_kv_heads / self._multiprocessors
 
     def _splits(self, num_rows: int, length: int) -> tuple[int, int]:
-        """Most parts of a row's keys, a power of two, and the fewest keys of one (0: of as few as the kernel allows).
+        """Most parts of a row's keys, a power of two, and the fewest keys of one (0: as few as the kernel allows).
 
-        Measured with 132 multiprocessors, each of which runs four of the programs that serve a row whole.
+        Measured on an H200, with rows of equal length and of 100 to 2,000 keys.
         """
-        share = num_rows * self.spec.num_kv_heads / self._multiprocessors
-        if share <= 2:
-            splits, min_span = int((2 if share <= 0.25 else 4) / share), 0
+        share = self._share(num_rows)
+        min_span = 0 if share <= 2 else MIN_LONG_SPLIT
+        if share <= FEW:
+            splits = int(2 / share)
         else:
-            splits, min_span = 4 if share < 3.75 else 2 if share < 7.5 else 1, MIN_LONG_SPLIT
+            splits = 8 if share <= 0.75 else 4 if share < 3.75 else 2 if share < 7.5 else 1
         splits = min(splits, length // (min_span or MIN_SPLIT_LENGTH), MAX_SPLITS)
         return (1 << (splits.bit_length() - 1), min_span) if splits > 1 else (1, 0)
 
     def _order(self, batch: AttentionBatch, num_decodes: int) -> Tensor | None:
         """Longest first where that was measured to pay: in more than two rounds of programs."""
-        if num_decodes * self.spec.num_kv_heads <= 8 * self._multiprocessors:
-            return None
-        return longest_first(batch.seq_lens[:num_decodes])
+        return longest_first(batch.seq_lens[:num_decodes]) if self._share(num_decodes) > 8 else None
 
 
 def _features(layer: LayerParams, *, plain: bool = False) -> dict[str, Any]:
