@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ..bytecode import report_missing_bytecode
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
@@ -44,9 +45,12 @@ class EngineStart:
         progress: Callable[[str], None] = lambda stage: None,
         vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
+        import torch
+
         from ..worker.factory import Workers
         from ..worker.model_loading import choose_model
 
+        report_missing_bytecode(torch)
         self._registry = registry
         self._progress = progress
         self._vocabulary = vocabulary

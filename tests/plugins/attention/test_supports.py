@@ -76,12 +76,12 @@ def test_triton_splits_rows_where_they_do_not_fill_the_device(monkeypatch: pytes
     monkeypatch.setattr(triton, "_num_multiprocessors", lambda _: 132)
     options = TritonOptions(hopper_prefill=False)
     backend = TritonAttention(replace(ON_GPU, num_heads=16, num_kv_heads=8), config=None, options=options, ops=Ops())
-    rows = (1, 2, 4, 5, 12, 13, 33, 34, 61, 62, 123, 124, 512)
+    rows = (1, 2, 4, 5, 12, 13, 33, 34, 53, 54, 66, 67, 123, 124, 512)
     launches = [backend.decode_launch(count, 16384) for count in rows]
-    assert [launch.splits for launch in launches] == [32, 16, 8, 8, 8, 4, 4, 4, 4, 2, 2, 1, 1]
-    assert [launch.min_span for launch in launches] == [0] * 7 + [512] * 4 + [0] * 2
+    assert [launch.splits for launch in launches] == [32, 16, 8, 8, 8, 4, 4, 4, 4, 1, 1, 2, 2, 1, 1]
+    assert [launch.min_span for launch in launches] == [0] * 7 + [512] * 2 + [0] * 2 + [512] * 2 + [0] * 2
     assert [backend.decode_launch(1, length).splits for length in (100, 255, 256, 1000)] == [1, 1, 2, 4]
-    assert [backend.decode_launch(64, length).splits for length in (600, 1023, 1024)] == [1, 1, 2]
+    assert [backend.decode_launch(80, length).splits for length in (600, 1023, 1024)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,0 +1,27 @@
+"""Whether starts wait for Python's compiler. Knows no engine."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib.util import cache_from_source
+from pathlib import Path
+from types import ModuleType
+
+logger = logging.getLogger("frame.start")
+
+
+def report_missing_bytecode(package: ModuleType) -> None:
+    """Says so where Python compiles a large package from its sources in each process, and may not keep the result.
+
+    Measured on an H200's host: importing torch takes 2.5 s longer then. pip compiles what it installs, so only images
+    whose builders take bytecode out, and forbid to write it, are concerned.
+    """
+    source = package.__file__
+    if source is None or not sys.dont_write_bytecode or Path(cache_from_source(source)).exists():
+        return
+    logger.warning(
+        "%s has no bytecode and PYTHONDONTWRITEBYTECODE keeps Python from writing it, so that each start compiles "
+        "its sources for seconds: run python -m compileall -q %s once, where the image is built",
+        package.__name__, Path(source).parent,
+    )  # fmt: skip
