@@ -19,6 +19,8 @@ declare -A tool=([races]=racecheck)
 declare -A tests=(
   [attention]="test_attention.py::test_features_equal_the_reference
     test_attention.py::test_padding_is_skipped_and_finite test_attention.py::test_blocks_may_lie_apart_in_memory
+    test_attention.py::test_decodes_in_another_order
+    test_attention.py::test_only_long_rows_are_split_where_splits_have_a_least_length
     test_attention.py::test_deterministic_bits_depend_on_the_row_alone"
   [prefill]="test_prefill_attention.py::test_padding_is_skipped_and_finite
     test_prefill_attention.py::test_features_equal_the_reference[mixed-all-128-plain]"

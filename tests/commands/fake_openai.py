@@ -14,13 +14,14 @@ from typing import Any
 @dataclass
 class FakeOpenAI:
     """`piece` is the size of the pieces that its events are cut into; `fail` answers the n-th requests with 429;
-    `broken` streams end early, `odd` is sent first."""
+    `broken` streams end early, `odd` is sent first; `card` is added to what it says of its model."""
 
     piece: int = 7
     fail: frozenset[int] = frozenset()
     broken: bool = False
     odd: bytes = b""
     delay: float = 0.0
+    card: dict[str, Any] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     most_at_once: int = 0
@@ -42,7 +43,7 @@ class FakeOpenAI:
 
     async def answer(self, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/v1/models":
-            reply(writer, "200 OK", {"data": [{"id": "fake"}]})
+            reply(writer, "200 OK", {"data": [{"id": "fake", **self.card}]})
             return
         self.bodies.append(json.loads(body))
         self.headers.append(headers)

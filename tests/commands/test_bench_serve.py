@@ -50,6 +50,22 @@ def test_a_run_writes_json_and_a_page(tmp_path, capsys):
     assert all(body["ignore_eos"] and body["temperature"] == 0 and body["stream"] for body in fake.bodies)
 
 
+@pytest.mark.parametrize(
+    ("card", "flags", "words"),
+    [
+        ({"max_model_len": 64}, [], 32),
+        ({"max_model_len": 4096}, [], 1024),
+        ({"max_model_len": 64}, ["--model", "another"], 1024),
+        ({"max_model_len": "64"}, [], 1024),
+        ({}, [], 1024),
+    ],
+)
+def test_prompts_fit_the_model_unless_told_otherwise(card: dict, flags: list[str], words: int) -> None:
+    with fake_openai(card=card) as fake:
+        assert main(["bench", "serve", "--base-url", fake.url, "--num-prompts", "2", "--disable-tqdm", *flags]) == 0
+    assert [len(body["prompt"].split()) for body in fake.bodies] == [words] * 2
+
+
 def test_chats_with_a_key_and_sampling(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     out = tmp_path / "out.json"

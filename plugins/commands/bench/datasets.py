@@ -17,6 +17,7 @@ from .text_source import TextSource
 DATASETS = ("random", "prefix_repetition", "shared-prefix", "sharegpt", "custom")
 #: Conversations outside of these lengths are left out, as `vllm bench` does.
 _MIN_LEN, _MAX_PROMPT, _MAX_TOTAL = 4, 1024, 2048
+_USUAL_INPUT = 1024
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int, seed: bool = True) -> None:
@@ -33,7 +34,12 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int, seed
     add("--num-prompts", type=int, default=num_prompts, metavar="N", help="Requests to send (default: %(default)s).")
     if seed:
         add("--seed", type=int, default=0, metavar="N", help="Seed of lengths, texts and arrivals (default: 0).")
-    add("--random-input-len", type=int, default=1024, metavar="N", help="Prompt tokens (default: 1024).")
+    add(
+        "--random-input-len",
+        type=int,
+        metavar="N",
+        help="Prompt tokens (default: 1024, or half of what the model takes if that is less).",
+    )
     add("--random-output-len", type=int, default=128, metavar="N", help="Output tokens (default: 128).")
     add(
         "--random-range-ratio",
@@ -57,13 +63,22 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int, seed
     )
 
 
-def make_requests(arguments: argparse.Namespace, source: TextSource) -> list[BenchRequest]:
-    """`--num-prompts` requests; a file with fewer rows is gone through again. Raises `ConfigError`."""
+def make_requests(
+    arguments: argparse.Namespace, source: TextSource, max_model_len: int | None = None
+) -> list[BenchRequest]:
+    """`--num-prompts` requests; a file with fewer rows is gone through again. Raises `ConfigError`.
+
+    `max_model_len` tokens are the most that the model takes, where that is known.
+    """
     if arguments.num_prompts < 1:
         raise ConfigError(f"--num-prompts must be at least 1, got {arguments.num_prompts}")
     draw = random.Random(arguments.seed)
     name = arguments.dataset_name
     if name == "random":
+        if arguments.random_input_len is None:
+            arguments.random_input_len = (
+                _USUAL_INPUT if max_model_len is None else min(_USUAL_INPUT, max_model_len // 2)
+            )
         return _random(arguments, source, draw)
     if name in ("prefix_repetition", "shared-prefix"):
         return _prefixes(arguments, source, draw)

@@ -96,12 +96,19 @@ async def wait_ready(base_url: str, headers: Mapping[str, str], seconds: float) 
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def ask_model(base_url: str, headers: Mapping[str, str]) -> str:
-    """The first model that the server lists; raises `ConfigError`."""
+async def ask_model(base_url: str, headers: Mapping[str, str], name: str = "") -> tuple[str, int | None]:
+    """`name`, or the first model that the server lists, and how many tokens it takes where the server says so.
+
+    Raises `ConfigError` where there is no name.
+    """
     async with http_client(headers, _ASK_SECONDS) as client:
         response = await client.get(f"{base_url}/v1/models")
     try:
-        return str(response.json()["data"][0]["id"])
+        cards = [card for card in response.json()["data"] if card["id"] == name or not name]
     except (ValueError, LookupError, TypeError):
+        cards = []
+    if not cards and not name:
         reason = f"{base_url}/v1/models answers HTTP {response.status_code}"
-        raise ConfigError(f"{reason} and names no model; give one with --model, and a key in OPENAI_API_KEY") from None
+        raise ConfigError(f"{reason} and names no model; give one with --model, and a key in OPENAI_API_KEY")
+    longest = cards[0].get("max_model_len") if cards else None
+    return name or str(cards[0]["id"]), longest if isinstance(longest, int) else None

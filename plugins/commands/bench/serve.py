@@ -210,10 +210,9 @@ def _pairs(flag: str, items: list[str]) -> dict[str, str]:
 
 async def _measure(arguments: argparse.Namespace, plan: _Plan) -> Run:
     await wait_ready(plan.base_url, plan.headers, arguments.ready_check_timeout_sec)
-    if not plan.model:
-        plan.model = await ask_model(plan.base_url, plan.headers)
+    plan.model, longest = await ask_model(plan.base_url, plan.headers, plan.model)
     load = Load(
-        requests=make_requests(arguments, plan.source),
+        requests=make_requests(arguments, plan.source, longest),
         rate=arguments.request_rate,
         burstiness=arguments.burstiness,
         max_concurrency=arguments.max_concurrency,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.errors import ConfigError
 from frame.core.interfaces.endpoint import Command
 
@@ -51,7 +52,8 @@ class ThroughputBench(Command):
                 setattr(arguments, f"random_{name}", value)
         config = engine_config(arguments)
         arguments.seed = config.model.seed
-        requests = make_requests(arguments, prompt_source(config, arguments.dataset_name))
+        longest = read_checkpoint(config).max_model_len
+        requests = make_requests(arguments, prompt_source(config, arguments.dataset_name), longest)
         llm = start_engine(config)
         try:
             outputs, seconds = _measure(llm, requests, arguments)
