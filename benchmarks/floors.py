@@ -1,19 +1,20 @@
-"""What the runs of `offline_gpu.py` take at least on one H200, by the limits that were measured on the chip.
+"""What the runs of `offline_gpu.py` would take on one H200 if all their work went at the rates of its large parts.
 
     python benchmarks/floors.py
 
-Each step takes the longer of its products' operations and of the weights' bytes, then the bytes of all keys and values
-that its decodes read, then the operations of its prompts' attention; nothing overlaps, all else takes no time. Steps
-hold every decode and prompts up to a budget of tokens, as frame and its peers schedule them.
+The rates are those of a copy, of a large product that goes on for a while, and of the best prompts' attention that was
+known when the targets were set; decodes have since read keys at up to 4.56 TB/s. Each step takes the longer of its
+products' operations and of the weights' bytes, then the bytes of all keys and values that its decodes read, then the
+operations of its prompts' attention; nothing overlaps, all else takes no time. Steps hold every decode and prompts up
+to a budget of tokens, as frame and its peers schedule them.
 """
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
-from offline_gpu import MODELS, Run
+from offline_gpu import MODELS, Run, drawn
 
 BYTES, PRODUCTS, ATTENTION = 4.27e12, 690e12, 550e12  # a second
 MAX_TOKENS = 8192
@@ -62,13 +63,11 @@ class Shape:
         return 4 * self.query * self.layers * (last**2 - first**2) / 2 / ATTENTION
 
 
-def floor(shape: Shape, run: Run, seed: int) -> tuple[float, float, float, int]:
+def floor(config: dict[str, Any], run: Run, seed: int) -> tuple[float, float, float, int]:
     """Seconds of products, of reading keys and of prompts' attention, and tokens out."""
-    draw = random.Random(seed)
-    prompts = [draw.randint(*run.tokens_in) for _ in range(run.requests)]
-    wanted = [draw.randint(*run.tokens_out) for _ in range(run.requests)]
+    shape, (prompts, wanted) = Shape.of(config), drawn(config["vocab_size"], run, seed)
     products = keys = attention = 0.0
-    waiting, done = list(zip(prompts, wanted, strict=True)), 0
+    waiting, done = [(len(ids), left) for ids, left in zip(prompts, wanted, strict=True)], 0
     running: list[tuple[int, int]] = []  # tokens in the cache, tokens still wanted
     while waiting or running:
         tokens = sampled = len(running)
@@ -92,7 +91,7 @@ def main() -> None:
     """Prints a line for each run of each model."""
     for name, (config, _, runs) in MODELS.items():
         for run in runs:
-            *parts, out = floor(Shape.of(config), run, 1)
+            *parts, out = floor(config, run, 1)
             inside = ", ".join(
                 f"{part:.3f} s {kind}" for part, kind in zip(parts, ("products", "keys", "prompts"), strict=True)
             )

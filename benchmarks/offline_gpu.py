@@ -64,15 +64,21 @@ MODELS: dict[str, tuple[dict[str, Any], int, list[Run]]] = {
 }
 
 
-def timed(llm: Any, params: Any, vocabulary: int, run: Run, seed: int) -> tuple[float, int, int]:
-    """(seconds, tokens in, tokens out) of one batch."""
+def drawn(vocabulary: int, run: Run, seed: int) -> tuple[list[list[int]], list[int]]:
+    """The ids of each prompt, and how many tokens follow each."""
     draw = random.Random(seed)
     prompts = [
-        {"prompt_token_ids": [draw.randrange(100, vocabulary - 1000) for _ in range(draw.randint(*run.tokens_in))]}
+        [draw.randrange(100, vocabulary - 1000) for _ in range(draw.randint(*run.tokens_in))]
         for _ in range(run.requests)
     ]
+    return prompts, [draw.randint(*run.tokens_out) for _ in prompts]
+
+
+def timed(llm: Any, params: Any, vocabulary: int, run: Run, seed: int) -> tuple[float, int, int]:
+    """(seconds, tokens in, tokens out) of one batch."""
+    ids, lengths = drawn(vocabulary, run, seed)
+    prompts = [{"prompt_token_ids": prompt} for prompt in ids]
     heat = 0.0 if run.requests < 8 else 0.6
-    lengths = [draw.randint(*run.tokens_out) for _ in prompts]
     wanted = [params(temperature=heat, max_tokens=n, ignore_eos=True, detokenize=False) for n in lengths]
     start = time.perf_counter()
     outputs = llm.generate(prompts, wanted, use_tqdm=False)

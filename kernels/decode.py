@@ -41,7 +41,7 @@ class PrefixParts:
 class DecodeLaunch:
     """Sizes of one launch: padded query heads and keys of a tile, most splits of a row's keys (a power of two).
 
-    With `min_span` no split is shorter: long rows are split evenly, and short ones beside them are not.
+    With `min_span` a row has no more splits than whole spans: long rows are split evenly, short ones beside them not.
     """
 
     block_m: int

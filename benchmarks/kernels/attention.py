@@ -133,7 +133,8 @@ def ragged(rows: int) -> None:
     whole = DecodeLaunch(16, 32, 1, 1, 4)
     others = (whole, replace(whole, splits=2, min_span=512), replace(whole, splits=4, min_span=512))
     found = []
-    for launch, sort in ((suited(rows, 4096), False), *((launch, sort) for launch in others for sort in (False, True))):
+    sorts = rows * KV_HEADS > 8 * torch.cuda.get_device_properties(0).multi_processor_count
+    for launch, sort in ((suited(rows, 4096), sorts), *itertools.product(others, (False, True))):
         rate = decode_rate(1, total, median(decoding(inputs, rows, launch, sort=sort), graph=True))
         span = f" of {launch.min_span} keys or more" if launch.min_span else ""
         found.append(f"{launch.splits} splits{span}{', sorted' if sort else ''}: {rate:.2f}")

@@ -127,7 +127,7 @@ class SchedulerConfig(Section):
 
     max_num_batched_tokens: int = Field(0, ge=0, description="Most tokens in a step; 0: what the platform suggests.")
     max_num_seqs: int = Field(
-        0, ge=0, le=65536, description="Most requests that run at once; 0: what the platform suggests."
+        0, ge=0, le=65535, description="Most requests that run at once; 0: what the platform suggests."
     )
     enable_chunked_prefill: bool = Field(True, description="Split prompts over steps.")
     max_num_partial_prefills: int = Field(1, ge=1, description="Prompts that may be partly computed at the same time.")

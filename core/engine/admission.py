@@ -156,5 +156,5 @@ class Admission:
         slot = lifecycle.batch.enter(request, num_computed, lifecycle.kv.capacity(request))
         draft.give(slot, count)
         draft.added.append(request.to_new_request(slot, num_computed))
-        draft.publications[slot] = lifecycle.kv.publish(request, num_computed + count)
+        draft.publications[slot] = lifecycle.kv.publish_planned(request, num_computed, count)
         self.count_partial(draft, request, request.num_tokens - num_computed - count)

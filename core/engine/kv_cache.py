@@ -177,6 +177,13 @@ class KVCache:
         request.num_loaded = 0
         request.unconfirmed_load = False
 
+    def publish_planned(self, request: Request, num_computed: int, count: int) -> list[Publication]:
+        """As `publish`, with `count` tokens that a step will store: others in that step may read them.
+
+        But not of one token, which attention stores while it attends.
+        """
+        return self.publish(request, min(num_computed + count - (count == 1), request.num_tokens))
+
     def publish(self, request: Request, num_tokens: int) -> list[Publication]:
         """Lets the full blocks of its first `num_tokens` tokens (all known, computed or scheduled) be found.
 

@@ -203,8 +203,7 @@ class Scheduler:
                 continue
             if count:
                 draft.give(slot, count)
-                computed = int(batch.num_computed[slot]) + count
-                draft.publications[slot] = kv.publish(request, min(computed, request.num_tokens))
+                draft.publications[slot] = kv.publish_planned(request, int(batch.num_computed[slot]), count)
             self._admission.count_partial(draft, request, remaining - count)
 
     def _grow(self, draft: StepDraft, request: Request, count: int) -> bool:

@@ -19,6 +19,7 @@ from ..interfaces.platform import Forward, Graphs, StepShape
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.step import NewRequest, StepPlan, TokenMasks
+from .recording import backend_reasons, model_reasons
 from .runner import Runner
 
 #: Block that the requests read and write; it stays free, so what they leave in it is nobody's.
@@ -85,7 +86,10 @@ def warm_up(
         _serve(runner, _plans(make, not kinds, *sizes, begins=True), numerics)
     for numerics in modes:
         _serve(runner, _plans(make, not kinds, *sizes, begins=False), numerics)
-        for shape in runner.device.graphs.shapes():
+        shapes = runner.device.graphs.shapes()
+        if thorough and _takes_padding(runner, kinds):
+            shapes += _decodes(min(max_slots, max_tokens), {(shape.num_rows, shape.deterministic) for shape in shapes})
+        for shape in shapes:
             if shape.deterministic == (numerics or runner.device.deterministic):
                 runner.run_dummy(shape)
                 if shares_prefixes and not shape.deterministic:
@@ -95,6 +99,23 @@ def warm_up(
     for numerics in modes if thorough else ():
         _serve(runner, _sizes(make, not kinds, *sizes), numerics)
     runner.device.ops.invariant = runner.device.deterministic  # memory is profiled next, by what steps usually run
+
+
+def _takes_padding(runner: Runner, kinds: Sequence[PoolingParams]) -> bool:
+    """Whether there are decodes, and whether they can be padding alone, as they must where steps are recorded."""
+    against = backend_reasons(runner.backends, [""] * len(runner.backends))
+    return not (against or model_reasons(runner.model, pools=bool(kinds)))
+
+
+def _decodes(most: int, met: set[tuple[int, bool]]) -> list[StepShape]:
+    """Unrecorded decodes of each power of two of rows up to `most`, and of as many, but for those that are met."""
+    counts = [*(1 << power for power in range(most.bit_length())), most]
+    wanted = ((rows, deterministic) for rows in dict.fromkeys(counts) for deterministic in (False, True))
+    return [
+        StepShape(rows, rows, rows, rows, deterministic=deterministic)
+        for rows, deterministic in wanted
+        if rows and (rows, deterministic) not in met
+    ]
 
 
 def _serve(runner: Runner, plans: Iterable[StepPlan], deterministic: bool) -> None:

@@ -199,7 +199,7 @@ class TritonAttention(AttentionBackend):
 
     def _share(self, num_rows: int) -> float:
         """Programs of each multiprocessor when one serves a row and KV head whole; about four of them run at once."""
-        return num_rows * self.spec.num_kv_heads / self._multiprocessors
+        return max(1, num_rows) * self.spec.num_kv_heads / self._multiprocessors
 
     def _splits(self, num_rows: int, length: int) -> tuple[int, int]:
         """Most parts of a row's keys, a power of two, and the fewest keys of one (0: as few as the kernel allows)."""

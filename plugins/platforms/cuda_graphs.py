@@ -147,9 +147,9 @@ class CudaGraphs(Graphs):
         return recorded.result
 
     def shapes(self) -> list[StepShape]:
-        # sizes between two powers of two launch the kernels of one of them
-        powers = [size for size in self._sizes if size & (size - 1) == 0]
-        plain = [replace(_shape(size, size, self._deterministic), graph=None) for size in reversed(powers)]
+        # sizes between two of these launch the kernels of one of them
+        sizes = [size for size in self._sizes if size & (size - 1) == 0 or size == self._sizes[-1]]
+        plain = [replace(_shape(size, size, self._deterministic), graph=None) for size in reversed(sizes)]
         return plain if self._deterministic else plain + [replace(shape, deterministic=True) for shape in plain]
 
     def reserve(self, run_dummy: Callable[[StepShape], None]) -> int:

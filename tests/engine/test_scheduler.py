@@ -183,6 +183,20 @@ def test_the_second_of_two_equal_prompts_shares_blocks_and_says_so():
     assert stats.kv_usage == 0.0
 
 
+def test_what_a_step_stores_of_one_token_is_not_shared_within_it():
+    """Attention stores that token while it attends; of several it stores all before."""
+    sim = simulation(long_prefill_token_threshold=1, max_num_partial_prefills=2, max_long_partial_prefills=2)
+    prompt = list(range(11))
+    sim.add(make_request("a", prompt))
+    assert [schedule(sim) for _ in range(3)] == [{"a": 1}] * 3
+    sim.add(make_request("b", prompt))
+    assert schedule(sim) == {"a": 1, "b": 1}  # the fourth token of a block of four
+    sim.add(make_request("c", prompt))
+    schedule(sim)
+    sim.run()
+    assert [sim.outputs[name][0].num_cached for name in "abc"] == [0, 0, 8]
+
+
 def test_generated_blocks_can_be_found_once_their_ids_are_known():
     sim = simulation()
     request = make_request("a", [1, 2, 3], max_tokens=10)

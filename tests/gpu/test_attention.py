@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ import torch
 
 from frame.core.ops import Ops
 from frame.core.testing import attention_case
+from frame.kernels import decode
+from frame.kernels.decode import DecodeLaunch
 from frame.kernels.row_order import longest_first
 from frame.plugins.attention.triton import TritonAttention
 from tests.plugins.attention.batches import check, make_case, run, spec_of
@@ -31,6 +35,7 @@ FEATURES = {
     "all": {"window": 40, "soft_cap": 3.0, "sinks": True, "alibi": True},
 }
 # float32 on a GPU sums in another order than the reference; half precision rounds probabilities before the product.
+HALF = torch.float16 if INTERPRETED else torch.bfloat16
 CLOSE = {torch.float32: 1e-5 if INTERPRETED else 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 
 
@@ -161,8 +166,26 @@ def test_only_long_rows_are_split_where_splits_have_a_least_length(
     splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TritonAttention, "_splits", lambda *_: (splits, 32))
-    case = make_case(TritonAttention, layer_spec(), [(20, 1), (63, 1), (64, 1), (0, 1), (200, 1)])
+    case = make_case(TritonAttention, layer_spec(), [(20, 1), (62, 1), (63, 1), (0, 1), (200, 1)])
     check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
+    made: list[torch.Tensor] = []
+
+    def poisoned(*sizes: Any, **options: Any) -> torch.Tensor:
+        made.append(torch.empty(*sizes, **options).fill_(float("nan")))
+        return made[-1]
+
+    backend = TritonAttention(case.spec, config=None, ops=Ops())
+    out = torch.zeros_like(case.query)
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "torch", SimpleNamespace(empty=poisoned, float32=torch.float32))
+        decode.decode_attention(
+            case.query, case.key, case.value, case.cache, case.batch.slot_mapping, case.batch.seq_lens,
+            case.batch.block_table, scale=case.spec.scale, out=out, launch=backend.decode_launch(5, 201),
+            arrivals=torch.zeros(64, dtype=torch.int32, device=DEVICE),
+        )  # fmt: skip
+    lse = next(tensor for tensor in made if tensor.dim() == 3)
+    parts = (~lse.isnan()).sum(-1)
+    assert parts.unique(dim=1).flatten().tolist() == [0, 0, 2, 0, splits]
 
 
 def test_decodes_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +195,29 @@ def test_decodes_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     check(TritonAttention, make_case(TritonAttention, layer_spec(), [*rows, (4, 9)]), CLOSE[torch.float32], 1e-4)
     padded = make_case(TritonAttention, layer_spec(), rows, padding_tokens=2, padding_rows=2)
     check(TritonAttention, padded, CLOSE[torch.float32], 1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_many_rows_are_taken_up_in_order(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(
+        TritonAttention,
+        layer_spec(deterministic=deterministic, dtype=HALF, head_dim=64),
+        [(9, 1), (40, 1), (0, 1), (20, 1), (3, 1)],
+    )
+    backend = TritonAttention(case.spec, config=None, ops=Ops())
+    for multiprocessors, ordered in ((2, False), (1, True)):  # ten programs
+        monkeypatch.setattr(backend, "_multiprocessors", multiprocessors)
+        plan = backend.plan(case.batch)
+        assert plan.decode is not None
+        assert (None if plan.order is None else plan.order.tolist()) == ([1, 3, 0, 4, 2] if ordered else None)
+
+
+def test_few_rows_have_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TritonAttention, "_share", lambda *_: 0.25)
+    case = make_case(TritonAttention, layer_spec(dtype=HALF, head_dim=64), [(300, 1), (1, 1), (700, 1)])
+    backend = TritonAttention(case.spec, config=None, ops=Ops())
+    assert backend.decode_launch(3, 701) == DecodeLaunch(16, 64, 4, 2, 3)
+    check(TritonAttention, case, CLOSE[HALF], CLOSE[HALF])
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 31, 33, 300])

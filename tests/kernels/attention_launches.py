@@ -145,7 +145,7 @@ def attention_launches(name: str) -> dict[str, Callable[[], None]]:
     """Steps of a layer of LAYERS without the Hopper kernel."""
     spec = layer(**LAYERS[name])
     thorough = name in THOROUGH
-    decodes = DECODES if thorough else {rows: DECODES[rows] for rows in ("16 rows", "256 rows")}
+    decodes = DECODES if thorough else {rows: DECODES[rows] for rows in ("one row", "16 rows", "256 rows")}
     found = {f"{name}, {rows}": partial(attend, spec, counts) for rows, counts in decodes.items()}
     found[f"{name}, prompts"] = partial(attend, spec, PROMPTS[:2], hopper_prefill=False)
     if thorough:

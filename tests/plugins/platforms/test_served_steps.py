@@ -33,14 +33,23 @@ CASES = {
     "dense": (DENSE, {"max_model_len": 4096}),
     "dense, one request at a time": (DENSE, {"max_model_len": 2048, "max_num_seqs": 1}),
     "dense, four at a time": (DENSE, {"max_model_len": 4096, "max_num_seqs": 4, "max_num_batched_tokens": 2048}),
+    "small weights, nothing recorded": (
+        SMALL,
+        {"max_model_len": 2048, "max_num_batched_tokens": 2048, "enforce_eager": True},
+    ),
+    "small weights, six at a time": (SMALL, {"max_model_len": 2048, "max_num_seqs": 6, "max_num_batched_tokens": 2048}),
     "small weights": (SMALL, {"max_model_len": 2048, "max_num_batched_tokens": 2048}),
     "small weights, one request at a time": (SMALL, {"max_model_len": 2048, "max_num_seqs": 1}),
     "experts": (EXPERTS, {"max_model_len": 4096}),
 }
 
 
+#: Of these, those for every run of the tests.
+USUAL = ("dense", "small weights, nothing recorded")
+
+
 @pytest.mark.parametrize(
-    "name", [name if name == "dense" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_steps_of_requests_launch_no_kernel_that_the_warm_up_has_not_met(name: str) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import logging
 import py_compile
 import sys
@@ -17,11 +16,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A package without bytecode, in a process that may not write any."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(sys, "pycache_prefix", None)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "large", raising=False)
+    made = ModuleType("large")
+    made.__file__ = str(tmp_path / "large" / "__init__.py")
     (tmp_path / "large").mkdir()
-    (tmp_path / "large" / "__init__.py").write_text("")
-    return importlib.import_module("large")
+    Path(made.__file__).write_text("")
+    return made
 
 
 def test_a_package_that_is_compiled_at_each_start_is_named(
@@ -44,5 +43,14 @@ def test_nothing_is_said_where_python_writes_it(
     package: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    report_missing_bytecode(package)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("file", [None, "/somewhere/large/__init__.pyc", "/somewhere/large.so"])
+def test_nothing_is_said_of_a_package_without_sources(
+    package: ModuleType, file: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    package.__file__ = file
     report_missing_bytecode(package)
     assert not caplog.records
