@@ -94,10 +94,9 @@ def _store_token(
 def _join(
     out, partial, lse, first_head, used,
     GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    ROOM: tl.constexpr,
 ):  # fmt: skip
     """out = Σ 2^(lse_i - peak) partial_i / Σ 2^(lse_i - peak) over the first `used` splits, for GROUPS heads."""
-    # as many at once as registers hold, which for 16 heads of 128 are four
-    ROOM: tl.constexpr = 4 if BLOCK_M * DIM <= 2048 else 2 if BLOCK_M * DIM <= 4096 else 1
     TOGETHER: tl.constexpr = ROOM if SPLITS > ROOM else SPLITS
     lane, split, dim = tl.arange(0, BLOCK_M), tl.arange(0, SPLITS), tl.arange(0, DIM)
     head = first_head + lane
@@ -140,7 +139,7 @@ def _decode_attention_kernel(
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr, SPLIT: tl.constexpr, PREFIX: tl.constexpr, PARTS: tl.constexpr,
-    LIMIT: tl.constexpr, CHAINED: tl.constexpr,
+    LIMIT: tl.constexpr, ROOM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
     await_previous(CHAINED, LONG=True)
@@ -238,7 +237,7 @@ def _decode_attention_kernel(
     if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
         tl.store(arrival, 0)  # for the next launch
         first_head = row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + kv_head * GROUPS
-        _join(out, partial, lse, first_head, before + used, GROUPS, BLOCK_M, PARTS, HEAD_DIM, DIM)
+        _join(out, partial, lse, first_head, before + used, GROUPS, BLOCK_M, PARTS, HEAD_DIM, DIM, ROOM)
 
 
 def decode_attention(
@@ -284,6 +283,9 @@ def decode_attention(
         shape = (num_rows, num_heads, parts)
         partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
         lse = torch.empty(shape, dtype=torch.float32, device=query.device)
+    dim = max(16, triton.next_power_of_2(head_dim))
+    # parts that are joined at once, as many as registers hold: of 16 heads of 128 two warps hold four
+    room = max(1, min(4, 8192 // (launch.block_m * dim)) // (2 if launch.num_warps == 1 else 1))
     _decode_attention_kernel[(launch.splits, kv_heads, num_rows)](
         out, prefix_lens, partial, lse, arrivals, query, key, value, kv_cache[0], kv_cache[1], slot_mapping, seq_lens,
         block_table, seq_lens if order is None else order, int(order is not None), launch.min_span,
@@ -293,9 +295,9 @@ def decode_attention(
         *kv_cache.stride()[1:4],
         GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
-        HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)), SPLIT=launch.splits > 1,
+        HEAD_DIM=head_dim, DIM=dim, SPLIT=launch.splits > 1,
         PREFIX=prefix.splits if prefix is not None else 0, PARTS=parts,
-        LIMIT=limit_of(kv_cache),
+        LIMIT=limit_of(kv_cache), ROOM=room,
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
     return out
