@@ -73,11 +73,14 @@ def config_of(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rehearsed(config: Mapping[str, Any], max_model_len: int) -> tuple[frozenset[str], dict[str, dict[str, Any]]]:
+def rehearsed(
+    config: Mapping[str, Any], max_model_len: int, **settings: Any
+) -> tuple[frozenset[str], dict[str, dict[str, Any]]]:
     """(what entries are chosen by, hash of the key → entry of each long kernel that steps launch)."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         flat = {"model": folder, "skip_tokenizer_init": True, "load_format": "dummy", "max_model_len": max_model_len}
+        flat |= settings
         given, registry = from_flat(flat), Registry.load()
         checkpoint = read_checkpoint(given)
         given = resolve_budget(given, checkpoint, registry)

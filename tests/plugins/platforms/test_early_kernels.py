@@ -82,6 +82,13 @@ def test_steps_launch_what_is_compiled_early(name: str, length: int, tmp_path: P
     assert len(met) >= 10
 
 
+@pytest.mark.parametrize("settings", [{"enforce_eager": True}, {"enforce_eager": True, "max_num_seqs": 192}])
+def test_steps_that_are_not_recorded_launch_the_same(settings: dict[str, Any]) -> None:
+    _, recorded = rehearsed(config_of(QWEN), 2048)
+    _, eager = rehearsed(config_of(QWEN), 2048, **settings)
+    assert set(recorded) == set(eager)
+
+
 @pytest.mark.usefixtures("hopper")
 def test_it_takes_no_torch(tmp_path: Path) -> None:
     """What stands in for it beside the kernels changes no key."""

@@ -44,12 +44,8 @@ CASES = {
 }
 
 
-#: Of these, those for every run of the tests.
-USUAL = ("dense", "small weights, nothing recorded")
-
-
 @pytest.mark.parametrize(
-    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "name", [name if name == "dense" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_steps_of_requests_launch_no_kernel_that_the_warm_up_has_not_met(name: str) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
