@@ -17,7 +17,8 @@ from torch import Tensor
 
 from .attention import attend_keys
 from .chain import await_previous, chained
-from .decode import PREFIX_ALIGN, PrefixParts, prefix_span, room_for
+from .decode import PrefixParts, room_for
+from .spans import PREFIX_ALIGN, prefix_span
 
 
 @dataclass(frozen=True)

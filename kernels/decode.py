@@ -16,11 +16,10 @@ from torch import Tensor
 
 from .attention import INVARIANT_KEYS, LOG2E, attend_keys, dense_heads, limit_of, one_warp, to_cache
 from .chain import await_previous, chained
+from .spans import PREFIX_ALIGN, own_span, prefix_span
 
 #: Parts of a row that there is room for: few kinds, for each is a kernel of its own, which a start waits for.
 PARTS = (1, 4, 16, 64, 256)
-#: Tokens of a shared prefix are attended apart in multiples of this: a multiple of every tile of keys.
-PREFIX_ALIGN = tl.constexpr(64)
 
 
 @dataclass(frozen=True)
@@ -124,13 +123,6 @@ def _join(
     tl.store(out + head[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
 
 
-@triton.jit
-def prefix_span(length, SPLITS: tl.constexpr):
-    """Tokens of each part of a shared prefix: about even, in whole tiles, none shorter than four."""
-    span = tl.maximum(tl.cdiv(length, SPLITS), 4 * PREFIX_ALIGN)
-    return tl.cdiv(span, PREFIX_ALIGN) * PREFIX_ALIGN
-
-
 @triton.jit(do_not_specialize=["ordered", "min_span"], do_not_specialize_on_alignment=["prefix_lens"])
 def _decode_attention_kernel(
     out, prefix_lens, partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table, order,
@@ -172,12 +164,7 @@ def _decode_attention_kernel(
     used = 1
     if SPLIT:
         length = seq_len - low
-        # Measured: more than 16 splits of less than 128 keys cost more to join than they save.
-        shortest = tl.minimum(tl.cdiv(length, 16), 128)
-        if min_span > 0:
-            shortest = tl.cdiv(length, tl.maximum(length // min_span, 1))
-        span = tl.maximum(tl.cdiv(length, tl.num_programs(0)), shortest)
-        span = tl.cdiv(span, BLOCK_N) * BLOCK_N
+        span = own_span(length, tl.num_programs(0), min_span, BLOCK_N)
         used = tl.cdiv(length, span)
         if split >= used:
             return

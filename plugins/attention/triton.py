@@ -103,18 +103,16 @@ class TritonAttention(AttentionBackend):
             decode = decode_kernel.invariant_launch(spec.head_dim, groups, spec.dtype)
             mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype, invariant=True)
             num_decodes = num_decodes if decode else 0
-            covers_all = covers_all or num_decodes == batch.num_tokens
-            return TritonPlan(batch, num_decodes, decode, mixed, covers_all, order=self._order(batch, num_decodes))
-        if num_decodes:
-            decode = self.decode_launch(num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
-            if batch.prefix is not None and self.shares_prefixes:
-                shared = self._prefix_splits(len(batch.prefix.tile_lens))
-                prefix = cascade.launch_for(spec.head_dim, groups, spec.dtype, shared)
-        if self._prefill is None or batch.max_query_len < MIN_HOPPER_QUERIES:
-            mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype)
+        else:
+            if num_decodes:
+                decode = self.decode_launch(num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
+                if batch.prefix is not None and self.shares_prefixes:
+                    shared = self._prefix_splits(len(batch.prefix.tile_lens))
+                    prefix = cascade.launch_for(spec.head_dim, groups, spec.dtype, shared)
+            if self._prefill is None or batch.max_query_len < MIN_HOPPER_QUERIES:
+                mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype)
         covers_all = covers_all or num_decodes == batch.num_tokens
-        order = self._order(batch, num_decodes)
-        return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, order)
+        return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, self._order(batch, num_decodes))
 
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TritonPlan

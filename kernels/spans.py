@@ -1,0 +1,26 @@
+"""How long the parts are in which decodes read keys, in Triton: of a shared prefix, and of a row's own."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: Tokens of a shared prefix are attended apart in multiples of this: a multiple of every tile of keys.
+PREFIX_ALIGN = tl.constexpr(64)
+
+
+@triton.jit
+def prefix_span(length, SPLITS: tl.constexpr):
+    """Tokens of each part of a shared prefix: about even, in whole tiles, none shorter than four."""
+    span = tl.maximum(tl.cdiv(length, SPLITS), 4 * PREFIX_ALIGN)
+    return tl.cdiv(span, PREFIX_ALIGN) * PREFIX_ALIGN
+
+
+@triton.jit
+def own_span(length, splits, min_span, BLOCK_N: tl.constexpr):
+    """Keys of each of at most `splits` parts of a row: even, in whole tiles, as `DecodeLaunch.min_span` has it."""
+    # Measured: more than 16 splits of less than 128 keys cost more to join than they save.
+    shortest = tl.minimum(tl.cdiv(length, 16), 128)
+    if min_span > 0:
+        shortest = tl.cdiv(length, tl.maximum(length // min_span, 1))
+    return tl.cdiv(tl.maximum(tl.cdiv(length, splits), shortest), BLOCK_N) * BLOCK_N
