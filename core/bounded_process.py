@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from .channel import Channel
+from .python_command import python_command
 
 #: Seconds that the process gets to start.
 START_SECONDS = 120.0
@@ -90,7 +91,7 @@ class BoundedProcess:
         connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "frame", self._command, str(theirs.fileno())],
+                python_command("frame", self._command, str(theirs.fileno())),
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
             )

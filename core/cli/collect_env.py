@@ -89,7 +89,7 @@ def _torch() -> dict[str, Any]:
         " 'cudnn': str(torch.backends.cudnn.version()) if a else 'unknown', 'threads': torch.get_num_threads(),"
         " 'devices': [c.get_device_name(i) for i in range(c.device_count())] if a else []}))"
     )
-    done = _run([sys.executable, "-c", code])
+    done = _run([sys.executable, "-P", "-c", code])
     try:
         facts: dict[str, Any] = json.loads((done or "").strip().splitlines()[-1])
     except (ValueError, IndexError):

@@ -1,10 +1,16 @@
-"""Where the command `frame` begins: an interrupt while Python still imports ends in silence, as a later one does."""
+"""Where the command `frame` begins: an interrupt while Python still imports ends in silence, as a later one does.
+
+Nothing is imported from the working directory, also where `python -m frame` runs in it.
+"""
 
 from __future__ import annotations
+
+from ..python_command import leave_working_directory
 
 
 def main() -> int:
     """Runs the command line of this process and returns the exit status."""
+    leave_working_directory()
     try:
         from .main import main as run
     except KeyboardInterrupt:

@@ -8,20 +8,20 @@ import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 
 from ..channel import AsyncChannel
 from ..config.plain import to_plain
 from ..config.tree import FrameConfig
 from ..openmp import child_environment
+from ..python_command import python_command
 
 STOP_SECONDS = 8.0
 
 
 def frame_command(subcommand: str) -> list[str]:
     """The command line that starts a subcommand of frame in a child process."""
-    return [sys.executable, "-m", "frame", subcommand]
+    return python_command("frame", subcommand)
 
 
 def write_config(config: FrameConfig) -> int:

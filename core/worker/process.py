@@ -27,6 +27,7 @@ from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
 from ..logging import configure_logging
 from ..openmp import child_environment
+from ..python_command import python_command
 from ..registry import Choice, Registry
 
 #: Seconds that a worker gets to end by itself.
@@ -127,7 +128,7 @@ class RemoteWorker:
         self._values: deque[Value | Failure | Started] = deque()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "frame", "worker", str(theirs.fileno())],
+                python_command("frame", "worker", str(theirs.fileno())),
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 env=child_environment(),

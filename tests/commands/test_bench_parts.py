@@ -207,7 +207,7 @@ def test_a_grid_is_every_combination(tmp_path):
     file.write_text("- {request-rate: 1}\n- {request-rate: 2, burstiness: 0.5}\n")
     assert sweep.grid([], str(file)) == [{"request-rate": "1"}, {"request-rate": "2", "burstiness": "0.5"}]
     command = sweep.command_of("serve", {"ignore-eos": "true", "x": "false", "rate": "2"}, ["--n", "1"], "out")
-    assert command[3:] == [
+    assert command[4:] == [
         "bench", "serve", "--n", "1", "--ignore-eos", "--no-x", "--rate=2", "--disable-tqdm", "--output-json", "out"
     ]  # fmt: skip
 

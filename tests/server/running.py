@@ -31,10 +31,11 @@ def process_name(entry: Path) -> str:
 class Running:
     """One server process."""
 
-    def __init__(self, command: list[str], *arguments: str) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    def __init__(self, command: list[str], *arguments: str, cwd: Path | None = None) -> None:
+        # plugins of these tests are found by their place in the repository, which processes of frame do not look into
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
         self.process = subprocess.Popen(
-            [*command, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True, env=environment
+            [*command, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

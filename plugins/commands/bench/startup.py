@@ -94,7 +94,7 @@ def start_once(settings: Mapping[str, Any], caches: Path, timeout: float) -> dic
         environment[name] = str(folder)
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "start.json"
-        command = [sys.executable, "-m", "frame.plugins.commands.bench.start_process", str(output)]
+        command = [sys.executable, "-P", "-m", "frame.plugins.commands.bench.start_process", str(output)]
         message = json.dumps({"began": time.time(), "config": settings})
         try:
             done = subprocess.run(

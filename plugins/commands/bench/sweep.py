@@ -160,7 +160,7 @@ def command_of(target: str, point: Mapping[str, str], shared: Sequence[str], out
         else:
             flags.append(f"--{name}={value}")
     tail = ["--disable-tqdm", "--output-json", output]
-    return [sys.executable, "-m", "frame", "bench", target, *shared, *flags, *tail]
+    return [sys.executable, "-P", "-m", "frame", "bench", target, *shared, *flags, *tail]
 
 
 def measure(target: str, point: Mapping[str, str], shared: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,22 @@
+"""How frame starts Python again. Knows no subcommand; imports nothing heavy.
+
+Python puts the working directory first among the places of imports when it runs a module. That may be a checkpoint's
+folder, whose files are data: a `uvicorn.py` in it must never run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs an installed module and imports nothing from the working directory."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def leave_working_directory() -> None:
+    """Takes the working directory from the places of imports, and keeps it out in child processes."""
+    if sys.path and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
+        del sys.path[0]
+    os.environ["PYTHONSAFEPATH"] = "1"
