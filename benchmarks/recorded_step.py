@@ -26,14 +26,14 @@ from torch import Tensor
 from frame.core.config.flat import from_flat
 from frame.core.front.llm_engine import LLMEngine
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
-from frame.core.testing.checkpoints import make_checkpoint
-from frame.core.worker.profile import NoAttention
+from frame.core.worker.start.profile import NoAttention
 from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform
-from frame.plugins.platforms.cuda_graphs import CudaGraphs
-from frame.plugins.platforms.cuda_pieces import Pieces
-from frame.plugins.platforms.cuda_recorder import Recorded
+from frame.plugins.platforms.cuda.graphs.capture import Recorded
+from frame.plugins.platforms.cuda.graphs.cuda_graphs import CudaGraphs
+from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
 from frame.plugins.platforms.options import CudaOptions
+from frame.testing.checkpoints import make_checkpoint
 
 PROMPT_LEN, MAX_LEN, WARM_STEPS = 128, 4096, 100
 

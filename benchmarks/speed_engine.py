@@ -113,7 +113,7 @@ def main() -> int:
 
     import frame.core
     from frame.core.config.tree import FrameConfig
-    from frame.core.server.engine_process import EngineProcess
+    from frame.core.processes.engine_process import EngineProcess
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--config-file", type=Path)

@@ -29,7 +29,7 @@ from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineRequest
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.registry import Registry
-from frame.core.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
 
 BATCHES = {1: 0.4, 64: 1.2, 256: 3.0}
 PROMPT_LEN = 16

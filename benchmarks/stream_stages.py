@@ -62,9 +62,9 @@ class Stages:
         from frame.core.front.async_llm import AsyncLLM
         from frame.core.front.front import tokenizer_source
         from frame.core.interfaces.client import EngineInfo
+        from frame.core.processes.client import RemoteEngine
         from frame.core.registry import Registry
         from frame.core.server.app import build_app, make_endpoints
-        from frame.core.server.client import RemoteEngine
         from frame.core.server.serving import ServingHost
         from frame.core.server.turn import build_parsers
 
@@ -136,7 +136,7 @@ class Stages:
     async def _measure(self, stage: str) -> None:
         from frame.core.interfaces.engine import EngineOutput
         from frame.core.interfaces.wire import decode, encode
-        from frame.core.server.messages import FromEngine, Outputs
+        from frame.core.processes.messages import FromEngine, Outputs
 
         while len(self._names) < self._num_streams:
             await asyncio.sleep(0.01)

@@ -27,7 +27,7 @@ from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.schema import SamplingFields
 from frame.core.registry import Registry
 from frame.core.server.app import build_routes
-from frame.core.testing.fake_serving import FakeServing
+from frame.testing.fake_serving import FakeServing
 
 FOLDER = Path(__file__).parent / "reference"
 _OURS = "frame-llm"

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 #: Begun first, so that no worker is left alone with one of them at the end (`--no-loadscope-reorder` keeps the order).
 _LONG_FILES = (
     "tests/kernels/test_interpreted.py",
-    "tests/server/test_lifecycle.py",
+    "tests/processes/test_lifecycle.py",
     "tests/models/test_greedy.py",
     "tests/grammars/test_server.py",
     "tests/test_example_plugin.py",

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from frame.core.testing.checkpoints import write_tokenizer
+from frame.testing.checkpoints import write_tokenizer
 from tests.example_plugin.frame_example.checkpoint import write_checkpoint
 from tests.server.running import server
 

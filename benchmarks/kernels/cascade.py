@@ -25,7 +25,7 @@ from triton.testing import do_bench_cudagraph
 from frame.core.interfaces.attention import AttentionBatch, AttentionSpec, LayerParams, SharedPrefix
 from frame.core.interfaces.step import PREFIX_ROWS
 from frame.core.ops import Ops
-from frame.core.worker.shared_prefixes import num_tiles
+from frame.core.worker.step.prefix_tiles import num_tiles
 from frame.kernels.cascade import PrefixLaunch
 from frame.plugins.attention.triton import TritonAttention, TritonPlan
 

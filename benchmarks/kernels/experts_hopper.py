@@ -25,7 +25,7 @@ from frame.kernels.expert_launch import Shape, launch_for
 from frame.kernels.experts import chip_of, combine
 from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.routing import Blocks, align, spread
-from frame.plugins.platforms.rehearsal import rehearse
+from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
 
 def whole(case: Case, tile: GroupedTile) -> Tensor:

@@ -29,7 +29,7 @@ from frame.kernels import linear_hopper
 from frame.kernels.activation import silu_mul
 from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import CANDIDATES, Tile, linear_invariant, tiled_product
-from frame.plugins.platforms.rehearsal import rehearse
+from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
 #: name → (outputs, inputs)
 LAYERS = {

@@ -29,7 +29,7 @@ from frame.kernels import linear as one_row
 from frame.kernels import linear_rows, norm, norm_linear
 from frame.kernels.activation import silu_mul
 from frame.kernels.hopper import hopper_rows
-from frame.plugins.platforms.rehearsal import rehearse
+from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
 SHAPES = "4096x1024,1024x2048,1024x3072,5120x2048,2048x4096,128x2048,6144x4096,4096x4096,28672x4096,4096x14336"
 GATED = "6144x1024,12288x2048,28672x4096"

@@ -31,7 +31,7 @@ class ApiCommand(Command):
         """Serves until told to stop."""
         config = FrameConfig.model_validate_json(arguments.config_file.read_text())
         configure_logging(config.server.log_level)
-        from ..server.api_process import run_api_process
+        from ..processes.api_process import run_api_process
 
         return run_api_process(
             config,

@@ -29,7 +29,7 @@ class EngineCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Serves from the parent's word on until it hangs up."""
-        from ..server.engine_process import EngineProcess
+        from ..processes.engine_process import EngineProcess
 
         config = FrameConfig.model_validate_json(arguments.config_file.read_text())
         configure_logging(config.server.log_level)

@@ -21,8 +21,8 @@ class GrammarCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Serves until the engine hangs up."""
-        from ..engine.grammar_trial import serve_trials
-        from ..server.child_process import die_with_parent
+        from ..engine.grammar.trial import serve_trials
+        from ..processes.child_process import die_with_parent
 
         die_with_parent()
         return serve_trials(arguments.descriptor, _build)

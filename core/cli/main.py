@@ -22,13 +22,7 @@ from ..registry import Registry
 #: Subcommands that are part of frame: name → module and class. They come before those of plugins.
 BUILT_IN: Mapping[str, str] = MappingProxyType({
     "serve": "serve:ServeCommand",
-    "chat": "chat:ChatCommand",
-    "complete": "complete:CompleteCommand",
-    "run-batch": "run_batch:RunBatchCommand",
-    "models": "models:ModelsCommand",
     "plugins": "plugins:PluginsCommand",
-    "collect-env": "collect_env:CollectEnvCommand",
-    "completion": "completion:CompletionCommand",
     "engine": "engine:EngineCommand",
     "api": "api:ApiCommand",
     "worker": "worker:WorkerCommand",

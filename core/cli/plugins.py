@@ -89,7 +89,7 @@ def check(registry: Registry, name: str | None, kind: str | None = None, *, verb
 
 def _run_suite(kind: str, plugin: str, *, verbose: bool) -> int:
     try:
-        from ..testing.contract_run import run_suite, summary
+        from frame.testing.contract_run import run_suite, summary
     except ImportError as error:
         raise PluginError(
             f"frame plugins check needs pytest ({error}); `pip install 'frame-llm[test]'` brings it"

@@ -32,6 +32,6 @@ class ServeCommand(Command):
         config = config_from_arguments(arguments)
         Registry.load().check(config)
         read_checkpoint(config)
-        from ..server.launcher import launch
+        from ..processes.launcher import launch
 
         return launch(config)

@@ -19,7 +19,7 @@ class TemplateCommand(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         """Serves until the server hangs up."""
         from ..front.template_process import serve_renderings
-        from ..server.child_process import die_with_parent
+        from ..processes.child_process import die_with_parent
 
         die_with_parent()
         return serve_renderings(arguments.descriptor)

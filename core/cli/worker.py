@@ -18,6 +18,6 @@ class WorkerCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Runs the worker's loop; the exit status is the worker's."""
-        from ..worker.process import serve_worker
+        from ..worker.worker_process import serve_worker
 
         return serve_worker(arguments.descriptor)

@@ -18,7 +18,7 @@ from .mappings import merge
 from .pooling import PoolingPlan, read_pooling
 from .tree import FrameConfig
 
-DEMO_FOLDER = Path(__file__).parent.parent / "demo"
+DEMO_FOLDER = Path(__file__).parents[2] / "plugins" / "models" / "demo"
 #: What the demo model is served as, and may be asked for by.
 DEMO_NAME = "demo"
 _SIZES = (

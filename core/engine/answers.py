@@ -8,9 +8,9 @@ import numpy as np
 
 from ..interfaces.engine import EngineOutput
 from ..interfaces.step import LogprobRows, StepResult, TransferReport
-from .draft import LaunchedStep
 from .lifecycle import Lifecycle
 from .request import Request, RequestState
+from .schedule.planned_step import LaunchedStep
 
 LOAD_ERROR = "KV blocks of the request could not be loaded (kv_load_failure_policy is fail)"
 

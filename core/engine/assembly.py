@@ -23,9 +23,9 @@ from ..interfaces.kv_layout import max_request_len
 from ..interfaces.pooling_params import PoolingFacts
 from ..registry import Registry
 from .engine import Engine
-from .grammar_compiler import GrammarCompiler, make_compiler
-from .scheduler import Scheduler
-from .step_budget import resolve_budget
+from .grammar.compiler import GrammarCompiler, make_compiler
+from .schedule.scheduler import Scheduler
+from .schedule.step_budget import resolve_budget
 
 logger = logging.getLogger("frame.engine")
 
@@ -48,7 +48,7 @@ class EngineStart:
         import torch
 
         from ..worker.factory import Workers
-        from ..worker.model_loading import choose_model
+        from ..worker.start.model_loading import choose_model
 
         report_missing_bytecode(torch)
         self._registry = registry

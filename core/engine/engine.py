@@ -17,12 +17,12 @@ from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.executor import Executor, StepHandle
 from ..interfaces.step import StepPlan
-from .draft import LaunchedStep
-from .journal import NullJournal
+from ..processes.journal import NullJournal
+from .idle_capture import Recording
 from .pause import Pause
-from .recording import Recording
-from .scheduler import Scheduler
-from .suspects import Suspects
+from .recovery.suspects import Suspects
+from .schedule.planned_step import LaunchedStep
+from .schedule.scheduler import Scheduler
 from .weight_update import update_weights
 
 logger = logging.getLogger("frame.engine")

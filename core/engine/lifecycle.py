@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..interfaces.engine import EngineOutput, FinishReason
-from .batch import Batch
-from .draft import LaunchedStep, StepDraft
-from .kv_cache import KVCache
+from .cache.kv_cache import KVCache
+from .cache.transfers import Transfers
 from .request import Request, RequestState
-from .transfers import Transfers
-from .waiting import WaitingQueue
+from .schedule.batch import Batch
+from .schedule.planned_step import LaunchedStep, StepDraft
+from .schedule.waiting import WaitingQueue
 
 #: Steps without tokens after which a load that a failed step may have begun is taken as never begun.
 ABANDONED_STEPS = 1000

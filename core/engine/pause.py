@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .scheduler import Scheduler
+from .schedule.scheduler import Scheduler
 
 MODES = ("keep", "wait", "abort")
 _TAGS = frozenset(("weights", "kv_cache"))

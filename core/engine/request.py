@@ -12,8 +12,8 @@ from ..interfaces.engine import EngineRequest
 from ..interfaces.step import NewRequest
 
 if TYPE_CHECKING:
-    from .batch import Batch
-    from .grammar_progress import GrammarProgress
+    from .grammar.progress import GrammarProgress
+    from .schedule.batch import Batch
 
 
 class QueueFullError(RuntimeError):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..interfaces.client import BrokenEngineError
 from ..interfaces.executor import Executor
-from .scheduler import Scheduler
+from .schedule.scheduler import Scheduler
 
 logger = logging.getLogger("frame.engine")
 

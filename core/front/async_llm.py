@@ -14,15 +14,15 @@ from ..interfaces.client import EngineClient, EngineDeadError
 from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
+from ..processes.background_client import BackgroundEngine
 from ..registry import Registry
-from .background import BackgroundEngine
 from .front import Front, tokenizer_source
 from .llm_engine import refuse_unserved
 from .metrics import Metric
+from .output_streams import RequestStreams
 from .outputs import RequestOutput
 from .pooled_outputs import PoolingOutput, PoolingRequestOutput
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
-from .streams import RequestStreams
 from .template import ChatOptions, text_size
 from .tokenizer import Tokenizer, TokenizerSource
 
@@ -54,7 +54,7 @@ class AsyncLLM:
         registry: Registry | None = None,
         tokenizer: TokenizerSource | None = None,
     ) -> None:
-        from ..worker.processors import request_check
+        from ..worker.sample.processors import request_check
 
         self.config = config
         self._client = client

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from .pieces import Pieces
+from .token_bytes import Pieces
 
 #: Prompt tokens that new text is decoded after: a character has at most four bytes, each at most one token.
 NUM_CONTEXT_TOKENS = 5

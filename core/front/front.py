@@ -20,11 +20,11 @@ from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
-from .admission import Admission, Limits, default_sampling_params
+from .input_processor import Admission, Limits, default_sampling_params
 from .metrics import RequestStatistics
 from .pooling import PoolingRecord, make_pooling_admission
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
-from .record import Record, RequestRecord
+from .request_record import Record, RequestRecord
 from .template import ChatOptions, read_template, render_chat
 from .tokenizer import Tokenizer, TokenizerSource
 

@@ -15,7 +15,7 @@ from .llm_engine import LLMEngine, refuse_unserved
 from .llm_pooling import PoolingCalls
 from .metrics import Metric
 from .outputs import RequestOutput
-from .progress import Progress, ProgressOption
+from .progress_bar import Progress, ProgressOption
 from .prompts import InvalidRequest, ParsedPrompt, TokensPrompt, as_prompts, parse_prompt
 from .template import ChatOptions, ContentFormat
 

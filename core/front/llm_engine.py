@@ -49,7 +49,7 @@ class LLMEngine:
         import_torch()
         from ..config.checkpoint import read_checkpoint
         from ..engine.assembly import make_engine
-        from ..worker.processors import request_check
+        from ..worker.sample.processors import request_check
         from .vocabulary import read_vocabulary
 
         checkpoint = read_checkpoint(config)

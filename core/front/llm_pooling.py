@@ -18,7 +18,7 @@ from .pooled_outputs import (
     ScoringRequestOutput,
 )
 from .pooling import cosine
-from .progress import ProgressOption
+from .progress_bar import ProgressOption
 from .prompts import InvalidRequest, ParsedPrompt, as_prompts, parse_prompt
 
 Params = PoolingParams | Sequence[PoolingParams] | None

@@ -17,7 +17,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.engine import EngineOutput, EngineRequest, Fault, FinishReason
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams, PoolingTask
 from ..interfaces.sampling import SamplingParams
-from .admission import Limits, check_ids
+from .input_processor import Limits, check_ids
 from .outputs import RequestMetrics
 from .pooled_outputs import PoolingOutput, PoolingRequestOutput
 from .prompts import InvalidRequest, ParsedPrompt

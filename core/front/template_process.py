@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..bounded_process import BoundedProcess, OutOfBoundsError, Ready, Refused, one_line, serve_questions
 from ..config.tree import FrameConfig
 from ..interfaces.errors import RequestError
+from ..processes.bounded_process import BoundedProcess, OutOfBoundsError, Ready, Refused, one_line, serve_questions
 from .prompts import InvalidRequest, ParsedPrompt
 from .template import ChatOptions, ChatTemplateError, render_chat
 

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .pieces import Pieces, read_pieces
 from .prompts import InvalidRequest
 from .special_frame import SpecialFrame, read_frame
+from .token_bytes import Pieces, read_pieces
 from .tokenizer_info import tokenizer_info
 
 #: tokenizer_config.json's classes that are nothing but tokenizer.json; loading them directly imports no torch.

@@ -12,7 +12,7 @@ from typing import Any
 from ..config.checkpoint import Checkpoint
 from ..config.tree import FrameConfig
 from .front import tokenizer_source
-from .pieces import Pieces, read_pieces
+from .token_bytes import Pieces, read_pieces
 from .tokenizer import TokenizerError
 
 

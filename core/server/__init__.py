@@ -1,1 +1,1 @@
-"""The server: engine process, its channel and supervision, and the HTTP host. Knows no model and no kernel."""
+"""The HTTP host: ingress, limits, metrics, and what endpoints are given. Starts and watches no process."""

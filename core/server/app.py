@@ -22,6 +22,7 @@ from ..interfaces.endpoint import Endpoint
 from ..interfaces.errors import RequestError
 from ..registry import Registry
 from .calls import RouteCalls
+from .client_disconnect import ClientGoneError
 from .deadlines import Deadlines
 from .errors import ErrorShapes, error_body, retry_headers
 from .ingress import Ingress, Traffic
@@ -30,7 +31,6 @@ from .load_report import LoadReports
 from .middleware import add_middleware
 from .openapi import with_shared_definitions
 from .serving import ServingHost
-from .streams import ClientGoneError
 from .uploads import Uploads
 
 #: What a proxy calls a request whose client left; nobody reads it.

@@ -18,13 +18,13 @@ import msgspec
 from ..config.checkpoint import read_checkpoint
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
-from ..front.progress import Progress
+from ..front.progress_bar import Progress
 from ..interfaces.client import EngineDeadError
+from ..processes.client import start_engine
 from ..registry import Registry
 from .app import build_app, make_endpoints
 from .batch_lines import LATER, BatchLines, LineResult, line_id
 from .calls import RouteCalls
-from .client import start_engine
 from .serving import ServingHost
 from .turn import build_parsers
 

@@ -32,15 +32,15 @@ from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import BoundedModel, Limits, SamplingFields
+from ..processes.client import RemoteEngine
 from .batch_lines import BatchLines, LineResult, batch_routes
-from .client import RemoteEngine
+from .client_disconnect import event_stream, race_request
 from .ingress import JSON_BODY, OWNER
 from .metrics import ServerMetrics
 from .prompt_texts import PromptTexts
 from .refusals import field_error, refusals
 from .reports import Reporter
 from .scoring import score_texts
-from .streams import event_stream, race_request
 from .turn import AssistantTurn, OutputParsers
 from .watched_runs import WatchedRuns
 

@@ -25,6 +25,6 @@ class Workers:
 
     def spawn(self, rank: int) -> WorkerProtocol:
         """A worker in a process of its own, which loads exactly the plugins that this one chose."""
-        from .process import RemoteWorker
+        from .worker_process import RemoteWorker
 
         return RemoteWorker(self._config, self._registry.choices(self._config), rank, self._progress)

@@ -29,19 +29,19 @@ from ..interfaces.platform import EagerGraphs, Platform, PlatformSpec
 from ..interfaces.step import StepPlan
 from ..layers.weights import WeightMap, load_weights
 from ..registry import Registry
-from .attention_binding import BoundLayers, bind_layers
-from .distinct_layers import distinct_layers
-from .kv_memory import KVMemory
-from .model_loading import LoadedModel, build_model, choose_loader, load_model, resolve_dtype
-from .numerics import block_numerics
-from .pooling import Pooling
-from .processors import load_processors
-from .profile import profile_step
+from .pooling.pooling import Pooling
 from .profiler import Profiler
-from .recording import backend_reasons, choose_graphs, hook_reasons, model_reasons
-from .runner import Runner
-from .runner_setup import RunnerSetup
-from .warm_up import Unrecorded, warm_up
+from .sample.processors import load_processors
+from .start.attention_binding import BoundLayers, bind_layers
+from .start.distinct_layers import distinct_layers
+from .start.graph_choice import backend_reasons, choose_graphs, hook_reasons, model_reasons
+from .start.kv_memory import KVMemory
+from .start.model_loading import LoadedModel, build_model, choose_loader, load_model, resolve_dtype
+from .start.numerics import block_numerics
+from .start.profile import profile_step
+from .start.runner_setup import RunnerSetup
+from .start.warm_up import Unrecorded, warm_up
+from .step.runner import Runner
 
 logger = logging.getLogger("frame.worker")
 

@@ -1,4 +1,4 @@
-"""How the demo model in core/demo is made: text, dialogues, tokenizer, training, evaluation.
+"""How the demo model in plugins/models/demo is made: text, dialogues, tokenizer, training, evaluation.
 
 Nothing in frame imports this package; README.md beside this file has the commands.
 """

@@ -1,6 +1,6 @@
 """Measure a trained folder on held-out items of every task, greedily, on the CPU with transformers.
 
-    python -m examples.demo_model.evaluate --model core/demo --data .demo --items 100
+    python -m examples.demo_model.evaluate --model plugins/models/demo --data .demo --items 100
 
 Prints a Markdown table: items, right replies, and what counts as right.
 """
@@ -68,7 +68,7 @@ class Speaker:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=Path("core/demo"))
+    parser.add_argument("--model", type=Path, default=Path("plugins/models/demo"))
     parser.add_argument("--data", type=Path, default=Path(".demo"))
     parser.add_argument("--items", type=int, default=100, help="held-out items of each generator")
     parser.add_argument("--show", type=int, default=2, help="wrong replies of each task to print")

@@ -1,6 +1,6 @@
 """Train the demo model on the rows that `prepare` wrote, and write it as a Hugging Face folder.
 
-    python -m examples.demo_model.train --data .demo --out core/demo --minutes 6
+    python -m examples.demo_model.train --data .demo --out plugins/models/demo --minutes 6
 
 The number of steps follows from the pace of the first ones, so that the learning rate reaches zero in the time
 given; `--steps` fixes it instead.

@@ -11,12 +11,12 @@ def frame_platforms() -> list[Provider]:
     return [
         Provider(
             "cuda",
-            "frame.plugins.platforms.cuda:CudaPlatform",
+            "frame.plugins.platforms.cuda.platform:CudaPlatform",
             api=">=0.1,<0.2",
             summary="one NVIDIA GPU, compute capability 8.0 or later",
             preference=10,
             options="frame.plugins.platforms.options:CudaOptions",
-            tags={"early": "frame.plugins.platforms.cuda_early:begin"},
+            tags={"early": "frame.plugins.platforms.cuda.compile.early:begin"},
         ),
         Provider(
             "cpu",

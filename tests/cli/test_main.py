@@ -15,7 +15,7 @@ from frame.core.cli import main as cli
 from frame.core.cli.main import main
 from frame.core.config.errors import ConfigError
 from frame.core.interfaces.endpoint import Command
-from frame.core.testing import suites
+from frame.testing import suites
 
 
 class Stub(Command):

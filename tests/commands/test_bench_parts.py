@@ -24,7 +24,7 @@ from frame.plugins.commands.bench.plots import Plot, Series
 from frame.plugins.commands.bench.record import RequestRecord
 from frame.plugins.commands.bench.text_source import TokenizerSource, WordSource
 
-DEMO = Path(__file__).parents[2] / "core" / "demo"
+DEMO = Path(__file__).parents[2] / "plugins" / "models" / "demo"
 STREAM = (
     '\ufeffdata: {"a": "é"}\r\n\r\n: note\ndata: one\ndata:two\n\nevent: x\rdata: ünï\r\rdata\n\nid: 4\n\n'.encode()
 )

@@ -15,10 +15,10 @@ from frame import LLM
 from frame.core.cli.main import main
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
-from frame.core.testing.checkpoints import FAMILIES
 from frame.plugins.commands.doctor import prediction
 from frame.plugins.commands.doctor.machine import Device, find_device
 from frame.testing import CommandSuite, make_checkpoint
+from frame.testing.checkpoints import FAMILIES
 
 GIB = 1 << 30
 
@@ -151,7 +151,10 @@ def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
 
 
 def test_constants_are_those_of_the_platforms():
-    from frame.plugins.platforms import cpu, cuda, cuda_graphs, cuda_pieces, options
+    from frame.plugins.platforms import cpu, options
+    from frame.plugins.platforms.cuda import platform as cuda
+    from frame.plugins.platforms.cuda.graphs import cuda_graphs
+    from frame.plugins.platforms.cuda.graphs import piecewise as cuda_pieces
 
     assert prediction.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES
     assert prediction.CUDA_RESERVE_BYTES == cuda.RESERVE_BYTES

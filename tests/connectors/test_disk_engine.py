@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from frame.core.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
 from tests.connectors import disk_prompts
 from tests.connectors.disk_prompts import CACHED, SIZES, complete
 

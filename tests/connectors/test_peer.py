@@ -15,13 +15,13 @@ import pytest
 from frame.core.config.flat import from_flat
 from frame.core.offers import PluginError
 from frame.core.registry import Registry
-from frame.core.testing.fake_worker import make_layout
 from frame.interfaces import encode
 from frame.plugins.connectors import peer_server
 from frame.plugins.connectors.peer_client import PeerClient
 from frame.plugins.connectors.peer_options import Address, PeerOptions
 from frame.plugins.connectors.peer_server import HostBlocks, PeerServer
 from frame.plugins.connectors.peer_wire import MAX_KEYS, Ask, Challenge, Held, Hello, PeerError, Welcome, receive, send
+from frame.testing.fake_worker import make_layout
 
 SECRET = b"a secret that all share"
 KEYS = [bytes([index]) * 32 for index in range(5)]

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from frame.core.testing.engines import request
 from frame.testing import ConnectorSuite
+from frame.testing.engines import request
 
 
 class TestPeers(ConnectorSuite):

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from frame.core.testing.checkpoints import make_checkpoint
 from frame.plugins.connectors import peer_client
+from frame.testing.checkpoints import make_checkpoint
 from tests.connectors import peer_prompts
 from tests.connectors.peer_prompts import CACHED, complete, make_llm, prompts
 

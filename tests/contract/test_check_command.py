@@ -8,8 +8,8 @@ import re
 import pytest
 
 from frame.core.cli.main import main
-from frame.core.testing import contract_run
-from frame.core.testing.contract_run import Outcome
+from frame.testing import contract_run
+from frame.testing.contract_run import Outcome
 
 
 def test_a_good_plugin_gives_one_line_and_status_0(capsys, monkeypatch):

@@ -10,8 +10,8 @@ import pytest
 
 from frame import testing
 from frame.core.offers import KINDS
-from frame.core.testing.contract_run import run_suite
-from frame.core.testing.suites import SUITES
+from frame.testing.contract_run import run_suite
+from frame.testing.suites import SUITES
 
 HERE = "tests.contract.wrong"
 KEEPING = "tests.contract.keeping"

@@ -13,8 +13,6 @@ from fastapi import APIRouter, Request
 from torch import Tensor
 
 from frame.core.ops import Ops
-from frame.core.testing.fake_worker import FakeExecutor
-from frame.core.testing.reference_attention import ReferenceAttention
 from frame.interfaces import (
     AttentionSpec,
     Command,
@@ -30,6 +28,8 @@ from frame.plugins.loaders.safetensors import SafetensorsLoader
 from frame.plugins.platforms.cpu import CpuPlatform, HostStreams
 from frame.plugins.speculators.ngram import NgramSpeculator
 from frame.plugins.speculators.ngram_options import NgramOptions
+from frame.testing.fake_worker import FakeExecutor
+from frame.testing.reference_attention import ReferenceAttention
 from tests.contract.processors import Boost
 
 _COUNT = itertools.count()

@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import frame.core.demo
+import frame.plugins.models.demo
 
-FOLDER = Path(frame.core.demo.__file__).parent
+FOLDER = Path(frame.plugins.models.demo.__file__).parent
 WEATHER = {
     "type": "function",
     "function": {

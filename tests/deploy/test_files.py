@@ -122,5 +122,5 @@ def test_the_wheel_holds_every_file_that_is_read_at_run_time(tmp_path: Path) -> 
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"frame/plugins/endpoints/static/{file.name}" for file in STATIC.iterdir()} <= names
-    assert {"frame/core/demo/model.safetensors", "frame/kernels/experts.json", "frame/py.typed"} <= names
+    assert {"frame/plugins/models/demo/model.safetensors", "frame/kernels/experts.json", "frame/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests", "frame/tests"))]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from frame.core.config.tree import FrameConfig
-from frame.core.engine.scheduler import Scheduler
+from frame.core.engine.schedule.scheduler import Scheduler
 from frame.core.interfaces.connector import NullConnectorScheduler
 from frame.core.interfaces.engine import EngineOutput, EngineRequest
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV

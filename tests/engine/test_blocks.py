@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frame.core.engine.blocks import BlockPool
+from frame.core.engine.cache.blocks import BlockPool
 
 
 def test_blocks_are_handed_out_once_and_never_the_null_block():

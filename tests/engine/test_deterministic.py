@@ -15,8 +15,8 @@ from frame.core.engine.assembly import make_engine
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineOutput, EngineRequest
 from frame.core.registry import Registry
-from frame.core.testing.engines import drain, prompts, request, tokens_of
-from frame.core.testing.tiny import write_tiny
+from frame.testing.engines import drain, prompts, request, tokens_of
+from frame.testing.tiny import write_tiny
 
 PROMPTS = prompts(512, (60, 3, 33, 1, 17, 48))
 PROMPTS.append(PROMPTS[0][:40] + PROMPTS[2])  # shares blocks with the first

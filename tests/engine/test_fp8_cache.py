@@ -16,9 +16,9 @@ from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineOutput
 from frame.core.interfaces.kv import KVLayout
 from frame.core.registry import Registry
-from frame.core.testing.engines import drain, prompts, request, running, tokens_of
-from frame.core.testing.tiny import write_tiny
 from frame.core.worker.worker import Worker
+from frame.testing.engines import drain, prompts, request, running, tokens_of
+from frame.testing.tiny import write_tiny
 
 PROMPTS = prompts(512, (60, 33, 17))
 NUM_TOKENS = 16

@@ -6,13 +6,13 @@ from array import array
 
 import pytest
 
-from frame.core.engine import hashing
-from frame.core.engine.hashing import BlockHasher
+from frame.core.engine.cache import hashing
+from frame.core.engine.cache.hashing import BlockHasher
 
 GOLDEN = "bebce092f3c29a0956d1b622854693383bb5ed944a6e6d399b092a48f84a6a16"
 SCRIPT = """
 from array import array
-from frame.core.engine.hashing import BlockHasher
+from frame.core.engine.cache.hashing import BlockHasher
 hasher = BlockHasher("sha256", numerics="llama bfloat16", block_size=4)
 hashes = []
 hasher.extend(hashes, hasher.root(salt="s", adapter="a", media_keys=["m"]), array("i", range(10)), 2)

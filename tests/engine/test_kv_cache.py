@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from frame.core.engine.hashing import BlockHasher
-from frame.core.engine.kv_cache import KVCache, PrefixHit
+from frame.core.engine.cache.hashing import BlockHasher
+from frame.core.engine.cache.kv_cache import KVCache, PrefixHit
 from frame.core.engine.request import Request
 from frame.core.interfaces.kv import ChunkedKV, CrossKV, FullKV, KVGroup, KVLayout, KVSpec, SlidingKV, StateKV
 from frame.core.interfaces.kv_layout import blocks_needed, max_request_len

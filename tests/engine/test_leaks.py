@@ -1,6 +1,6 @@
 """A few dozen mixed requests with aborts leave an engine as they found it."""
 
-from frame.core.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
 from tests.engine.leaks import check_nothing_is_kept
 
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from frame.core.engine.journal import Journal, JournalReader, NullJournal, journal_memory, journal_name
-from frame.core.engine.suspects import Suspects
+from frame.core.engine.recovery.suspects import Suspects
+from frame.core.processes.journal import Journal, JournalReader, NullJournal, journal_memory, journal_name
 from tests.engine.fake_worker import Simulation, make_layout, make_request
 
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frame.core.config.flat import from_flat
-from frame.core.engine.shared_prefixes import SharedPrefixes
+from frame.core.engine.cache.common_prefixes import SharedPrefixes
 from frame.core.interfaces.attention import AttentionBatch
 from frame.core.registry import Registry
-from frame.core.testing.engines import drain, prompts, request, running, tokens_of
-from frame.core.testing.tiny import write_tiny
 from frame.plugins.attention.torch import TorchAttention
+from frame.testing.engines import drain, prompts, request, running, tokens_of
+from frame.testing.tiny import write_tiny
 
 NONE = np.zeros(0, np.int32)
 

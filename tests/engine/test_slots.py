@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frame.core.engine.slots import Slots
+from frame.core.engine.schedule.slots import Slots
 
 
 def test_the_lowest_free_slot_comes_first():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from frame.core.engine.request import Request
-from frame.core.engine.waiting import WaitingQueue
+from frame.core.engine.schedule.waiting import WaitingQueue
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.plugins.schedulers.priority import PriorityPolicy
 from tests.engine.fake_worker import make_request

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from frame.core.channel import Channel
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.config.tree import FrameConfig
@@ -20,9 +19,10 @@ from frame.core.interfaces.engine import EngineRequest
 from frame.core.interfaces.logits import LogitsProcessor
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepResult
+from frame.core.processes.channel import Channel
 from frame.core.registry import Registry
-from frame.core.testing.checkpoints import make_checkpoint
-from frame.core.worker.process import FromWorker, RemoteWorker, ToWorker, _WorkerLoop
+from frame.core.worker.worker_process import FromWorker, RemoteWorker, ToWorker, _WorkerLoop
+from frame.testing.checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")

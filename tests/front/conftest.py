@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from frame.core.front.tokenizer import Tokenizer, TokenizerSource
-from frame.core.testing import tokenizers as tiny
+from frame.testing import tokenizers as tiny
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frame.core.front.admission import Admission, Limits, default_sampling_params, derive_seed
+from frame.core.front.input_processor import Admission, Limits, default_sampling_params, derive_seed
 from frame.core.front.prompts import InvalidRequest, as_prompts, parse_prompt
 from frame.core.interfaces import SamplingParams, StructuredOutputsParams
 

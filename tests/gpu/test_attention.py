@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from frame.core.ops import Ops
-from frame.core.testing import attention_case
 from frame.kernels import decode
 from frame.kernels.decode import DecodeLaunch
 from frame.kernels.row_order import longest_first
 from frame.plugins.attention.triton import TritonAttention
+from frame.testing import attention_case
 from tests.plugins.attention.batches import check, make_case, run, spec_of
 
 pytestmark = pytest.mark.gpu

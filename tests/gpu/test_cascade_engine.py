@@ -8,8 +8,8 @@ import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.registry import Registry
-from frame.core.testing.engines import drain, prompts, request, running, tokens_of
-from frame.core.testing.tiny import write_tiny
+from frame.testing.engines import drain, prompts, request, running, tokens_of
+from frame.testing.tiny import write_tiny
 
 pytestmark = pytest.mark.gpu
 

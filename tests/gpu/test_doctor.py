@@ -9,7 +9,7 @@ import torch
 
 from frame import EngineArgs, LLMEngine
 from frame.core.cli.main import main
-from frame.core.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 SHAPE = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128, "num_attention_heads": 16,

@@ -12,8 +12,8 @@ from frame.core.ops import experts as reference
 from frame.kernels import experts as kernels
 from frame.kernels import routing
 from frame.kernels.expert_launch import Launch, Tile, invariant_launch, rule, vector_launch
-from frame.plugins.platforms.cuda import CudaOps
-from frame.plugins.platforms.rehearsal import rehearse
+from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
+from frame.plugins.platforms.cuda.platform import CudaOps
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,9 @@ import torch
 from frame.core.config.flat import from_flat
 from frame.core.engine.engine import Engine
 from frame.core.registry import Registry
-from frame.core.testing.checkpoints import make_checkpoint
-from frame.core.testing.engines import greedy, prompts, running
-from frame.plugins.platforms.cuda_piece_recorder import PieceRecorder
+from frame.plugins.platforms.cuda.graphs.piecewise_capture import PieceRecorder
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.engines import greedy, prompts, running
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -172,7 +172,7 @@ def test_a_piece_that_the_driver_gives_up_leaves_the_allocator_as_it_was() -> No
 
 
 def greedy_deterministic(engine: Engine) -> list[list[int]]:
-    from frame.core.testing.engines import drain, request, tokens_of
+    from frame.testing.engines import drain, request, tokens_of
 
     asked = [request(str(index), prompt, 12, deterministic=True) for index, prompt in enumerate(GIVEN)]
     outputs = drain(engine, asked)

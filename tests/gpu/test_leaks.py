@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from frame.core.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
 from tests.engine.leaks import check_nothing_is_kept
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

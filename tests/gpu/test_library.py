@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from frame.plugins.platforms import cuda_library
+from frame.plugins.platforms.cuda import library as cuda_library
 
 pytestmark = pytest.mark.gpu
 

@@ -22,7 +22,7 @@ from frame.kernels.linear_invariant import (
     tile_for,
     tiled_product,
 )
-from frame.plugins.platforms.rehearsal import rehearse
+from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
 pytestmark = pytest.mark.gpu
 

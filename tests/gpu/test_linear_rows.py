@@ -14,8 +14,8 @@ from frame.kernels.activation import silu_mul
 from frame.kernels.hopper import hopper_rows
 from frame.kernels.linear_invariant import linear_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
-from frame.plugins.platforms.cuda import CudaOps
-from frame.plugins.platforms.rehearsal import rehearse
+from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
+from frame.plugins.platforms.cuda.platform import CudaOps
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from frame.core.testing.pooling_checkpoints import make_pooling_checkpoint
+from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 from tests.pooling.conftest import make_prompts, near, open_llm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -13,7 +13,7 @@ import torch
 from frame.core.interfaces import TokenMasks
 from frame.core.interfaces.platform import Streams
 from frame.core.ops import Ops
-from frame.core.worker.sampler import Sampler
+from frame.core.worker.sample.sampler import Sampler
 from frame.kernels import filters, logits, logprobs, sampling
 from frame.plugins.platforms.cpu import HostStreams
 from tests.worker.sampling import new_request
@@ -40,7 +40,7 @@ class KernelOps(Ops):
 def streams() -> Streams:
     if DEVICE.type == "cpu":
         return HostStreams()
-    from frame.plugins.platforms.cuda_streams import CudaStreams
+    from frame.plugins.platforms.cuda.streams import CudaStreams
 
     return CudaStreams(DEVICE)
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from frame.core.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 START = """

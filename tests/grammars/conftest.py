@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from frame import LLM
-from frame.core.testing import make_checkpoint
+from frame.testing import make_checkpoint
 
 
 @pytest.fixture(scope="module")

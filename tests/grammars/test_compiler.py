@@ -9,9 +9,9 @@ from concurrent.futures import Future
 import pytest
 
 from frame.core.config.flat import from_flat
-from frame.core.engine.grammar_compiler import MAX_PENDING, GrammarCompiler, make_compiler
-from frame.core.engine.grammar_progress import GrammarProgress
-from frame.core.engine.grammar_trial import GrammarTrial
+from frame.core.engine.grammar.compiler import MAX_PENDING, GrammarCompiler, make_compiler
+from frame.core.engine.grammar.progress import GrammarProgress
+from frame.core.engine.grammar.trial import GrammarTrial
 from frame.core.engine.request import QueueFullError
 from frame.core.interfaces import Grammar, GrammarBackend, GrammarMatcher, StructuredOutputsParams
 from frame.core.registry import PluginError, Registry

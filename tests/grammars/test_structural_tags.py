@@ -10,8 +10,8 @@ import pytest
 from frame.core.config.flat import from_flat
 from frame.core.front.vocabulary import TokenizerVocabulary
 from frame.core.interfaces import StructuredOutputsParams
-from frame.core.testing import tokenizers
 from frame.plugins.grammars.guidance import GuidanceBackend
+from frame.testing import tokenizers
 
 PET = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
 

@@ -25,7 +25,7 @@ from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
-from frame.plugins.platforms.cuda import CudaOps
+from frame.plugins.platforms.cuda.platform import CudaOps
 
 from .ahead import DEVICE, H200
 

@@ -35,7 +35,7 @@ SERVED = {"two rows", "eight rows of float16, the widest weight", "nine rows, th
 
 def kernels(chip: Chip, hopper_products: str, gated: bool) -> dict[str, set[str]]:
     """Which kernels of ours the product of each case launches."""
-    from frame.plugins.platforms.cuda import CudaOps
+    from frame.plugins.platforms.cuda.platform import CudaOps
 
     ops = CudaOps(hopper_products)  # type: ignore[arg-type]
     product = ops.linear_silu_mul if gated else ops.linear

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from frame.core.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.testing.checkpoints import FAMILIES, make_checkpoint
 from tests.models.dense import make_model, run
 
 

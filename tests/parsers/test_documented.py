@@ -9,7 +9,7 @@ import pytest
 
 from frame.core.config.tree import FrameConfig
 from frame.core.registry import Registry
-from frame.core.testing.contract_run import run_suite
+from frame.testing.contract_run import run_suite
 from tests.docs.blocks import ROOT, marked_file
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from openai.types import CreateEmbeddingResponse
 
-from frame.core.testing.pooling_checkpoints import make_pooling_checkpoint
+from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 from tests.pooling.conftest import near
 from tests.server.test_run_batch import rows_of, store
 

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from frame import LLM, PoolingParams, SamplingParams
 from frame.core.config.errors import ConfigError
-from frame.core.testing.checkpoints import make_checkpoint
-from frame.core.testing.pooling_checkpoints import make_pooling_checkpoint
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 from tests.pooling.conftest import hidden_states, make_prompts, near, open_llm
 
 

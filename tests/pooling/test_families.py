@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from frame.core.testing.pooling_checkpoints import POOLING_FAMILIES, make_pooling_checkpoint
+from frame.testing.pooling_checkpoints import POOLING_FAMILIES, make_pooling_checkpoint
 from tests.pooling.conftest import hidden_states, logits, make_prompts, near, open_llm
 
 CLASSIFY = [name for name, row in POOLING_FAMILIES.items() if "Classification" in row.architecture]

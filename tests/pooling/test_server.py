@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from frame.core.testing.pooling_checkpoints import make_pooling_checkpoint
+from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 from tests.pooling.conftest import near
 from tests.server.running import REAL, Running, server
 

@@ -15,8 +15,8 @@ import torch
 
 from frame import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
 from frame.core.front.metrics import Counter, Gauge, Histogram, Vector
-from frame.core.testing.checkpoints import make_checkpoint
 from frame.interfaces import LogitsProcessor
+from frame.testing.checkpoints import make_checkpoint
 
 SMALL = {"max_model_len": 128, "num_gpu_blocks_override": 200, "dtype": "float32", "max_num_seqs": 64}
 PROMPTS = ["hello there", "the quick brown fox jumps over the lazy dog", "日本語 😀", "a"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from frame.core.config.tree import FrameConfig
-from frame.core.engine.hashing import BlockHasher
+from frame.core.engine.cache.hashing import BlockHasher
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.template import ChatOptions, render_chat
 from frame.core.front.tokenizer import Tokenizer
@@ -26,10 +26,10 @@ from frame.core.registry import Registry
 from frame.core.server.errors import ERROR_SHAPE, error_body, error_event
 from frame.core.server.fetch import FetchError, FetchRules, parse_url
 from frame.core.server.strict_json import MAX_DEPTH, parse_json
-from frame.core.testing import tokenizers as tiny
 from frame.interfaces import ParserRequest
 from frame.plugins.endpoints.anthropic_answers import AnthropicErrors, event
 from frame.plugins.endpoints.openai_answers import Delta, DeltaChoice, Frames
+from frame.testing import tokenizers as tiny
 from tests.endpoints.test_bounds import BODIES
 from tests.parsers.golden import CASES, TOOLS
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from frame.core.cli import main
-from frame.core.cli.run_batch import RunBatchCommand
 from frame.core.registry import Registry
+from frame.plugins.commands.run_batch import RunBatchCommand
 
 if __name__ == "__main__":
     Registry.check = lambda *_: None  # type: ignore[method-assign, assignment]

@@ -22,7 +22,7 @@ from frame.core.engine.request import QueueFullError
 from frame.core.interfaces.client import BrokenEngineError, EngineInfo
 from frame.core.interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from frame.core.interfaces.step import LogprobRows, NewRequest, StepPlan
-from frame.core.server.engine_process import EngineProcess
+from frame.core.processes.engine_process import EngineProcess
 
 NONE = np.zeros(0, np.int32)
 

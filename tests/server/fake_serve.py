@@ -8,7 +8,7 @@ from pathlib import Path
 from frame.core.config.flag_parser import FlagParser
 from frame.core.config.flags import add_config_flags, config_from_arguments
 from frame.core.logging import configure_logging
-from frame.core.server.launcher import launch
+from frame.core.processes.launcher import launch
 
 if __name__ == "__main__":
     parser = FlagParser(prog="fake serve")

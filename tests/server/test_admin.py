@@ -19,8 +19,8 @@ from frame.core.config.errors import ConfigError
 from frame.core.config.server import ServerConfig
 from frame.core.config.tree import FrameConfig
 from frame.core.server.app import build_admin
-from frame.core.testing.fake_serving import FakeServing
 from frame.plugins.endpoints.weights import WeightsEndpoint
+from frame.testing.fake_serving import FakeServing
 from tests.server.running import REAL, Running, server, until
 
 BODY = {"prompt": "The sea is", "max_tokens": 24, "temperature": 0, "ignore_eos": True}

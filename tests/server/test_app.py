@@ -22,10 +22,10 @@ from frame.core.config.tree import FrameConfig
 from frame.core.front.front import Front
 from frame.core.front.template import ChatOptions
 from frame.core.server.app import build_app
-from frame.core.testing.fake_serving import FakeServing
 from frame.plugins.endpoints.completions import CompletionsEndpoint
 from frame.plugins.endpoints.invocations import InvocationsEndpoint
 from frame.plugins.endpoints.models import ModelsEndpoint
+from frame.testing.fake_serving import FakeServing
 
 ORIGIN = "https://a.example"
 PREFLIGHT = {"origin": ORIGIN, "access-control-request-method": "POST", "access-control-request-headers": "x-api-key"}

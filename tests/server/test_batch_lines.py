@@ -15,7 +15,7 @@ from frame.core.server.app import build_app, make_endpoints
 from frame.core.server.batch_lines import BatchLines, line_id
 from frame.core.server.deadlines import DEADLINE
 from frame.core.server.ingress import REQUEST
-from frame.core.testing.fake_serving import FakeServing
+from frame.testing.fake_serving import FakeServing
 
 HELLO = [{"role": "user", "content": "hello"}]
 

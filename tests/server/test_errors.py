@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces import Endpoint, ErrorShape, RequestError
 from frame.core.server.app import build_app
-from frame.core.testing.fake_serving import FakeServing
+from frame.testing.fake_serving import FakeServing
 
 
 class Short(ErrorShape):

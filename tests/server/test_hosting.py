@@ -25,12 +25,12 @@ from frame.core.interfaces.engine import EngineStats
 from frame.core.server.app import build_app
 from frame.core.server.key_salt import key_salt
 from frame.core.server.load_report import RecentStats
-from frame.core.testing.fake_serving import FakeServing
 from frame.plugins.endpoints.completions import CompletionsEndpoint
 from frame.plugins.endpoints.invocations import InvocationsEndpoint
 from frame.plugins.endpoints.models import ModelsEndpoint
 from frame.plugins.endpoints.server import ServerEndpoint
 from frame.plugins.endpoints.tokens import TokensEndpoint
+from frame.testing.fake_serving import FakeServing
 from tests.server.running import FAKE, Running, server, until
 
 KEYS = ("first", "second")

@@ -13,7 +13,7 @@ import pytest
 from frame.core.config.tree import FrameConfig
 from frame.core.registry import Registry
 from frame.core.server.app import build_app, make_endpoints
-from frame.core.testing.fake_serving import FakeServing
+from frame.testing.fake_serving import FakeServing
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from frame import PoolingParams
 from frame.core.front.prompts import parse_prompt
 from frame.core.interfaces.pooling_params import PoolingFacts
 from frame.core.server.scoring import score_texts
-from frame.core.testing.fake_serving import FakeServing
+from frame.testing.fake_serving import FakeServing
 
 
 class Crossing(FakeServing):

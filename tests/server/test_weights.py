@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from frame.core.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
 from tests.server.running import REAL, Running, server, until
 from tests.server.test_admin import FAULTY, LONG, in_thread, until_running
 

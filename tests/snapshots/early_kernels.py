@@ -18,14 +18,14 @@ from triton.runtime import driver
 
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
-from frame.core.engine.step_budget import resolve_budget
+from frame.core.engine.schedule.step_budget import resolve_budget
 from frame.core.registry import Registry
 from frame.core.worker.worker import Worker
-from frame.plugins.platforms.absent_cuda import AbsentCuda
-from frame.plugins.platforms.absent_device import absent_cuda
-from frame.plugins.platforms.compiler import hash_of, without_lines
-from frame.plugins.platforms.early_kernels import SPECIALIZATIONS, facts_of
-from frame.plugins.platforms.rehearsal import CompileMode
+from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda
+from frame.plugins.platforms.cuda.compile.absent_device import absent_cuda
+from frame.plugins.platforms.cuda.compile.compiler import hash_of, without_lines
+from frame.plugins.platforms.cuda.compile.early_kernels import SPECIALIZATIONS, facts_of
+from frame.plugins.platforms.cuda.compile.rehearsal import CompileMode
 
 H200 = SimpleNamespace(
     name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 << 10

@@ -10,9 +10,9 @@ import torch
 
 from frame.core.config.flat import from_flat
 from frame.core.engine.assembly import make_engine
-from frame.core.testing.checkpoints import make_checkpoint
-from frame.core.testing.engines import drain, request, tokens_of
 from frame.interfaces import LogitsProcessor, SamplingParams
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.engines import drain, request, tokens_of
 from tests.speculators.oracle import Oracle, registry
 
 NUM_TOKENS = 18

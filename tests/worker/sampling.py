@@ -5,7 +5,7 @@ import torch
 
 from frame.core.interfaces import NewRequest, SamplingParams, StepResult
 from frame.core.ops import Ops
-from frame.core.worker.sampler import Sampler
+from frame.core.worker.sample.sampler import Sampler
 from frame.plugins.platforms.cpu import HostStreams
 
 VOCAB = 40

@@ -12,8 +12,8 @@ from frame.core.interfaces.batch_logits import (
     BatchUpdate,
     MoveDirectionality,
 )
-from frame.core.worker.batch_processors import BatchProcessorAdapter, DenseRows
-from frame.core.worker.request_processors import RequestProcessors
+from frame.core.worker.sample.batch_processors import BatchProcessorAdapter, DenseRows
+from frame.core.worker.sample.request_processors import RequestProcessors
 from tests.worker.sampling import VOCAB, add, draw, make_sampler, new_request, some_logits
 
 ONE_WAY, SWAP = MoveDirectionality.UNIDIRECTIONAL, MoveDirectionality.SWAP

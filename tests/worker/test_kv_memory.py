@@ -4,7 +4,7 @@ import torch
 from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, stride_view
 from frame.core.interfaces.kv import FullKV, SlidingKV
 from frame.core.interfaces.kv_layout import full_bytes, group_layers, plan_layout, with_blocks
-from frame.core.worker.kv_memory import KVMemory
+from frame.core.worker.start.kv_memory import KVMemory
 
 FULL = FullKV(num_kv_heads=2, head_dim=8, dtype="float32")
 SLIDING = SlidingKV(num_kv_heads=2, head_dim=8, dtype="float32", window=32)

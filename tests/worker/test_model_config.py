@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from frame.core.config.model_config import _REWRITTEN, ModelConfig
 from frame.core.layers.rotary import rope_parameters
-from frame.core.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.testing.checkpoints import FAMILIES, make_checkpoint
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

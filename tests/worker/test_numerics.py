@@ -7,7 +7,7 @@ from torch import nn
 
 from frame.core.interfaces.attention import AttentionSpec
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout
-from frame.core.worker.numerics import block_numerics, fingerprint
+from frame.core.worker.start.numerics import block_numerics, fingerprint
 
 SPEC = AttentionSpec(
     num_heads=2, num_kv_heads=1, head_dim=4, scale=1.0, dtype=torch.float32, kv_dtype=torch.float32, block_size=4,

@@ -13,8 +13,8 @@ import pytest
 
 from frame.core import openmp
 from frame.core.openmp import SPIN_COUNT, WAITING, child_environment
-from frame.core.server.child import spawn
-from frame.core.server.messages import EngineReport
+from frame.core.processes.child import spawn
+from frame.core.processes.messages import EngineReport
 
 TELL = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ.get('GOMP_SPINCOUNT', 'unset'))"
 

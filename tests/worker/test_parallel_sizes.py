@@ -9,7 +9,7 @@ from frame import LLM
 from frame.core.interfaces.platform import Platform, PlatformSpec
 from frame.core.offers import PluginError
 from frame.plugins.platforms.cpu import CpuPlatform
-from frame.plugins.platforms.cuda import CudaPlatform
+from frame.plugins.platforms.cuda.platform import CudaPlatform
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from frame.core.interfaces.pooling_params import PoolingFacts, PoolingParams
-from frame.core.worker.pooling import Pooling
+from frame.core.worker.pooling.pooling import Pooling
 
 
 class Recorder:

@@ -11,9 +11,9 @@ from frame.core.interfaces import LogitsProcessor, Provider, SamplingParams
 from frame.core.interfaces.batch_logits import AdapterLogitsProcessor, BatchLogitsProcessor
 from frame.core.offers import Offer, PluginError
 from frame.core.registry import Registry
-from frame.core.worker.batch_processors import BatchProcessorAdapter
-from frame.core.worker.processors import load_processors, request_check
-from frame.core.worker.request_processors import RequestProcessors
+from frame.core.worker.sample.batch_processors import BatchProcessorAdapter
+from frame.core.worker.sample.processors import load_processors, request_check
+from frame.core.worker.sample.request_processors import RequestProcessors
 from tests.worker.sampling import add, draw, make_sampler, new_request, some_logits
 
 CPU = torch.device("cpu")
@@ -160,7 +160,7 @@ def test_requests_are_checked_by_every_processor():
 
 def test_checking_without_processors_imports_no_torch():
     code = (
-        "import sys; from frame.core.worker.processors import request_check;"
+        "import sys; from frame.core.worker.sample.processors import request_check;"
         "from frame.core.config.tree import FrameConfig; from frame.core.registry import Registry;"
         "from frame.core.interfaces.sampling import SamplingParams;"
         "request_check(FrameConfig(), Registry([], []))(SamplingParams()); print('torch' in sys.modules)"

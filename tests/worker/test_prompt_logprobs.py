@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from frame.core.interfaces import LogprobRows, StepPlan
 from frame.core.ops import Ops
-from frame.core.worker import prompt_logprobs
-from frame.core.worker.prompt_logprobs import PromptLogprobs
+from frame.core.worker.sample import prompt_logprobs
+from frame.core.worker.sample.prompt_logprobs import PromptLogprobs
 from frame.plugins.platforms.cpu import HostStreams
 from tests.worker.sampling import new_request
 

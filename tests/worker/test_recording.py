@@ -14,15 +14,15 @@ from frame.core.interfaces.connector import NullConnectorWorker
 from frame.core.interfaces.model import LayerHooks
 from frame.core.interfaces.platform import EagerGraphs, Graphs
 from frame.core.registry import Registry
-from frame.core.testing.engines import SMALL, greedy, prompts, running
-from frame.core.testing.pooling_checkpoints import make_pooling_checkpoint
-from frame.core.testing.tiny import write_tiny
 from frame.plugins.attention.cudnn import CudnnAttention
 from frame.plugins.attention.flash import FlashAttention
 from frame.plugins.attention.torch import TorchAttention
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.models.llama import LlamaForCausalLM
 from frame.plugins.platforms.cpu import CpuPlatform
+from frame.testing.engines import SMALL, greedy, prompts, running
+from frame.testing.pooling_checkpoints import make_pooling_checkpoint
+from frame.testing.tiny import write_tiny
 from tests.plugins.attention.batches import SPEC
 from tests.plugins.attention.stand_ins import CudnnOnCpu
 

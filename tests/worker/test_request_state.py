@@ -12,7 +12,7 @@ from torch import Tensor
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import BlockAppend, NewRequest
 from frame.core.ops import Ops
-from frame.core.worker.request_state import BlockTables, RequestState
+from frame.core.worker.step.request_state import BlockTables, RequestState
 from frame.plugins.platforms.cpu import HostStreams
 from frame.plugins.platforms.cpu_ops import CpuOps
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from frame.core.interfaces.step import PrefixRows
-from frame.core.worker.shared_prefixes import PrefixTiles, num_tiles
+from frame.core.worker.step.prefix_tiles import PrefixTiles, num_tiles
 from frame.plugins.platforms.cpu import HostStreams
 
 

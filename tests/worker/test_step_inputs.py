@@ -10,8 +10,8 @@ from frame.core.interfaces.platform import StepShape
 from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers
-from frame.core.worker.request_state import BlockTables, RequestState
-from frame.core.worker.step_inputs import InputBuilder, StepInputs
+from frame.core.worker.step.request_state import BlockTables, RequestState
+from frame.core.worker.step.step_inputs import InputBuilder, StepInputs
 from frame.plugins.platforms.cpu import HostStreams
 from frame.plugins.platforms.cpu_ops import CpuOps
 

@@ -3,10 +3,10 @@
 import pytest
 
 from frame import LLM, SamplingParams
-from frame.core.testing.checkpoints import make_checkpoint
-from frame.core.testing.pooling_checkpoints import make_pooling_checkpoint
-from frame.core.worker.runner import Runner
+from frame.core.worker.step.runner import Runner
 from frame.plugins.platforms.cpu import CpuPlatform
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 
 PROMPTS = [{"prompt_token_ids": [5, 6, 7]}, {"prompt_token_ids": list(range(40))}]
 SIZES = [{}, {"max_num_seqs": 2}, {"max_num_seqs": 1, "max_num_batched_tokens": 8}, {"max_model_len": 5}]

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frame.core.ops import Ops
-from frame.core.testing import attention_case
 from frame.plugins.attention import paging
 from frame.plugins.attention.torch import TorchAttention
+from frame.testing import attention_case
 from tests.plugins.attention.batches import SPEC, check, make_case, run, spec_of
 
 MIXED = [(0, 1), (5, 1), (16, 1), (0, 7), (9, 5), (3, 1), (30, 2), (0, 33)]

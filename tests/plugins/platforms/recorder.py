@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from frame.plugins.platforms.cuda_recorder import Recorded
+from frame.plugins.platforms.cuda.graphs.capture import Recorded
 
 
 class FakeRecorder:

@@ -16,15 +16,15 @@ import torch
 
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
-from frame.core.engine.step_budget import resolve_budget
+from frame.core.engine.schedule.step_budget import resolve_budget
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import NewRequest, StepPlan, TokenMasks
 from frame.core.registry import Registry
-from frame.core.worker.runner import Runner
+from frame.core.worker.step.runner import Runner
 from frame.core.worker.worker import Worker
-from frame.plugins.platforms import rehearsal
-from frame.plugins.platforms.absent_cuda import AbsentCuda
-from frame.plugins.platforms.absent_device import absent_cuda
+from frame.plugins.platforms.cuda.compile import rehearsal
+from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda
+from frame.plugins.platforms.cuda.compile.absent_device import absent_cuda
 
 H200 = SimpleNamespace(
     name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 << 10

@@ -18,14 +18,14 @@ from triton.runtime import driver
 
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
-from frame.core.engine.step_budget import resolve_budget
+from frame.core.engine.schedule.step_budget import resolve_budget
 from frame.core.registry import Registry
-from frame.core.testing.checkpoints import make_checkpoint
-from frame.core.worker.distinct_layers import distinct_layers
+from frame.core.worker.start.distinct_layers import distinct_layers
 from frame.core.worker.worker import Worker
-from frame.plugins.platforms import rehearsal
-from frame.plugins.platforms.absent_cuda import AbsentCuda, CompilingAhead, num_shares
-from frame.plugins.platforms.absent_device import AbsentStreams, StandIn, absent_cuda
+from frame.plugins.platforms.cuda.compile import rehearsal
+from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda, CompilingAhead, num_shares
+from frame.plugins.platforms.cuda.compile.absent_device import AbsentStreams, StandIn, absent_cuda
+from frame.testing.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1" or not rehearsal.can_rehearse(), reason="nothing is compiled"

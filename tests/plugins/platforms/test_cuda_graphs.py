@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from frame.core.interfaces.model import ForwardStep
 from frame.core.interfaces.platform import StepShape
 from frame.core.interfaces.step import PrefixRows, StepPlan
-from frame.core.testing.platform_suite import step_of
-from frame.plugins.platforms.cuda_graphs import LEAST_BYTES, CudaGraphs
-from frame.plugins.platforms.cuda_pieces import Pieces
+from frame.plugins.platforms.cuda.graphs.cuda_graphs import LEAST_BYTES, CudaGraphs
+from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
 from frame.plugins.platforms.options import CudaOptions
+from frame.testing.platform_suite import step_of
 from tests.plugins.platforms.recorder import FakeRecorder
 from tests.plugins.platforms.tape import TapeRecorder
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from frame.plugins.platforms import cuda_library
+from frame.plugins.platforms.cuda import library as cuda_library
 
 HIDDEN, INNER, GATED, HEAD = 4096, 14336, 28672, 128256
 

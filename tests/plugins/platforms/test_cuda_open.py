@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("triton")
 
 from frame.core.config.flat import from_flat
-from frame.plugins.platforms import cuda
-from frame.plugins.platforms.cuda import CudaPlatform
+from frame.plugins.platforms.cuda import platform as cuda
+from frame.plugins.platforms.cuda.platform import CudaPlatform
 
 
 @pytest.mark.parametrize(("reserved", "left"), [(0, []), (1 << 20, ["collect", "empty_cache"])])

@@ -19,9 +19,9 @@ pytest.importorskip("triton")
 
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
-from frame.plugins.platforms import early_kernels, rehearsal, specializations
-from frame.plugins.platforms.absent_cuda import AbsentCuda, CompilingAhead
-from frame.plugins.platforms.early_kernels import EarlyKernels, begin, facts_of, take, wanted
+from frame.plugins.platforms.cuda.compile import early_kernels, rehearsal, specializations
+from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda, CompilingAhead
+from frame.plugins.platforms.cuda.compile.early_kernels import EarlyKernels, begin, facts_of, take, wanted
 from tests.snapshots.early_kernels import H200, config_of, rehearsed
 
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frame.plugins.platforms.forks import ForkedGroup, Forks
+from frame.plugins.platforms.cuda.compile.forks import ForkedGroup, Forks
 
 LONG = 600.0
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from frame.plugins.platforms.launchers import build
+from frame.plugins.platforms.cuda.compile.launchers import build
 
 SOURCE = """
 #include <Python.h>

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from frame.plugins.platforms import cuda_recorder
-from frame.plugins.platforms.cuda_piece_recorder import PieceRecorder
-from frame.plugins.platforms.cuda_recorder import Recorder
+from frame.plugins.platforms.cuda.graphs import capture as cuda_recorder
+from frame.plugins.platforms.cuda.graphs.capture import Recorder
+from frame.plugins.platforms.cuda.graphs.piecewise_capture import PieceRecorder
 
 
 class Driver:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from frame.core.interfaces.model import ForwardStep
-from frame.plugins.platforms.cuda_pieces import SIZES, Pieces, sizes_for
+from frame.plugins.platforms.cuda.graphs.piecewise import SIZES, Pieces, sizes_for
 from tests.plugins.platforms.tape import TapeRecorder
 
 WIDTH, LAYERS = 8, 3

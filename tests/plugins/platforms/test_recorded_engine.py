@@ -14,23 +14,23 @@ import pytest
 import torch
 
 from frame.core.config.flat import from_flat
-from frame.core.engine import recording
+from frame.core.engine import idle_capture as recording
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.model import ForwardStep
 from frame.core.interfaces.platform import EagerGraphs, Forward, StepShape
 from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.registry import Registry
-from frame.core.testing.engines import drain, greedy, prompts, request, running, tokens_of
-from frame.core.testing.reference_attention import ReferenceAttention
-from frame.core.testing.tiny import write_tiny
 from frame.core.worker.worker import Worker
 from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform, HostMemory
-from frame.plugins.platforms.cuda_graphs import CudaGraphs
-from frame.plugins.platforms.cuda_pieces import Pieces
-from frame.plugins.platforms.cuda_recorder import Recorded
+from frame.plugins.platforms.cuda.graphs.capture import Recorded
+from frame.plugins.platforms.cuda.graphs.cuda_graphs import CudaGraphs
+from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
 from frame.plugins.platforms.options import CudaOptions
+from frame.testing.engines import drain, greedy, prompts, request, running, tokens_of
+from frame.testing.reference_attention import ReferenceAttention
+from frame.testing.tiny import write_tiny
 from tests.plugins.platforms.recorder import FakeRecorder
 from tests.plugins.platforms.tape import TapeRecorder
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-rehearsal = pytest.importorskip("frame.plugins.platforms.rehearsal")
+rehearsal = pytest.importorskip("frame.plugins.platforms.cuda.compile.rehearsal")
 if rehearsal._async_compile is None:
     pytest.skip("this Triton cannot compile asynchronously", allow_module_level=True)
 

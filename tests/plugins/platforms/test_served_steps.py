@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from frame.plugins.platforms import rehearsal
+from frame.plugins.platforms.cuda.compile import rehearsal
 from tests.plugins.platforms.served_steps import late_kernels
 
 pytestmark = pytest.mark.skipif(

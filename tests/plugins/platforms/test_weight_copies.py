@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from frame.plugins.platforms.weight_copies import Lane, fill
+from frame.plugins.platforms.cuda.weight_copies import Lane, fill
 
 CPU = torch.device("cpu")
 CASES = {

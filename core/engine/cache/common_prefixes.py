@@ -1,0 +1,113 @@
+"""Which running requests begin with the same blocks, kept up as requests come and go.
+
+A prefix is shared where a request took over another's blocks at its admission, so tables are compared then, once, and
+never in a step. Knows slots and tables of blocks: no hash, no pool, and not whether a device makes use of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...interfaces.step import PREFIX_ROWS, PrefixRows
+
+Tables = Sequence[Sequence[int]]
+
+
+@dataclass
+class _Family:
+    """Requests whose tables begin with one block; `common` is how many blocks each shares with the leader, at least."""
+
+    leader: int
+    tables: Tables
+    common: dict[int, int] = field(default_factory=dict)  # by slot, the leader's not counted
+
+
+class SharedPrefixes:
+    """Called as requests take and leave slots, and by each step that is launched.
+
+    A group counts when reading its prefix once for PREFIX_ROWS rows saves `min_tokens` tokens or more; 0: none does.
+    """
+
+    def __init__(self, num_slots: int, block_size: int, min_tokens: int, groups: Sequence[int] = ()) -> None:
+        self.groups = groups  # KV groups that keep whole prefixes
+        self._block_size = block_size
+        self._min_tokens = min_tokens
+        self._families: dict[int, _Family] = {}
+        self._first_block: dict[int, int] = {}  # by slot
+        self._tables: dict[int, Tables] = {}
+        self._groups: list[tuple[np.ndarray, int]] | None = []  # None: to be worked out
+        self._row_of_slot = np.full(num_slots, -1, np.int32)
+
+    def enter(self, slot: int, tables: Tables) -> None:
+        """A request with the tables of the KV groups that keep whole prefixes takes `slot`; they may grow later."""
+        if not self._min_tokens or not tables or not tables[0]:
+            return
+        first = tables[0][0]
+        self._first_block[slot], self._tables[slot] = first, tables
+        family = self._families.get(first)
+        if family is None:
+            self._families[first] = _Family(slot, tables)
+        else:
+            family.common[slot] = min(map(_num_equal, tables, family.tables))
+            self._groups = None
+
+    def leave(self, slot: int) -> None:
+        """The request of `slot` left it, for good or for the queue."""
+        first = self._first_block.pop(slot, None)
+        if first is None:
+            return
+        family = self._families[first]
+        del self._tables[slot]
+        self._groups = None
+        if family.leader != slot:
+            del family.common[slot]
+        elif not family.common:
+            del self._families[first]
+        else:
+            # what two share with the old leader they share with each other
+            leader = max(family.common, key=family.common.__getitem__)
+            most = family.common.pop(leader)
+            family.leader, family.tables = leader, self._tables[leader]
+            family.common = {other: min(count, most) for other, count in family.common.items()}
+
+    def rows(self, slots: np.ndarray, num_scheduled: np.ndarray, num_computed: np.ndarray) -> list[PrefixRows]:
+        """The groups of a step's rows that decode one token each, all of the shared tokens being computed."""
+        if self._groups is None:
+            found = (self._group(family) for family in self._families.values() if family.common)
+            self._groups = [group for group in found if group is not None]
+        if not self._groups:
+            return []
+        made, row_of_slot = [], self._row_of_slot
+        row_of_slot[slots] = np.arange(len(slots), dtype=np.int32)
+        for members, num_tokens in self._groups:
+            rows = row_of_slot[members]
+            rows = rows[rows >= 0]
+            rows = rows[(num_scheduled[rows] == 1) & (num_computed[rows] >= num_tokens)]
+            if _saved(len(rows), num_tokens) >= self._min_tokens:
+                made.append(PrefixRows(rows=rows, num_tokens=num_tokens))
+        row_of_slot[slots] = -1
+        return made
+
+    def _group(self, family: _Family) -> tuple[np.ndarray, int] | None:
+        """(slots, tokens) of the members for which sharing saves most; None where that is too little."""
+        order = sorted(family.common, key=family.common.__getitem__, reverse=True)
+        lengths = [family.common[slot] * self._block_size for slot in order]
+        saved = [_saved(count + 2, length) for count, length in enumerate(lengths)]
+        best = max(range(len(order)), key=saved.__getitem__)
+        if saved[best] < self._min_tokens:
+            return None
+        return np.array([family.leader, *order[: best + 1]], np.int32), lengths[best]
+
+
+def _saved(num_rows: int, num_tokens: int) -> int:
+    """Tokens that are not read when the rows read them in tiles."""
+    return (num_rows - -(-num_rows // PREFIX_ROWS)) * num_tokens
+
+
+def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many entries both begin with."""
+    length = min(len(one), len(other))
+    return next((i for i in range(length) if one[i] != other[i]), length)

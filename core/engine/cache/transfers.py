@@ -1,0 +1,105 @@
+"""The scheduler's side of a KV connector: what it is asked, told, and reports. Knows no transport."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ...interfaces.connector import ConnectorScheduler, NullConnectorScheduler, RequestView
+from ...interfaces.step import StepPlan, TransferReport
+from ..request import Request
+from .kv_cache import KVCache
+
+logger = logging.getLogger("frame.engine")
+
+
+class Transfers:
+    """Speaks to one connector in terms of requests. With the null connector everything here is a no-op.
+
+    A connector that raises costs its help and nothing else.
+    """
+
+    def __init__(self, connector: ConnectorScheduler, kv: KVCache) -> None:
+        self.connector = connector
+        self.active = not isinstance(connector, NullConnectorScheduler)
+        self._kv = kv
+        # it raised where it notes what to load: a later message could write to blocks that are others' by then
+        self._silent = False
+
+    def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
+        """(tokens that can be loaded past `num_computed`, whether later); None: ask again in a later step."""
+        if not self.active or self._silent or not request.use_connector or self._kv.holds_states:
+            return 0, False
+        size = self._kv.block_size
+        try:
+            count, later = self.connector.matched_tokens(self._view(request), num_computed)
+        except Exception:
+            self._leave(request, "matched_tokens")
+            return 0, False
+        if count is None:
+            return None, False
+        count = min(count, (request.num_tokens - 1) // size * size - num_computed) // size * size
+        return (count, later) if count > 0 else (0, False)
+
+    def allocated(self, request: Request, num_computed: int, num_external: int) -> bool:
+        """The request has blocks for `num_computed` tokens, of which the last `num_external` are to be loaded.
+
+        False: they will not be.
+        """
+        if self.active and num_external:
+            count = num_computed // self._kv.block_size
+            blocks = [table[:count] for table in request.blocks]
+            try:
+                self.connector.allocated(self._view(request), blocks, num_external)
+            except Exception:
+                self._leave(request, "allocated")
+                self._silent = True
+                return False
+        return True
+
+    def finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
+        """(whether the blocks must be held, parameters for the response); called once a request."""
+        if not self.active:
+            return False, None
+        try:
+            return self.connector.finished(self._view(request), request.blocks)
+        except Exception:
+            self._leave(request, "finished")
+            return False, None
+
+    def attach(self, plan: StepPlan) -> bool:
+        """Puts the connector's message into the plan; False: it has none to give, and nothing will be loaded."""
+        if not self.active or self._silent:
+            return True
+        try:
+            message = self.connector.build_message(plan)
+        except Exception:
+            logger.exception("the KV connector failed in build_message; nothing is loaded or saved by it any more")
+            self._silent = True
+            return False
+        if message:
+            plan.extras = {**plan.extras, "connector": message}
+        return True
+
+    def report(self, report: TransferReport) -> None:
+        """Passes on what the workers reported."""
+        try:
+            self.connector.update(report)
+        except Exception:
+            logger.exception("the KV connector failed in update")
+
+    def _leave(self, request: Request, method: str) -> None:
+        """The connector raised for this request, which goes on without it."""
+        logger.exception("the KV connector failed in %s; request %s goes on without it", method, request.request_id)
+        request.use_connector = False
+
+    def _view(self, request: Request) -> RequestView:
+        full = request.prompt_len // self._kv.block_size
+        return RequestView(
+            request_id=request.request_id,
+            token_ids=request.token_ids[:],
+            block_hashes=self._kv.block_hashes(request, full)[:full],
+            prompt_len=request.prompt_len,
+            cache_salt=request.source.salt,
+            params=request.source.kv_transfer or {},
+        )

@@ -1,0 +1,153 @@
+"""Compiling grammars beside the step loop: tried in a child process first, then compiled on a thread, then kept.
+
+Equal constraints are compiled once. What is kept is bounded in bytes, the least recently used goes first. Knows no
+request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import cast
+
+import msgspec
+
+from ...config.tree import FrameConfig
+from ...interfaces.grammar import Grammar, GrammarBackend, Vocabulary
+from ...interfaces.sampling import StructuredOutputsParams
+from ...offers import PluginError
+from ...registry import Registry
+from ..request import QueueFullError
+from .trial import GrammarTrial
+
+#: Grammars that are compiled at a time, each with a child process.
+NUM_COMPILERS = 2
+#: Different grammars that may wait; more are refused.
+MAX_PENDING = 256
+#: What a refusal takes in the cache.
+_REFUSAL_BYTES = 1024
+
+
+class GrammarCompiler:
+    """Called by the engine's thread. `build` makes the backend and `trial` a child, both when first needed."""
+
+    def __init__(
+        self, build: Callable[[], GrammarBackend], trial: Callable[[], GrammarTrial], *, cache_bytes: int
+    ) -> None:
+        self._build = build
+        self._make_trial = trial
+        self._cache_bytes = cache_bytes
+        self._pool = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar")
+        self._lock = threading.Lock()
+        self._build_lock = threading.Lock()
+        self._backend: GrammarBackend | None = None
+        self._futures: OrderedDict[bytes, Future[Grammar]] = OrderedDict()
+        self._sizes: dict[bytes, int] = {}
+        self._idle: SimpleQueue[GrammarTrial] = SimpleQueue()
+        self._trials: list[GrammarTrial] = []
+
+    @property
+    def num_kept(self) -> int:
+        """Grammars and refusals that are kept."""
+        return len(self._sizes)
+
+    def compile(self, params: StructuredOutputsParams, *, bounded: bool = True) -> Future[Grammar]:
+        """The grammar of a constraint, compiled or on its way; its error is a `ValueError` when the caller is at fault.
+
+        Where `bounded`, raises `QueueFullError` when too many wait.
+        """
+        key = _key(params)
+        with self._lock:
+            known = self._futures.get(key)
+            if known is not None:
+                self._futures.move_to_end(key)
+                return known
+            if bounded and len(self._futures) - len(self._sizes) >= MAX_PENDING:
+                raise QueueFullError(f"{MAX_PENDING} grammars wait to be compiled; try again later")
+            future = self._futures[key] = self._pool.submit(self._compile, params)
+        future.add_done_callback(lambda done: self._keep(key, done))
+        return future
+
+    def backend(self) -> GrammarBackend:
+        """The backend; raises `ValueError` when there is none for this checkpoint."""
+        with self._build_lock:
+            if self._backend is None:
+                self._backend = self._build()
+            return self._backend
+
+    def close(self) -> None:
+        """Ends threads and child processes."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            trials = list(self._trials)
+        for trial in trials:
+            trial.close()
+        self._pool.shutdown(wait=True)
+        if self._backend is not None:
+            self._backend.close()
+
+    def _compile(self, params: StructuredOutputsParams) -> Grammar:
+        backend = self.backend()
+        trial = self._take_trial()
+        try:
+            text = trial.check(params)
+        finally:
+            self._idle.put(trial)
+        return backend.compile(text)
+
+    def _take_trial(self) -> GrammarTrial:
+        try:
+            return self._idle.get_nowait()
+        except Empty:
+            trial = self._make_trial()
+            with self._lock:
+                self._trials.append(trial)
+            return trial
+
+    def _keep(self, key: bytes, done: Future[Grammar]) -> None:
+        with self._lock:
+            error = None if done.cancelled() else done.exception()
+            if done.cancelled() or (error is not None and not isinstance(error, ValueError)):
+                self._futures.pop(key, None)  # the next one may have more luck
+                return
+            self._sizes[key] = _REFUSAL_BYTES if error is not None else done.result().num_bytes
+            total = sum(self._sizes.values())
+            for old in [old for old in self._futures if old in self._sizes]:
+                if total <= self._cache_bytes:
+                    break
+                total -= self._sizes.pop(old)
+                del self._futures[old]
+
+
+def _key(params: StructuredOutputsParams) -> bytes:
+    own = msgspec.structs.replace(params, start_after=[], disable_fallback=False)
+    return hashlib.blake2b(msgspec.json.encode(own), digest_size=32).digest()
+
+
+def make_compiler(
+    config: FrameConfig, registry: Registry, vocabulary: Callable[[], Vocabulary] | None
+) -> tuple[GrammarCompiler | None, str]:
+    """The compiler of an engine, or None and why; raises `PluginError` when a backend that was named is missing."""
+    settings = config.structured_outputs
+    try:
+        provider = registry.select(
+            "grammar", settings.structured_outputs_backend, lambda backend: cast("str | None", backend.supports())
+        )
+    except PluginError as error:
+        if settings.structured_outputs_backend != "auto":
+            raise
+        return None, str(error)
+    if vocabulary is None or config.model.skip_tokenizer_init:
+        return None, "the engine has no tokenizer"
+    read: Callable[[], Vocabulary] = vocabulary
+
+    def build() -> GrammarBackend:
+        return cast("GrammarBackend", registry.make("grammar", provider, config, vocabulary=read()))
+
+    choices = registry.choices(config)
+    compiler = GrammarCompiler(build, lambda: GrammarTrial(config, choices), cache_bytes=settings.grammar_cache_bytes)
+    return compiler, ""

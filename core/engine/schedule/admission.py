@@ -1,0 +1,160 @@
+"""Which waiting requests enter the step, with how many tokens, and what of them is already cached."""
+
+from __future__ import annotations
+
+import time
+
+from ...config.tree import SchedulerConfig
+from ..cache.kv_cache import PrefixHit
+from ..lifecycle import Lifecycle
+from ..recovery.quarantine import Quarantine
+from ..request import Request, RequestState
+from .planned_step import StepDraft
+
+
+class Admission:
+    """Takes requests from the queue in its order while tokens, slots and blocks last."""
+
+    def __init__(self, config: SchedulerConfig, lifecycle: Lifecycle, quarantine: Quarantine) -> None:
+        self._lifecycle = lifecycle
+        self._quarantine = quarantine
+        self._chunked = config.enable_chunked_prefill
+        self._max_tokens = config.max_num_batched_tokens
+        self._max_partial = config.max_num_partial_prefills
+        self._max_long_partial = config.max_long_partial_prefills
+        self._long = config.long_prefill_token_threshold
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.prompt_tokens = 0
+
+    def chunk(self, remaining: int, budget: int) -> int:
+        """Tokens of a prompt with `remaining` left that one step takes."""
+        most = self._long if self._chunked and self._long else remaining
+        return min(remaining, budget, most)
+
+    def count_partial(self, draft: StepDraft, request: Request, remaining: int) -> None:
+        """Notes that `remaining` tokens of a prompt are left after this step."""
+        if remaining > 0:
+            draft.num_partial += 1
+            draft.num_long_partial += self._is_long(request)
+
+    def admit(self, draft: StepDraft) -> None:
+        """Fills what is left of the step; stops at the first request for which there is no room."""
+        slots = self._lifecycle.batch.slots
+        if draft.budget == 0 or slots.num_free == 0:
+            return
+        for request in self._lifecycle.waiting:
+            if draft.budget == 0 or slots.num_free == 0:
+                break
+            if self._quarantine.active and not self._quarantine.allows(request):
+                continue
+            if request.num_unanswered:
+                break  # preempted a moment ago: its newest token is still in flight, and the others must not overtake
+            if not self._try(draft, request):
+                break
+
+    def _is_long(self, request: Request) -> bool:
+        return 0 < self._long < request.num_tokens
+
+    def _may_be_partial(self, draft: StepDraft, request: Request) -> bool:
+        if draft.num_partial >= self._max_partial:
+            return False
+        return not (self._is_long(request) and draft.num_long_partial >= self._max_long_partial)
+
+    def _try(self, draft: StepDraft, request: Request) -> bool:
+        """Admits, starts a load, or passes over the request; False when the queue must wait for room."""
+        kv = self._lifecycle.kv
+        hit, external, later = PrefixHit(0, [[] for _ in request.blocks]), 0, False
+        if not request.num_loaded:
+            hit = kv.find_hit(request)
+            found, later = self._lifecycle.transfers.match(request, hit.num_tokens)
+            if found is None:
+                draft.undecided = True
+                return True
+            external = found
+        num_computed = request.num_loaded or hit.num_tokens + external
+        if later:
+            return self._load(draft, request, hit, num_computed, external)
+        remaining = request.num_tokens - num_computed
+        count = self.chunk(remaining, draft.budget)
+        if count < remaining:
+            if not self._chunked and request.num_tokens <= self._max_tokens:
+                return False
+            if self._chunked and not self._may_be_partial(draft, request):
+                return True
+        count = self._allocate(request, hit, num_computed, count)
+        if count == 0:
+            return False
+        if not self._lifecycle.transfers.allocated(request, num_computed, external):
+            kv.free(request)
+            draft.undecided = True
+            return True
+        self._note_cached(request, hit, num_computed)
+        request.unconfirmed_load = external > 0
+        self._enter(draft, request, num_computed, count)
+        return True
+
+    def _load(self, draft: StepDraft, request: Request, hit: PrefixHit, num_computed: int, external: int) -> bool:
+        lifecycle = self._lifecycle
+        if not lifecycle.kv.admit(request, hit, num_computed, num_computed):
+            return False
+        if not lifecycle.transfers.allocated(request, num_computed, external):
+            lifecycle.kv.free(request)
+            draft.undecided = True
+            return True
+        self._note_cached(request, hit, num_computed)
+        request.num_loaded = num_computed
+        lifecycle.load(request)
+        draft.loads.append(request)
+        return True
+
+    def _allocate(self, request: Request, hit: PrefixHit, num_computed: int, count: int) -> int:
+        """Gives blocks for `count` more tokens, or for fewer when nothing else runs; returns how many, 0 if none."""
+        kv, alone = self._lifecycle.kv, len(self._lifecycle.batch) == 0
+        # a preempted request that came straight back would only be preempted again by the next block boundary
+        reserve = len(self._lifecycle.batch) if request.num_preemptions else 0
+        while count:
+            total = num_computed + count
+            if request.num_loaded:
+                fits = kv.extend(request, num_computed, total, reserve=reserve)
+            else:
+                fits = kv.admit(request, hit, num_computed, total, reserve=reserve)
+            if fits:
+                return count
+            if not alone:
+                return 0
+            if not self.reclaim(request):
+                count //= 2
+        return 0
+
+    def reclaim(self, keep: Request | None = None) -> bool:
+        """Takes loaded blocks from the last waiting request that holds some; False when none does."""
+        if not self._lifecycle.transfers.active:
+            return False
+        for request in reversed(list(self._lifecycle.waiting)):
+            if request is not keep and request.num_loaded:
+                self._lifecycle.kv.free(request)
+                return True
+        return False
+
+    def _note_cached(self, request: Request, hit: PrefixHit, num_computed: int) -> None:
+        if request.num_cached is not None:
+            return
+        request.num_cached = min(num_computed, request.prompt_len)
+        request.scheduled = time.time()
+        self.prompt_tokens += request.prompt_len
+        if self._lifecycle.kv.caches_prefixes and request.reads_cache:
+            self.prefix_queries += request.prompt_len
+            self.prefix_hits += min(hit.num_tokens, request.prompt_len)
+
+    def _enter(self, draft: StepDraft, request: Request, num_computed: int, count: int) -> None:
+        lifecycle = self._lifecycle
+        if request.state is not RequestState.WAITING:
+            raise RuntimeError(f"request {request.request_id!r} is {request.state.value}, not waiting")
+        lifecycle.waiting.remove(request)
+        request.num_loaded = 0
+        slot = lifecycle.batch.enter(request, num_computed, lifecycle.kv.capacity(request))
+        draft.give(slot, count)
+        draft.added.append(request.to_new_request(slot, num_computed))
+        draft.publications[slot] = lifecycle.kv.publish_planned(request, num_computed, count)
+        self.count_partial(draft, request, request.num_tokens - num_computed - count)

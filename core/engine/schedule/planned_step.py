@@ -1,0 +1,138 @@
+"""A step while it is planned, and the record of a launched one. Knows arrays and requests, and takes no decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...interfaces.step import BlockAppend, NewRequest, StepPlan
+from ..cache.kv_cache import Publication
+from ..request import Request
+from .batch import Batch
+
+_NO_SLOTS = np.zeros(0, np.int32)
+_NO_SLOTS.flags.writeable = False
+
+
+@dataclass
+class LaunchedStep:
+    """What must be remembered of a launched step until it is answered.
+
+    `requests` [B] by row; None where the row's tokens must be dropped. `loads` are the asynchronous loads it starts.
+    """
+
+    plan: StepPlan
+    requests: Sequence[Request | None]
+    publications: list[Publication]
+    loads: list[Request]
+
+
+@dataclass
+class StepDraft:
+    """Tokens given to running requests so far. `counts` int32 [num_slots]; `budget` tokens are left.
+
+    `drafts` int32 [num_slots] of the counts are drafts; None: there are none.
+    """
+
+    budget: int
+    counts: np.ndarray
+    added: list[NewRequest] = field(default_factory=list)
+    loads: list[Request] = field(default_factory=list)
+    publications: dict[int, list[Publication]] = field(default_factory=dict)  # by slot
+    preempted: bool = False
+    drafts: np.ndarray | None = None
+    several: bool = False  # a row has more than one token
+    undecided: bool = False  # the connector wants to be asked about a request again
+    num_partial: int = 0  # prompts that stay partly computed after this step
+    num_long_partial: int = 0
+    _grown: list[tuple[int, int, int, list[int]]] = field(default_factory=list)  # slot, group, offset, block ids
+
+    def give(self, slot: int, count: int) -> None:
+        """Schedules `count` tokens of `slot`."""
+        self.counts[slot] = count
+        self.budget -= count
+        self.several |= count > 1
+
+    def take_back(self, slot: int) -> list[Publication]:
+        """Drops all that was planned for `slot`; returns what was published for it."""
+        self.budget += int(self.counts[slot])
+        self.counts[slot] = 0
+        self._grown = [entry for entry in self._grown if entry[0] != slot]
+        return self.publications.pop(slot, [])
+
+    def note_blocks(self, request: Request, before: list[int]) -> None:
+        """Notes the blocks that a request's tables gained since they had the lengths `before`."""
+        for group, start in enumerate(before):
+            if len(request.blocks[group]) > start:
+                self._grown.append((request.slot, group, start, request.blocks[group][start:]))
+
+    def note_block(self, request: Request) -> None:
+        """Notes the last block of each of a request's tables."""
+        for group, table in enumerate(request.blocks):
+            self._grown.append((request.slot, group, len(table) - 1, table[-1:]))
+
+    def _appends(self) -> list[BlockAppend]:
+        if not self._grown:
+            return []
+        rows: dict[int, tuple[list[int], list[int], list[int]]] = {}
+        for slot, group, offset, blocks in self._grown:
+            if group not in rows:
+                rows[group] = [], [], []
+            slots, offsets, ids = rows[group]
+            for place, block in enumerate(blocks, offset):
+                slots.append(slot)
+                offsets.append(place)
+                ids.append(block)
+        return [
+            BlockAppend(
+                group=group,
+                slots=np.array(slots, np.int32),
+                offsets=np.array(offsets, np.int32),
+                block_ids=np.array(ids, np.int32),
+            )
+            for group, (slots, offsets, ids) in sorted(rows.items())
+        ]
+
+    def launch(self, step: int, batch: Batch, removed_slots: list[int], finished_ids: list[str]) -> LaunchedStep:
+        """Makes the plan and counts it in the batch. Rows with fewer tokens come first, so decodes precede prefills."""
+        slots = batch.order
+        counts = self.counts[slots]
+        if np.count_nonzero(counts) < len(counts):
+            slots, counts = slots[counts > 0], counts[counts > 0]
+        if self.several:
+            order = np.argsort(counts, kind="stable")
+            slots, counts = slots[order], counts[order]
+        owners = batch.owners
+        requests = batch.requests if slots is batch.order else [owners[slot] for slot in slots.tolist()]
+        computed, planned = batch.num_computed[slots], batch.num_planned[slots]
+        after = computed + counts
+        drafts = np.zeros(len(slots), np.int32)
+        if self.drafts is not None:
+            drafts = self.drafts[slots]
+            planned = planned + drafts
+            batch.num_unsure[slots] += drafts
+        samples = after == planned
+        if batch.pools:
+            samples &= np.array([slot not in batch.pools for slot in slots.tolist()], np.bool_)
+        plan = StepPlan(
+            step=step,
+            removed_slots=np.array(removed_slots, np.int32) if removed_slots else _NO_SLOTS,
+            added=self.added,
+            appends=self._appends(),
+            slots=slots,
+            num_scheduled=counts,
+            num_computed=computed,
+            samples=samples,
+            num_drafts=drafts,
+            finished_ids=finished_ids,
+            deterministic=bool(batch.deterministic) and not batch.deterministic.isdisjoint(slots.tolist()),
+        )
+        batch.num_computed[slots] = after
+        batch.num_planned[slots] = planned + samples
+        batch.slots.launch(slots)
+        if not plan.deterministic:
+            plan.prefixes = batch.prefixes.rows(slots, counts, computed)
+        publications = [made for several in self.publications.values() for made in several]
+        return LaunchedStep(plan, requests, publications, self.loads)

@@ -1,0 +1,328 @@
+"""The scheduler: requests in, step plans out, results back in. Knows ids and blocks, no text and no tensor.
+
+A step's tokens go first to the running requests (one each to those that decode, then chunks of unfinished prompts),
+then to waiting ones in the policy's order. Planning does not wait for answers: the newest token of a running request
+may still be in flight, and only its number matters here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ...config.tree import FrameConfig
+from ...interfaces.connector import ConnectorScheduler
+from ...interfaces.engine import EngineOutput, EngineRequest, EngineStats
+from ...interfaces.kv import KVLayout
+from ...interfaces.scheduling import SchedulerPolicy
+from ...interfaces.step import StepPlan, StepResult
+from ..answers import Answers
+from ..cache.common_prefixes import SharedPrefixes
+from ..cache.hashing import BlockHasher
+from ..cache.kv_cache import KVCache
+from ..cache.transfers import Transfers
+from ..grammar.compiler import GrammarCompiler
+from ..grammar.constraints import Constraints
+from ..lifecycle import Lifecycle
+from ..recovery.quarantine import Quarantine
+from ..request import QueueFullError, Request, RequestState
+from ..request_limits import RequestLimits
+from .admission import Admission
+from .batch import Batch
+from .drafting import Drafting
+from .planned_step import LaunchedStep, StepDraft
+from .waiting import WaitingQueue
+
+
+class Scheduler:
+    """Called by the engine loop alone. `max_in_flight` plans may be out before the oldest is answered."""
+
+    def __init__(
+        self,
+        *,
+        config: FrameConfig,
+        layout: KVLayout,
+        policy: SchedulerPolicy,
+        connector: ConnectorScheduler,
+        max_model_len: int,
+        max_in_flight: int,
+        compiler: GrammarCompiler | None = None,
+        no_grammars: str = "the engine was built without a vocabulary",
+        shares_prefixes: bool = False,
+    ) -> None:
+        self._config = config.scheduler
+        self._deterministic = config.model.deterministic
+        self._layout = layout
+        self._policy = policy
+        self._limits = RequestLimits(config.scheduler, layout, max_model_len)
+        self._max_in_flight = max_in_flight
+        self._hasher = BlockHasher(
+            config.cache.prefix_caching_hash_algo, numerics=layout.numerics, block_size=layout.block_size
+        )
+        self._kv = KVCache(layout, self._hasher, enable_prefix_caching=config.cache.enable_prefix_caching)
+        min_shared = config.attention.shared_prefix_min_tokens if shares_prefixes and not self._deterministic else 0
+        whole = self._kv.whole_groups if self._kv.caches_prefixes else []
+        prefixes = SharedPrefixes(self._config.max_num_seqs, layout.block_size, min_shared, whole)
+        self._batch = Batch(self._config.max_num_seqs, prefixes)
+        self._waiting = WaitingQueue(policy)
+        self._transfers = Transfers(connector, self._kv)
+        self._lifecycle = Lifecycle(kv=self._kv, batch=self._batch, waiting=self._waiting, transfers=self._transfers)
+        self.constraints = Constraints(self._lifecycle, compiler, no_grammars, self._config.max_num_seqs)
+        self.quarantine = Quarantine()
+        self._admission = Admission(self._config, self._lifecycle, self.quarantine)
+        self._answers = Answers(self._lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
+        self._launched: dict[int, LaunchedStep] = {}  # by step, oldest first
+        self._counts = np.zeros(self._config.max_num_seqs, np.int32)
+        self.admits = True  # whether waiting requests may run
+        self._drafting = Drafting(config.speculation, self._batch, self._kv, exact=max_in_flight == 1)
+        self._num_steps = 0
+        self._num_added = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._batch)
+
+    def unfinished(self) -> list[str]:
+        """Ids of all requests that have not ended."""
+        return list(self._lifecycle.requests)
+
+    @property
+    def num_slots(self) -> int:
+        """Most requests of a step."""
+        return self._config.max_num_seqs
+
+    def add(self, source: EngineRequest) -> None:
+        """Queues a request. Raises `ValueError` when it can never run, `QueueFullError` when too many wait."""
+        lifecycle = self._lifecycle
+        max_len = self._limits.max_len(source)
+        if source.request_id in lifecycle.requests:
+            raise ValueError(
+                f"request {source.request_id!r} is there already; ids must be unique among unfinished requests"
+            )
+        if lifecycle.num_waiting >= self._config.max_queue and not source.replayed:
+            raise QueueFullError(f"{lifecycle.num_waiting} requests wait, max_queue allows {self._config.max_queue}")
+        root = self._hasher.root(
+            salt=source.salt,
+            adapter=source.adapter_name,
+            media_keys=source.media_keys,
+            deterministic=self._deterministic or source.params.deterministic,
+        )
+        request = Request(
+            source, sequence=self._num_added, max_len=max_len, num_groups=len(self._layout.groups), root=root
+        )
+        if source.params.structured_outputs is not None:
+            self.constraints.submit(request)
+        else:
+            self._waiting.add(request)
+        self._num_added += 1
+        lifecycle.requests[request.request_id] = request
+
+    def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
+        """Ends requests wherever they are and returns their last outputs; unknown and finished ids are ignored."""
+        found = [self._lifecycle.requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
+        return [self._lifecycle.finish(request, "abort") for request in found if request is not None]
+
+    def schedule(self, empty: bool = False) -> StepPlan | None:
+        """Plans one step, or None when nothing can be done before an answer (or ever); with `empty` one without rows.
+
+        The plan counts as launched: `update` or `fail` must be called with it.
+        """
+        if len(self._launched) >= self._max_in_flight:
+            return None
+        if self.quarantine.active:
+            self._isolate()
+        self._counts.fill(0)
+        draft = StepDraft(self._config.max_num_batched_tokens, self._counts)
+        order, todo = self._batch.order, self._todo()
+        decodes = order[todo == 1]
+        self._continue_decodes(draft, decodes)
+        several = todo > 1
+        if np.count_nonzero(several):
+            self._continue_prefills(draft, order[several].tolist(), todo[several].tolist())
+        if not draft.preempted and self.admits:
+            self._admission.admit(draft)
+        if self._drafting.active:
+            self._drafting.extend(draft, decodes)
+        lifecycle = self._lifecycle
+        if not (self._worth_a_step(draft) or empty):
+            return None
+        launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
+        lifecycle.removed_slots, lifecycle.finished_ids = [], []
+        self._launched[launched.plan.step] = launched
+        self._num_steps += 1
+        if not self._transfers.attach(launched.plan):
+            lifecycle.load_nothing(launched, list(self._launched.values()))
+        return launched.plan
+
+    def _isolate(self) -> None:
+        """Lets only those run whom the quarantine allows to."""
+        self.quarantine.review(self._lifecycle.requests)
+        for request in reversed(self._batch.requests):
+            if not self.quarantine.allows(request):
+                self._lifecycle.preempt(request)
+
+    def _todo(self) -> np.ndarray:
+        """Tokens [running] that each running request has to compute now, in order of admission."""
+        batch = self._batch
+        # where the last allowed token is in flight or known there is nothing to compute
+        by_slot = (batch.num_planned - batch.num_computed) * (batch.num_planned < batch.max_len)
+        todo: np.ndarray = by_slot[batch.order]
+        return todo
+
+    def _continue_decodes(self, draft: StepDraft, slots: np.ndarray) -> None:
+        batch = self._batch
+        slots = slots[: draft.budget]
+        draft.counts[slots] = 1
+        draft.budget -= len(slots)
+        full = (batch.num_computed >= batch.covered)[slots]
+        if not np.count_nonzero(full):
+            return
+        for slot in slots[full].tolist():
+            request = batch.owners[slot]
+            if request is None:
+                continue  # preempted for a request before it
+            if self._kv.add_block(request):
+                batch.covered[slot] += self._kv.block_size
+                draft.note_block(request)
+            elif not self._grow(draft, request, 1) and request.batch is not None:
+                draft.take_back(slot)
+
+    def _continue_prefills(self, draft: StepDraft, slots: list[int], todo: list[int]) -> None:
+        batch, kv = self._batch, self._kv
+        for slot, remaining in zip(slots, todo, strict=True):
+            request = batch.owners[slot]
+            if request is None:
+                continue  # preempted for a request before it
+            count = self._admission.chunk(remaining, draft.budget)
+            while count and not self._grow(draft, request, count):
+                # alone, and the rest is held by ended requests or too small: take what fits
+                count = count // 2 if request.batch is not None else 0
+            if request.batch is None:
+                continue
+            if count:
+                draft.give(slot, count)
+                draft.publications[slot] = kv.publish_planned(request, int(batch.num_computed[slot]), count)
+            self._admission.count_partial(draft, request, remaining - count)
+
+    def _grow(self, draft: StepDraft, request: Request, count: int) -> bool:
+        """Makes room for `count` more tokens, at the cost of others; False when not, or when it gave way itself."""
+        kv, batch, slot = self._kv, self._batch, request.slot
+        least, total = batch.least_computed(slot), int(batch.num_computed[slot]) + count
+        before = [len(table) for table in request.blocks]
+        while not kv.extend(request, least, total):
+            if self._admission.reclaim():
+                continue
+            if len(batch) == 1:
+                return False
+            victim = max(batch.requests, key=lambda one: (self._policy.key(one), one.sequence))
+            self._lifecycle.preempt(victim, draft)
+            if victim is request:
+                return False
+        batch.covered[slot] = kv.capacity(request)
+        draft.note_blocks(request, before)
+        return True
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        """Applies the answer to a launched plan; plans are answered in the order of their launch."""
+        step = self._answered(plan)
+        outputs = []
+        try:
+            if result.transfer is not None:
+                outputs += self._answers.apply_transfer(result.transfer, [step, *self._launched.values()])
+            self._drafting.answer(step, result)
+            accept = self._answers.accept if result.num_drafts is None else self._answers.accept_several
+            outputs += accept(step, result)
+        finally:
+            self._lifecycle.answer(plan.slots)
+        return outputs
+
+    def fail(self, plan: StepPlan, error: str) -> list[EngineOutput]:
+        """The step raised: its requests are computed again in halves, and the one that was alone ends with "error".
+
+        What only this plan told the workers is told again. Loads that the step began end, too: they may be under way.
+        """
+        living = self._living(plan)
+        step = self._answered(plan)
+        later = [launched for launched in self._launched.values() if launched.plan.step > plan.step]
+        guilty = self.quarantine.blame(living)
+        outputs = self._answers.fail_step(step, later, error, [one for one in living if one is not guilty])
+        lifecycle, owners = self._lifecycle, self._batch.owners
+        reused = {new.slot for launched in (step, *later) for new in launched.plan.added}
+        gone = [slot for slot in plan.removed_slots.tolist() if owners[slot] is None and slot not in reused]
+        lifecycle.removed_slots += [slot for slot in gone if slot not in lifecycle.removed_slots]
+        lifecycle.finished_ids += plan.finished_ids
+        lifecycle.answer(plan.slots)
+        return outputs
+
+    def constrained(self, plan: StepPlan) -> LaunchedStep | None:
+        """The step of a plan in which some row that yields a token follows a grammar, else None."""
+        constrained = self._batch.constrained
+        if not constrained or constrained.isdisjoint(plan.slots[plan.samples].tolist()):
+            return None
+        return self._launched[plan.step]
+
+    def living(self, plan: StepPlan) -> set[str]:
+        """The unfinished requests whose tokens a launched plan computes."""
+        return {request.request_id for request in self._living(plan)}
+
+    def _living(self, plan: StepPlan) -> list[Request]:
+        step = self._launched.get(plan.step)
+        rows = step.requests if step is not None else ()
+        return [one for one in rows if one is not None and one.state is not RequestState.FINISHED]
+
+    def _answered(self, plan: StepPlan) -> LaunchedStep:
+        step = self._launched.pop(plan.step, None)
+        if step is None:
+            raise ValueError(f"step {plan.step} is not in flight; there are: {list(self._launched)}")
+        return step
+
+    def has_unfinished(self) -> bool:
+        """Whether requests are waiting, loading or running."""
+        return bool(self._lifecycle.requests)
+
+    def _worth_a_step(self, draft: StepDraft) -> bool:
+        if np.count_nonzero(draft.counts) or draft.undecided or self.has_transfers():
+            return True
+        return not self._launched and self._lifecycle.await_abandoned()
+
+    def has_transfers(self) -> bool:
+        """Whether the connector needs steps, if need be without tokens, to go on with its transfers."""
+        lifecycle = self._lifecycle
+        return self._transfers.active and bool(lifecycle.loading or lifecycle.held or lifecycle.finished_ids)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forgets all cached prefixes; returns whether it could.
+
+        It cannot while requests run or load. With `reset_running_requests` running ones are preempted first and later
+        recomputed.
+        """
+        if reset_running_requests:
+            for request in reversed(self._batch.requests):
+                self._lifecycle.preempt(request)
+        while self._admission.reclaim():
+            pass
+        if len(self._batch) or self._lifecycle.loading:
+            return False
+        self._kv.pool.withdraw_all()
+        return True
+
+    def stats(self) -> EngineStats:
+        """Counters since the start and gauges of now; `step_seconds` is the engine loop's to fill."""
+        lifecycle, admission = self._lifecycle, self._admission
+        stats = EngineStats(
+            running=len(self._batch),
+            waiting=lifecycle.num_waiting,
+            kv_usage=self._kv.pool.usage,
+            num_blocks=self._layout.num_blocks,
+            prefix_queries=admission.prefix_queries,
+            prefix_hits=admission.prefix_hits,
+            preemptions=lifecycle.num_preemptions,
+            prompt_tokens=admission.prompt_tokens,
+            generated_tokens=self._answers.generated_tokens,
+            steps=self._num_steps,
+            finished=dict(lifecycle.finished_counts),
+        )
+        self._drafting.fill(stats)
+        return stats

@@ -1,0 +1,153 @@
+"""The record of one request: what was admitted, its output sequences, what was shown of it. Knows no other request."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..interfaces.engine import EngineOutput
+from ..interfaces.sampling import RequestOutputKind
+from ..interfaces.step import LogprobRows
+from .input_processor import Admitted
+from .logprobs import PromptLogprobs, append_rows, new_prompt_logprobs
+from .outputs import CompletionOutput, RequestMetrics, RequestOutput
+from .sequence import Sequence as OutputSequence
+from .tokenizer import Tokenizer
+
+
+class RequestRecord:
+    """One request: what was admitted, its sequences, what was shown of it."""
+
+    def __init__(self, admitted: Admitted, tokenizer: Tokenizer | None, stream_interval: int = 1) -> None:
+        self.admitted = admitted
+        self.params = admitted.params
+        self.sequences = [
+            OutputSequence(index, request, admitted.prompt_ids, tokenizer)
+            for index, request in enumerate(admitted.requests)
+        ]
+        self.metrics = RequestMetrics(admitted.arrival)
+        self.num_cached: int | None = None
+        self.num_prompt_logprobs = 0  # positions whose log-probabilities have arrived
+        self.kv_transfer: dict[str, Any] | None = None
+        self._tokenizer = tokenizer
+        self._stream_interval = stream_interval
+        self._prompt_logprobs: PromptLogprobs | None = None
+        if self.params.prompt_logprobs is not None:
+            self._prompt_logprobs = new_prompt_logprobs(self.params.flat_logprobs)
+        self._changed: dict[int, OutputSequence] = {}
+        if len(self.sequences) > 1 or stream_interval != 1 or self._prompt_logprobs is not None:
+            for sequence in self.sequences:
+                sequence.flows = False
+
+    @property
+    def finished(self) -> bool:
+        for sequence in self.sequences:  # noqa: SIM110  # asked for each token, and a generator costs as much as all else
+            if sequence.finish_reason is None:
+                return False
+        return True
+
+    @property
+    def _scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt, which the first sequence brings, are still to come."""
+        if self._prompt_logprobs is None or self.sequences[0].finish_reason is not None:
+            return False
+        return self.num_prompt_logprobs < len(self.admitted.prompt_ids) - 1
+
+    def ends(self) -> list[tuple[str, int]]:
+        """How each finished sequence ended, and its tokens."""
+        return [(str(sequence.finish_reason), len(sequence.token_ids)) for sequence in self.sequences]
+
+    def push(self, sequence: OutputSequence, output: EngineOutput, now: float) -> bool:
+        """Takes a step's output; returns whether the engine must end the sequence (a stop string)."""
+        if output.token_ids:
+            if self.metrics.first_token_time is None:
+                self.metrics.first_token_time = now
+                self.metrics.first_scheduled_time = output.scheduled
+            self.metrics.last_token_time = now
+        if output.num_cached is not None and self.num_cached is None:
+            self.num_cached = output.num_cached
+        if output.kv_transfer is not None:
+            self.kv_transfer = output.kv_transfer
+        if output.prompt_logprobs is not None:
+            self._add_prompt_logprobs(output.prompt_logprobs)
+        self._changed[sequence.index] = sequence
+        return sequence.push(output)
+
+    def _add_prompt_logprobs(self, rows: LogprobRows) -> None:
+        if self._prompt_logprobs is not None:
+            decode = self._tokenizer.token_text if self._tokenizer is not None else None
+            append_rows(self._prompt_logprobs, rows, decode)
+        self.num_prompt_logprobs += len(rows.ranks)
+
+    def end(self, sequence: OutputSequence) -> None:
+        """Ends a sequence as aborted."""
+        if sequence.finish_reason is None:
+            sequence.finish("abort")
+            self._changed[sequence.index] = sequence
+
+    def take(self, now: float) -> RequestOutput | None:
+        """The output to hand out now; None when its kind shows nothing yet."""
+        sole = self.sequences[0]
+        if sole.flows and sole.finish_reason is None:
+            self._changed.clear()
+            return self._output(None, [sole.take_flowed()], False)
+        finished = self.finished
+        kind = self.params.output_kind
+        if finished:
+            self.metrics.finished_time = now
+        elif kind == RequestOutputKind.FINAL_ONLY or (kind == RequestOutputKind.DELTA and self._scores_prompt):
+            return None
+        due = list(self._changed.values())
+        if self._stream_interval != 1:
+            due = [one for one in due if one.due(self._stream_interval)]
+        if not due:
+            return None
+        if len(due) > 1:
+            due.sort(key=lambda sequence: sequence.index)
+        shown = due if kind == RequestOutputKind.DELTA else self.sequences
+        prompt_logprobs = self._prompt_logprobs
+        if kind == RequestOutputKind.DELTA:
+            self._prompt_logprobs = None  # told once, with the first output
+        output = self._output(prompt_logprobs, [sequence.take() for sequence in shown], finished)
+        for sequence in due:
+            del self._changed[sequence.index]
+        return output
+
+    def _output(
+        self, prompt_logprobs: PromptLogprobs | None, outputs: list[CompletionOutput], finished: bool
+    ) -> RequestOutput:
+        admitted = self.admitted
+        return RequestOutput.of(
+            request_id=admitted.request_id,
+            prompt=admitted.text,
+            prompt_token_ids=admitted.prompt_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=outputs,
+            finished=finished,
+            metrics=self.metrics,
+            num_cached_tokens=self.num_cached,
+            kv_transfer_params=self.kv_transfer,
+        )
+
+
+class Record(Protocol):
+    """What the front keeps of an unfinished request: `RequestRecord`, or `PoolingRecord`."""
+
+    admitted: Any
+    sequences: Any
+    metrics: RequestMetrics
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """Positions of the prompt whose log-probabilities were reported."""
+
+    def ends(self) -> list[tuple[str, int]]:
+        """How each sequence ended, and its tokens."""
+
+    def push(self, sequence: Any, output: EngineOutput, now: float) -> bool:
+        """Takes a step's output; returns whether the engine must end the sequence."""
+
+    def end(self, sequence: Any) -> None:
+        """Ends a sequence as aborted."""
+
+    def take(self, now: float) -> Any:
+        """The output to hand out now, or None."""

@@ -1,0 +1,267 @@
+"""An API process: the HTTP application over the text side, on a socket that its parent has bound.
+
+The parent says where the engine is and when it is gone; this process serves `/health` from the start and everything
+else from the first ready engine on. The successor of one that died answers nothing until it can serve. Imports no torch
+of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..config.checkpoint import Checkpoint, read_checkpoint
+from ..config.tree import FrameConfig
+from ..registry import Registry
+from ..server.app import build_admin, build_app, make_endpoints
+from ..server.certificates import tls_context
+from ..server.http import Server, make_server
+from ..server.ingress import Ingress
+from ..server.limits import KeyLimits
+from ..server.reports import Reporter
+from ..server.serving import ServingHost
+from ..server.turn import OutputParsers, build_parsers
+from .channel import AsyncChannel
+from .child_process import describe, die_with_parent
+from .client import RemoteEngine
+from .messages import EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
+
+if TYPE_CHECKING:
+    from ..front.async_llm import AsyncLLM
+    from ..front.tokenizer import TokenizerSource
+
+    Text = tuple[Checkpoint, TokenizerSource]
+
+logger = logging.getLogger("frame.server")
+
+_DRAIN_POLL_SECONDS = 0.02
+#: What answers get to carry the news that the server ends.
+_FAREWELL_SECONDS = 1.0
+#: The same when the parent has hung up already, and ends this process soon.
+_HASTE_SECONDS = 0.1
+#: How long connections to the successor of a process that died wait before they are told why.
+_SUCCESSION_SECONDS = 30.0
+#: Objects that come before the collector looks: by default a step of a thousand streams would have it look at all
+#: requests several times, and next to nothing here is a cycle.
+_GC_THRESHOLDS = 50_000, 20, 50
+
+
+class ApiProcess:
+    """The life of an API process: serve, follow the parent's news, drain, end."""
+
+    def __init__(
+        self,
+        config: FrameConfig,
+        listener: socket.socket,
+        control: socket.socket,
+        metrics_file: int | None = None,
+        limits: KeyLimits | None = None,
+        admin: socket.socket | None = None,
+        *,
+        successor: bool = False,
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._control_socket = control
+        self._client = RemoteEngine()
+        self._host = ServingHost(config, self._client, metrics_file)
+        self._limits = limits
+        self._admin_listener = admin
+        self._admin: Server | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._successor = successor
+        self._settled = asyncio.Event()  # it serves, cannot, or ends
+
+    async def run(self) -> int:
+        """Serves until told to stop; returns the exit status."""
+        die_with_parent()
+        control = await AsyncChannel.wrap(self._control_socket, EngineNews)
+        try:
+            server, ingress = self._build()
+        except Exception as error:
+            logger.debug("the API process does not start", exc_info=True)
+            await control.send(Failed(describe(error)))
+            return 1
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
+        loop.add_signal_handler(signal.SIGTERM, lambda: self._begin_drain(server, ingress))
+        text = asyncio.create_task(self._load_text(control))
+        follow = asyncio.create_task(self._follow(control, server, ingress, text))
+        self._host.shut_down = lambda: control.send(Shutdown())
+        admin = asyncio.create_task(self._serve_admin())
+        try:
+            if self._successor:
+                await self._settle(follow)
+            await server.serve(sockets=[self._listener])
+        finally:
+            if self._admin is not None:
+                self._admin.should_exit = self._admin.force_exit = True
+            await asyncio.gather(admin, return_exceptions=True)
+            follow.cancel()
+            await asyncio.gather(follow, text, return_exceptions=True)
+            await asyncio.to_thread(self._host.reporter.close)
+            await asyncio.to_thread(self._host.close)
+            await self._client.close()
+            control.close()
+        return 0
+
+    async def _settle(self, follow: asyncio.Task[None]) -> None:
+        """Leaves connections in the listener's queue until they can be served: clients of a dead process try again."""
+        settled = asyncio.create_task(self._settled.wait())
+        await asyncio.wait((settled, follow), timeout=_SUCCESSION_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        settled.cancel()
+
+    async def _serve_admin(self) -> None:
+        if self._admin is not None and self._admin_listener is not None:
+            await self._admin.serve(sockets=[self._admin_listener])
+
+    def _build(self) -> tuple[Server, Ingress]:
+        registry = self._registry = Registry.load()
+        registry.add_files(self._config)
+        endpoints = make_endpoints(self._config, registry, self._host)
+        names = dict.fromkeys(self._config.observability.metrics_sinks)
+        sinks = [registry.make("sink", name, self._config) for name in names]
+        self._host.reporter = Reporter(self._host.model_names[0], sinks)
+        if self._admin_listener is not None:
+            administered = [endpoint for endpoint in endpoints if endpoint.admin]
+            self._admin = make_server(build_admin(self._config, administered), self._config.server)
+        endpoints = [endpoint for endpoint in endpoints if not endpoint.admin]
+        app, ingress = build_app(self._config, self._host, endpoints, self._host.metrics, self._limits)
+        server = self._config.server
+        return make_server(app, server, tls_context(server)), ingress
+
+    async def _follow(
+        self, control: AsyncChannel, server: Server, ingress: Ingress, text: asyncio.Task[Text | None]
+    ) -> None:
+        """Takes the parent's news until it hangs up, which ends this process, too."""
+        front: asyncio.Task[None] | None = None
+        try:
+            while (message := await control.receive()) is not None:
+                await self._client.news(message)
+                self._host.stage = message.name if isinstance(message, Stage) else None
+                if isinstance(message, EngineUp) and front is None:
+                    front = asyncio.create_task(self._open(control, text))
+        except (OSError, ValueError) as error:
+            logger.error("the parent process cannot be understood: %s", describe(error))
+        await self._dismiss(ingress, "the server was stopped", _HASTE_SECONDS)
+        server.force_exit = server.should_exit = True
+
+    async def _open(self, control: AsyncChannel, text: asyncio.Task[Text | None]) -> None:
+        loaded = await text
+        if loaded is None:
+            return
+        try:
+            self._host.open(*await asyncio.to_thread(self._make_front, loaded))
+        except Exception as error:
+            logger.debug("the text side does not start", exc_info=True)
+            await control.send(Failed(describe(error)))
+            return
+        finally:
+            self._settled.set()
+        gc.collect()
+        gc.freeze()  # what lives now lives for ever: no need to look at it again
+        gc.set_threshold(*_GC_THRESHOLDS)
+        await control.send(Serving(self._host.model_names))
+
+    async def _load_text(self, control: AsyncChannel) -> Text | None:
+        """Loads the tokenizer while the engine starts. What is wrong with it ends the start at once: None."""
+        try:
+            return await asyncio.to_thread(self._prepare_text)
+        except Exception as error:
+            logger.debug("the text side does not start", exc_info=True)
+            await control.send(Failed(describe(error)))
+            return None
+
+    def _prepare_text(self) -> Text:
+        """The tokenizer, whose library takes as long to import as an engine to start."""
+        from ..front.front import tokenizer_source
+        from ..front.template import read_template
+        from ..front.tokenizer import NoTokenizerError
+
+        checkpoint = read_checkpoint(self._config)
+        read_template(self._config.model.chat_template)
+        tokenizer = tokenizer_source(self._config, checkpoint)
+        if tokenizer.folder is not None:
+            try:
+                tokenizer.get()
+            except NoTokenizerError as error:
+                logger.warning("requests with text will be refused: %s", error)
+        return checkpoint, tokenizer
+
+    def _make_front(self, text: Text) -> tuple[AsyncLLM, OutputParsers]:
+        from ..front.async_llm import AsyncLLM
+
+        checkpoint, tokenizer = text
+        llm = AsyncLLM(config=self._config, client=self._client, checkpoint=checkpoint, tokenizer=tokenizer)
+        return llm, build_parsers(self._config, self._registry, llm.front)
+
+    def _begin_drain(self, server: Server, ingress: Ingress) -> None:
+        if self._draining is not None:
+            server.force_exit = server.should_exit = True
+            return
+        self._host.draining = True
+        self._settled.set()
+        self._draining = asyncio.create_task(self._drain(server, ingress))
+
+    async def _drain(self, server: Server, ingress: Ingress) -> None:
+        """Lets running requests finish, new ones being refused, then tells the rest and ends the server."""
+        seconds = self._config.server.drain_seconds
+        await _until(lambda: not ingress.active, seconds)
+        if ingress.active:
+            reason = f"the server is stopping: the request did not end within {seconds:g} seconds (--drain-seconds)"
+            await self._dismiss(ingress, reason, _FAREWELL_SECONDS)
+        server.should_exit = True
+
+    async def _dismiss(self, ingress: Ingress, reason: str, seconds: float) -> None:
+        """Ends running requests with `reason`; their answers get `seconds` to leave."""
+        await self._client.drop(reason)
+        await _until(lambda: not ingress.active, seconds)
+
+
+async def _until(done: Callable[[], bool], seconds: float) -> None:
+    """Returns once it is `done`, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        await asyncio.sleep(_DRAIN_POLL_SECONDS)
+
+
+def run_api_process(
+    config: FrameConfig,
+    listen_fd: int,
+    control_fd: int,
+    metrics_file: int | None = None,
+    limits_file: int | None = None,
+    admin_fd: int | None = None,
+    *,
+    index: int = 0,
+    successor: bool = False,
+) -> int:
+    """Runs API process number `index` on inherited sockets, maybe in the place of one that died; the exit status.
+
+    Processes of one server count together in `metrics_file`, and bound together what their clients do in `limits_file`.
+    """
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        new_event_loop = asyncio.new_event_loop
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    listener, control = socket.socket(fileno=listen_fd), socket.socket(fileno=control_fd)
+    server = config.server
+    limits = KeyLimits(
+        server.api_key,
+        most=server.max_requests_per_key,
+        per_minute=server.max_requests_per_minute,
+        descriptor=limits_file,
+        process=index,
+    )
+    admin = None if admin_fd is None else socket.socket(fileno=admin_fd)
+    process = ApiProcess(config, listener, control, metrics_file, limits, admin, successor=successor)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(process.run())

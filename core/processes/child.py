@@ -1,0 +1,100 @@
+"""Starts child processes joined by a control channel, and ends them. Knows not what they do; imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Sequence
+
+from ..config.plain import to_plain
+from ..config.tree import FrameConfig
+from ..openmp import child_environment
+from ..python_command import python_command
+from .channel import AsyncChannel
+
+STOP_SECONDS = 8.0
+
+
+def frame_command(subcommand: str) -> list[str]:
+    """The command line that starts a subcommand of frame in a child process."""
+    return python_command("frame", subcommand)
+
+
+def write_config(config: FrameConfig) -> int:
+    """The configuration for child processes, as the descriptor of a file in memory: nothing is left of it on a disk.
+
+    Raises `ConfigError` for what cannot leave the process, such as classes.
+    """
+    return memory_file(json.dumps(to_plain(config)))
+
+
+def memory_file(text: str) -> int:
+    """A file that is gone with the last process that has it open; children read it as `/dev/fd/N`."""
+    descriptor = os.memfd_create("frame")
+    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+        file.write(text)
+    return descriptor
+
+
+async def spawn(command: Sequence[str], arguments: Sequence[str], kind: object, fds: Sequence[int] = ()) -> Child:
+    """Starts a child in a session of its own, joined by a control channel that carries `kind` to us.
+
+    The child finds its end as `--control-fd`; the end of the channel is the end of either side.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel = await AsyncChannel.wrap(ours, kind)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                *arguments,
+                "--control-fd",
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(), *fds),
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                env=child_environment(),
+            )
+        except BaseException:
+            channel.close()
+            raise
+    return Child(process, channel)
+
+
+class Child:
+    """A child process and the channel to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: AsyncChannel) -> None:
+        self.process = process
+        self.channel = channel
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the child alone; nothing when it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends the child and all that it started, at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Hangs up, so that the child ends by itself, and ends it by force after `seconds`."""
+        self.channel.close()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.process.wait(), seconds)
+        self.kill()
+        await self.process.wait()
+
+    async def death(self) -> str:
+        """Waits for the end and says what it was."""
+        status = await self.process.wait()
+        self.kill()  # whatever it left behind
+        self.channel.close()
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"

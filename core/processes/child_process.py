@@ -1,0 +1,57 @@
+"""What the child processes of a server have in common: they end with their parent, and tell errors as one sentence."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..offers import PluginError
+from .channel import Channel
+
+_CLOSE_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one sentence: what our own errors say, prefixed by the type for those that say too little."""
+    text = " ".join(str(error).split())[:2000]
+    if not text:
+        return type(error).__name__
+    ours = (ValueError, RuntimeError, OSError, PluginError)
+    return text if isinstance(error, ours) else f"{type(error).__name__}: {text}"
+
+
+def show_as(name: str) -> None:
+    """What `ps` calls this process, at most 15 characters; safe from any thread."""
+    Path("/proc/self/comm").write_text(name)
+
+
+def die_with_parent() -> None:
+    """Has the kernel end this process when the thread that started it is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def bind_to_parent(parent: Channel, take: Callable[[Any], None], stop: Callable[[], None]) -> None:
+    """Ends this process with its parent: at once by the kernel, or through `stop` when the parent hangs up.
+
+    What the parent says until then goes to `take`, on a thread.
+    """
+    die_with_parent()
+
+    def listen() -> None:
+        try:
+            while (message := parent.receive()) is not None:
+                take(message)
+        except (OSError, ValueError):
+            pass
+        stop()
+        time.sleep(_CLOSE_SECONDS)
+        os._exit(1)  # the main thread is stuck
+
+    threading.Thread(target=listen, name="parent", daemon=True).start()

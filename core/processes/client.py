@@ -1,0 +1,315 @@
+"""The asyncio client of an engine process: `EngineClient`.
+
+`RemoteEngine` speaks to whatever engine it is attached to and says which requests were lost when that engine dies;
+`start_engine` gives it an engine process of its own. Knows no text and no HTTP; imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineDeadError, EngineInfo
+from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats, Fault
+from ..interfaces.wire import decode, encode
+from .channel import AsyncChannel
+from .messages import (
+    LAST_WORDS_SECONDS,
+    Abort,
+    Add,
+    Call,
+    EngineDown,
+    EngineNews,
+    EngineUp,
+    FromEngine,
+    Hello,
+    Outputs,
+    Reply,
+    Stage,
+)
+from .supervisor import EngineSupervisor
+
+logger = logging.getLogger("frame.server")
+
+_NO_IDS = np.zeros(0, np.int32)
+_RECONNECT_SECONDS = 0.1
+#: More breaks than this within so many seconds end the requests that were under way: one of them may be to blame.
+_MAX_BREAKS = 3
+_BREAKS_SECONDS = 30.0
+
+OnStage = Callable[[Stage], None]
+
+
+class RemoteEngine:
+    """An engine in another process. Requests are tracked, so that none is left without an end.
+
+    `news` tells it where the engine is and when it is gone; `close` also runs `on_close` (the owner of the process).
+    """
+
+    def __init__(self, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._on_close = on_close
+        self._name = secrets.token_hex(8)
+        self._info: EngineInfo | None = None
+        self._channel: AsyncChannel | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._outputs: asyncio.Queue[list[EngineOutput] | None] = asyncio.Queue()
+        self._newest: list[EngineOutput] | None = None  # what a step emitted, while it waits at the end of the queue
+        self._unfinished: dict[str, None] = {}  # sent to this engine, in this order
+        self._waiting: set[str] = set()  # for the next engine
+        self._up = asyncio.Event()  # an engine listens, or none ever will
+        self._silent = asyncio.Event()  # no connection can be read
+        self._silent.set()
+        self._final = False
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._ids = itertools.count()
+        self._error: str | None = "the engine is starting"
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the engine; raises `EngineDeadError` before the first one was ready."""
+        if self._info is None:
+            raise EngineDeadError(self._error or "there is no engine")
+        return self._info
+
+    @property
+    def known_info(self) -> EngineInfo | None:
+        """As `info`; None before the first engine was ready."""
+        return self._info
+
+    @property
+    def error(self) -> str | None:
+        """None while the engine serves, else why it does not."""
+        return self._error
+
+    @property
+    def end(self) -> str | None:
+        """Why no engine will come any more; None while one serves or is on its way."""
+        return self._error if self._final else None
+
+    async def news(self, message: EngineNews) -> None:
+        """Takes what a supervisor says: attaches to a new engine, lets a dead one go."""
+        if isinstance(message, EngineUp):
+            await self._attach(message)
+        elif isinstance(message, EngineDown):
+            ending = "" if message.final else "; it is being started again"
+            with contextlib.suppress(TimeoutError):  # what a dead engine said last lies in the socket
+                await asyncio.wait_for(self._silent.wait(), LAST_WORDS_SECONDS)
+            if not self._final:  # nobody left it meanwhile
+                await self._detach(f"{message.error}{ending}", message.final)
+
+    async def add(self, request: EngineRequest) -> None:
+        """Sends a request; waits while the engine is started again.
+
+        Raises `EngineDeadError` when none will come, `ValueError` for a request that cannot be sent.
+        """
+        name = request.request_id
+        self._waiting.add(name)
+        try:
+            while not self._up.is_set():  # the engine that came may be gone before this task runs
+                await self._up.wait()
+            if name not in self._waiting:
+                return  # aborted meanwhile
+        finally:
+            self._waiting.discard(name)
+        channel = self._connected()
+        self._unfinished[name] = None
+        try:
+            _check_readable(request)
+            await channel.send(Add(request))
+        except OSError:
+            return  # the reader sees the end, too, and tells that this request was lost
+        except (OverflowError, TypeError, ValueError) as error:  # what it holds is no message
+            self._unfinished.pop(name, None)
+            raise ValueError(f"the request cannot be sent to the engine: {error}") from None
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests; unknown ids are ignored."""
+        request_ids = list(request_ids)
+        self._waiting.difference_update(request_ids)
+        wanted = [request_id for request_id in request_ids if request_id in self._unfinished]
+        if wanted and self._channel is not None:
+            with contextlib.suppress(OSError):  # the reader ends them all
+                await self._channel.send(Abort(wanted))
+
+    async def outputs(self) -> AsyncIterator[list[EngineOutput]]:
+        """Everything the engine emits, in order, for one consumer; ends when the client is closed.
+
+        Steps that wait for the consumer come as one batch.
+        """
+        while (batch := await self._outputs.get()) is not None:
+            if batch is self._newest:
+                self._newest = None
+            yield batch
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges now; raises `EngineDeadError`."""
+        stats: EngineStats = await self._call("stats", None, EngineStats)
+        return stats
+
+    async def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        """As `EngineCore.call`; raises `RuntimeError` with what the engine says."""
+        return await self._call(method, arguments, Any)
+
+    async def close(self) -> None:
+        """Ends the connection, and the engine process when this client started it. May be called twice."""
+        await self._detach("the engine was shut down", final=True)
+        self._outputs.put_nowait(None)
+        if self._on_close is not None:
+            await self._on_close()
+
+    def _connected(self) -> AsyncChannel:
+        if self._channel is None or self._error is not None:
+            raise EngineDeadError(self._error or "there is no engine")
+        return self._channel
+
+    async def _call(self, method: str, arguments: dict[str, Any] | None, kind: Any) -> Any:
+        channel = self._connected()
+        number = next(self._ids)
+        future = self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            await channel.send(Call(number, method, arguments))
+            return decode(await future, kind)
+        except OSError:
+            raise EngineDeadError(self._error or "the engine process is gone") from None
+        finally:
+            del self._calls[number]
+
+    async def _attach(self, engine: EngineUp) -> None:
+        """Follows an engine from now on."""
+        await self._stop_reading()
+        self._info = engine.info
+        await self._connect(engine)
+        self._reader = asyncio.create_task(self._follow(engine))
+
+    async def drop(self, error: str) -> None:
+        """Leaves the engine; every unfinished request ends with `error`."""
+        await self._detach(error, final=True)
+
+    async def _detach(self, error: str, final: bool) -> None:
+        await self._stop_reading()
+        self._final = final
+        self._lose(error, "engine" if final else "lost")
+        if final:
+            self._up.set()
+
+    async def _stop_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            self._reader = None
+
+    async def _connect(self, engine: EngineUp) -> None:
+        try:
+            channel = await AsyncChannel.connect(engine.address, FromEngine)
+            await channel.send(Hello(self._name))
+        except OSError as error:
+            self._lose(f"no engine process listens ({error.strerror or error})", "lost")
+            return
+        self._channel = channel
+        self._error = None
+        self._silent.clear()
+        self._up.set()
+
+    async def _follow(self, engine: EngineUp) -> None:
+        """Takes what the engine says, over a new connection when one ends, until this task is cancelled.
+
+        What was lost with a connection is told as if the engine had died, unless they break again and again.
+        """
+        breaks: list[float] = []
+        while True:
+            if self._channel is not None:
+                error, fault = await self._read(self._channel)
+                now = time.monotonic()
+                breaks = [moment for moment in breaks if now - moment < _BREAKS_SECONDS] + [now]
+                self._lose(error, "engine" if len(breaks) > _MAX_BREAKS else fault)
+            await asyncio.sleep(_RECONNECT_SECONDS)  # where the engine is dead, news of that end this task
+            await self._connect(engine)
+
+    async def _read(self, channel: AsyncChannel) -> tuple[str, Fault]:
+        """Takes messages until the connection ends; returns why, and what that means for the requests."""
+        try:
+            while (message := await channel.receive()) is not None:
+                self._take(message)
+        except OSError as error:
+            logger.warning("the connection to the engine broke: %s", error)
+        except ValueError as error:
+            # whose answer it was is unknown, so all end; the engine lives and drops them when the connection ends
+            logger.exception("an answer of the engine cannot be read; connecting again")
+            return f"an answer of the engine cannot be read: {error}", "engine"
+        return "the engine process is gone", "lost"
+
+    def _lose(self, error: str, fault: Fault) -> None:
+        """There is no connection now."""
+        self._error = error
+        self._up.clear()
+        self._silent.set()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._fail(error, fault)
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                if output.finish_reason is not None:
+                    self._unfinished.pop(output.request_id, None)
+            if self._newest is not None:
+                self._newest += message.outputs
+            else:
+                self._newest = message.outputs
+                self._outputs.put_nowait(message.outputs)
+        elif isinstance(message, Reply) and (future := self._calls.get(message.id)) is not None and not future.done():
+            if message.error is None:
+                future.set_result(message.value)
+            else:
+                future.set_exception(RuntimeError(message.error))
+
+    def _fail(self, error: str, fault: Fault) -> None:
+        """Ends everything that waits for an engine which will not answer."""
+        lost = [
+            EngineOutput(request_id=name, finish_reason="error", error=error, fault=fault) for name in self._unfinished
+        ]
+        self._unfinished.clear()
+        if lost:
+            self._newest = None
+            self._outputs.put_nowait(lost)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(error))
+
+
+def _check_readable(request: EngineRequest) -> None:
+    """Raises `ValueError` for fields of a wrong type: an engine that cannot read a message hangs up on everybody."""
+    decode(encode(msgspec.structs.replace(request, prompt_ids=_NO_IDS, output_ids=[])), EngineRequest)
+
+
+async def start_engine(
+    config: FrameConfig, *, on_stage: OnStage | None = None, command: Sequence[str] | None = None
+) -> RemoteEngine:
+    """Starts an engine process and returns its client once it is ready.
+
+    The process is started again when it dies, `server.max_engine_restarts` times in a row; `close` ends it. Raises
+    `EngineDeadError` with the cause when it does not become ready.
+    """
+
+    async def news(message: EngineNews) -> None:
+        if isinstance(message, Stage):
+            if on_stage is not None:
+                on_stage(message)
+            return
+        await client.news(message)
+
+    supervisor = EngineSupervisor(config, news, command)
+    client = RemoteEngine(on_close=supervisor.stop)
+    await supervisor.start()
+    return client

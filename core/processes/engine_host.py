@@ -1,0 +1,261 @@
+"""The loop of an engine process: one engine, and the clients that talk to it.
+
+The main thread owns the engine: it drains what arrived, steps, and hands outputs to the clients' writer threads, so
+that reading, decoding, encoding and sending overlap with the device. Knows no text and no HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from ..engine.recovery.suspects import Suspects
+from ..engine.request import QueueFullError
+from ..interfaces.client import BrokenEngineError, EngineCore
+from ..interfaces.engine import EngineOutput
+from ..interfaces.wire import encode
+from .channel import Channel, FrameTooLargeError, same_user
+from .child_process import describe
+from .journal import NullJournal, journal_name
+from .messages import LAST_WORDS_SECONDS, Abort, Add, Call, Hello, Outputs, Reply, ToEngine, Verdict, Weights
+
+logger = logging.getLogger("frame.server")
+
+_MAX_FAILED_STEPS = 3
+
+
+class _Client:
+    """One connection: a thread that reads into the engine's inbox and a thread that writes."""
+
+    def __init__(self, connection: socket.socket, inbox: SimpleQueue[tuple[_Client | None, Any]]) -> None:
+        #: whose connection it is, once that was said
+        self.name: str | None = None
+        self._channel = Channel(connection, ToEngine)
+        self._inbox = inbox
+        self._outbox: SimpleQueue[Any] = SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="client_write", daemon=True)
+        self._writer.start()
+        threading.Thread(target=self._read, name="client_read", daemon=True).start()
+
+    def send(self, message: Any) -> None:
+        """Queues a message; None closes the connection once everything before it is out."""
+        self._outbox.put(message)
+
+    def join(self, seconds: float) -> None:
+        """Waits until everything before the end is out, for so long at most: the client may not read."""
+        self._writer.join(max(0.0, seconds))
+
+    def _read(self) -> None:
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._inbox.put((self, message))
+        except (OSError, ValueError) as error:
+            logger.warning("a client of the engine is cut off: %s", describe(error))
+        self._inbox.put((self, None))
+
+    def _write(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            try:
+                self._send(message)
+            except OSError:
+                break  # the reader sees the end, too
+        self._channel.close()
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._channel.send(message)
+        except FrameTooLargeError as error:
+            if isinstance(message, Outputs) and len(message.outputs) > 1:
+                for output in message.outputs:
+                    self._send(Outputs([output]))
+            elif isinstance(message, Outputs):
+                request_id = message.outputs[0].request_id
+                self._channel.send(Outputs([_failure(request_id, str(error))]))
+                self._inbox.put((self, Abort([request_id])))
+            else:
+                self._channel.send(Reply(message.id, error=str(error)))
+
+
+def _failure(request_id: str, error: str) -> EngineOutput:
+    return EngineOutput(request_id=request_id, finish_reason="error", error=error)
+
+
+class EngineHost:
+    """Serves one engine to clients that connect to `listener`, until `stop`.
+
+    `report` tells the supervisor what it has to know to start the same engine again.
+    """
+
+    def __init__(
+        self,
+        engine: EngineCore,
+        listener: socket.socket,
+        journal: NullJournal,
+        verdict: Verdict,
+        report: Callable[[Weights], None] = lambda _: None,
+    ) -> None:
+        engine.watch(journal, Suspects(verdict.groups))
+        self._engine = engine
+        self._listener = listener
+        self._journal = journal
+        self._guilty = verdict.guilty
+        self._report = report
+        self._inbox: SimpleQueue[tuple[_Client | None, Any]] = SimpleQueue()
+        self._clients: set[_Client] = set()
+        self._accepted: weakref.WeakSet[_Client] = weakref.WeakSet()  # the accepting thread's; also those not heard yet
+        self._owners: dict[str, _Client] = {}  # request id -> who gets its outputs
+        self._failed_steps = 0
+        self._running = True
+
+    def run(self) -> None:
+        """Serves until `stop`; raises what the engine raised when its steps fail again and again."""
+        accepting = threading.Thread(target=self._accept, name="accept", daemon=True)
+        accepting.start()
+        try:
+            while self._running:
+                wait = not (self._engine.has_unfinished() or self._engine.has_idle_work())
+                self._journal.beat(wait)
+                self._drain(wait)
+                if self._running:
+                    self._journal.beat(idle=False)
+                    self._route(self._step())
+        finally:
+            self._journal.beat(idle=True)  # what follows may take longer than any step
+            self._listener.shutdown(socket.SHUT_RDWR)  # before clients lose their connections and look for another
+            latest = time.monotonic() + LAST_WORDS_SECONDS
+            accepting.join(LAST_WORDS_SECONDS)
+            for client in list(self._accepted):
+                client.send(None)
+            self._listener.close()
+            for client in list(self._accepted):
+                client.join(latest - time.monotonic())  # the process may end now, and its threads with it
+
+    def stop(self) -> None:
+        """Ends `run` after the present step; safe from any thread and from signal handlers."""
+        self._inbox.put((None, None))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            if same_user(connection):
+                self._accepted.add(_Client(connection, self._inbox))
+            else:
+                connection.close()
+
+    def _drain(self, wait: bool) -> None:
+        """Handles everything that has arrived; waits for the first of it when there is nothing else to do."""
+        try:
+            item = self._inbox.get(block=wait)
+            while True:
+                self._handle(*item)
+                item = self._inbox.get_nowait()
+        except Empty:
+            return
+
+    def _handle(self, client: _Client | None, message: Any) -> None:
+        if client is None:
+            self._running = False
+            return
+        match message:
+            case Hello(name=name):
+                for older in [one for one in self._clients if one.name == name]:
+                    self._leave(older)  # its end was not seen yet
+                client.name = name
+                self._clients.add(client)
+            case Add(request=request):
+                self._clients.add(client)
+                self._add(client, request)
+            case Abort(request_ids=request_ids):
+                self._engine.abort(request_ids)
+            case Call():
+                self._call(client, message)
+            case None:
+                self._leave(client)
+
+    def _leave(self, client: _Client) -> None:
+        """Ends a connection, and the requests that came over it."""
+        client.send(None)
+        self._clients.discard(client)
+        orphans = [request_id for request_id, owner in self._owners.items() if owner is client]
+        for request_id in orphans:
+            del self._owners[request_id]
+        self._engine.abort(orphans)
+
+    def _add(self, client: _Client, request: Any) -> None:
+        request_id = request.request_id
+        if request_id in self._owners:
+            output = _failure(request_id, f"a request with the id {request_id!r} is running already")
+            output.fault = "request"
+            client.send(Outputs([output]))
+            return
+        if self._guilty and (reason := self._guilty.get(journal_name(request_id))) is not None:
+            client.send(Outputs([_failure(request_id, reason)]))
+            return
+        try:
+            self._engine.add(request)
+        except Exception as error:
+            if not isinstance(error, (ValueError, QueueFullError)):
+                logger.exception("request %s could not be added", request_id)
+            output = _failure(request_id, describe(error))
+            if isinstance(error, ValueError):
+                output.fault = "request"
+            elif isinstance(error, QueueFullError):
+                output.fault = "load"
+            client.send(Outputs([output]))
+        else:
+            self._owners[request_id] = client
+
+    def _call(self, client: _Client, call: Call) -> None:
+        try:
+            if call.method == "stats":
+                reply = Reply(call.id, encode(self._engine.stats()))
+            else:
+                reply = Reply(call.id, encode(self._engine.call(call.method, call.arguments)))
+            if call.method == "update_weights":
+                self._report(Weights(call.arguments or {}))
+        except Exception as error:
+            logger.warning("call of %s failed: %s", call.method, describe(error))
+            client.send(Reply(call.id, error=describe(error)))
+            if isinstance(error, BrokenEngineError):
+                raise
+        else:
+            client.send(reply)
+
+    def _step(self) -> list[EngineOutput]:
+        try:
+            outputs = self._engine.step()
+        except BrokenEngineError:
+            raise
+        except Exception as error:
+            self._engine.check()
+            self._failed_steps += 1
+            if self._failed_steps >= _MAX_FAILED_STEPS:
+                raise
+            logger.exception("a step failed; its requests end with an error")
+            failed = list(self._owners)
+            self._engine.abort(failed)
+            return [_failure(request_id, f"a step of the engine failed: {describe(error)}") for request_id in failed]
+        if outputs:
+            self._failed_steps = 0
+        return outputs
+
+    def _route(self, outputs: list[EngineOutput]) -> None:
+        batches: dict[_Client, list[EngineOutput]] = {}
+        for output in outputs:
+            client = self._owners.get(output.request_id)
+            if client is None:
+                continue  # aborted by a client that has left, or failed before
+            batches.setdefault(client, []).append(output)
+            if output.finish_reason is not None:
+                del self._owners[output.request_id]
+        for client, batch in batches.items():
+            client.send(Outputs(batch))

@@ -1,0 +1,100 @@
+"""The life of an engine process: load libraries, wait until it is wanted, build the engine, report, serve, close.
+
+Knows no request.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineCore
+from ..interfaces.executor import DeadWorkerError
+from .channel import Channel, listen
+from .child_process import bind_to_parent, describe, show_as
+from .engine_host import EngineHost
+from .journal import Journal, NullJournal
+from .messages import Begin, EngineReport, Failed, Ready, Stage, Verdict
+
+logger = logging.getLogger("frame.server")
+
+#: Loads all that an engine of a configuration needs but no device; what it returns builds the engine. Calls back with
+#: the name of each stage that begins.
+EngineFactory = Callable[[FrameConfig, Callable[[str], None]], Callable[[], EngineCore]]
+
+
+class EngineProcess:
+    """One engine process. It builds its engine when its supervisor says so, which may be long after its start."""
+
+    def __init__(
+        self, config: FrameConfig, address: str, control_fd: int, prepare: EngineFactory, journal_fd: int | None = None
+    ) -> None:
+        self._config = config
+        self._journal = NullJournal() if journal_fd is None else Journal(journal_fd)
+        self._address = address
+        self._parent = Channel(socket.socket(fileno=control_fd), Begin)
+        self._orders: SimpleQueue[Verdict] = SimpleQueue()
+        self._prepare = prepare
+        self._started = time.monotonic()
+        self._host: EngineHost | None = None
+
+    def run(self) -> int:
+        """Returns the exit status."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's to answer
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        show_as("frame-standby")
+        self._hush(at_least=logging.WARNING)  # what it chooses is told where it is used
+        bind_to_parent(self._parent, self._take, self._stop)
+        try:
+            build = self._prepare(self._config, self._stage)
+            verdict = self._orders.get()
+            engine = build()
+        except Exception as error:
+            logger.debug("the engine does not start", exc_info=True)
+            self._report(Failed(describe(error)))
+            return 1
+        try:
+            gc.freeze()  # what lives now lives on: to look through it again would hold steps up for a fifth of a second
+            self._host = EngineHost(engine, listen(self._address), self._journal, verdict, self._report)
+            self._report(Ready(engine.info))
+            self._host.run()
+        except Exception as error:
+            logger.exception("the engine gives up")
+            killed = isinstance(error, DeadWorkerError) and error.killed
+            self._report(Failed(describe(error), killed))
+            return 1
+        finally:
+            engine.close()
+        return 0
+
+    def _hush(self, at_least: int) -> None:
+        """Logs nothing below a level, unless everything is asked for."""
+        wanted = logging.getLevelNamesMapping()[self._config.server.log_level.upper()]
+        logging.getLogger("frame").setLevel(wanted if wanted <= logging.DEBUG else max(wanted, at_least))
+
+    def _take(self, order: Begin) -> None:
+        show_as("frame-engine")
+        self._hush(at_least=logging.NOTSET)
+        self._started = time.monotonic()
+        self._orders.put(order.verdict)
+
+    def _stop(self) -> None:
+        if self._host is None:
+            os._exit(1)  # still starting: nothing is lost
+        self._host.stop()
+
+    def _stage(self, name: str) -> None:
+        self._report(Stage(name, time.monotonic() - self._started))
+
+    def _report(self, message: EngineReport) -> None:
+        try:
+            self._parent.send(message)
+        except OSError:
+            self._stop()

@@ -1,0 +1,142 @@
+"""The parent of a server: binds the address, starts the engine and the API processes, passes news on, ends them.
+
+Knows no request and no route; imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config.tree import FrameConfig
+from ..server.certificates import tls_context
+from .api_supervisor import ApiSupervisor
+from .child_process import describe
+from .listeners import bind_admin, bind_all, url
+from .messages import EngineDown, EngineNews, EngineUp, Stage
+from .supervisor import EngineSupervisor
+
+_STOP_SECONDS = 5.0
+#: Exit statuses.
+OK, FAILED, INTERRUPTED = 0, 1, 130
+
+
+class Launcher:
+    """Runs one server from its bound address to its end."""
+
+    def __init__(
+        self,
+        config: FrameConfig,
+        listeners: Sequence[socket.socket],
+        engine_command: Sequence[str] | None = None,
+        admin: socket.socket | None = None,
+    ) -> None:
+        self._config = config
+        self._listeners = listeners
+        self._supervisor = EngineSupervisor(config, self._news, engine_command)
+        self._started = time.monotonic()
+        self._admin = admin
+        self._apis = ApiSupervisor(config, listeners, self._on_serving, admin=admin, on_shutdown=self._on_signal)
+        self._engine: EngineUp | EngineDown | None = None
+        self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._signals = 0
+
+    async def run(self) -> int:
+        """Returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        tasks = [asyncio.create_task(self._guard(part)) for part in (self._run_engine(), self._run_api())]
+        try:
+            return await self._end
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            seconds = 0.2 if self._signals > 1 else _STOP_SECONDS
+            await self._apis.stop(seconds)
+            await self._supervisor.stop(seconds)
+            for listener in (*self._listeners, *([self._admin] if self._admin is not None else [])):
+                listener.close()
+            if self._config.server.admin_uds is not None:
+                Path(self._config.server.admin_uds).unlink(missing_ok=True)
+            if self._config.server.uds is not None:
+                Path(self._config.server.uds).unlink(missing_ok=True)
+
+    def _say(self, text: str) -> None:
+        print(f"frame: {time.monotonic() - self._started:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def _finish(self, status: int) -> None:
+        if not self._end.done():
+            self._end.set_result(status)
+
+    def _fail(self, cause: str) -> None:
+        if not self._end.done():
+            print(f"frame: {cause}", file=sys.stderr, flush=True)
+            self._finish(FAILED)
+
+    def _on_signal(self) -> None:
+        """The first signal drains, also while the engine is started again; the second ends at once."""
+        self._signals += 1
+        if self._signals > 1 or self._engine is None:
+            self._finish(INTERRUPTED if self._signals > 1 else OK)
+            return
+        self._say(f"stopping: running requests get {self._config.server.drain_seconds:g} s; again to stop at once")
+        self._apis.drain()
+
+    async def _news(self, message: EngineNews) -> None:
+        """Shows what the engine does and tells the API processes."""
+        if isinstance(message, Stage):
+            self._say(message.name)
+        else:
+            self._engine = message
+        if isinstance(message, EngineDown) and not message.final:  # the last one is said at the end
+            self._say(f"{message.error}; starting it again")
+        await self._apis.tell(message)
+
+    def _on_serving(self, names: Sequence[str] | None, death: str) -> None:
+        """All API processes serve under these names; or one of them died."""
+        if names is None:
+            self._say(f"{death}; starting it again")
+        else:
+            place = url(self._listeners[0], secure=self._config.server.ssl_certfile is not None)
+            self._say(f"serving {', '.join(names)} at {place}")
+            if self._admin is not None:
+                self._say(f"admin routes at {url(self._admin)}")
+
+    async def _guard(self, part: Coroutine[Any, Any, None]) -> None:
+        """Ends the server with the cause when a part of it cannot go on."""
+        try:
+            await part
+        except Exception as error:
+            self._fail(describe(error))
+
+    async def _run_engine(self) -> None:
+        await self._supervisor.start()
+        await self._supervisor.wait()
+        self._fail(self._engine.error if isinstance(self._engine, EngineDown) else "the engine is gone")
+
+    async def _run_api(self) -> None:
+        cause = await self._apis.run()
+        if cause is None:
+            self._finish(OK)
+        else:
+            self._fail(cause)
+
+
+def launch(config: FrameConfig, engine_command: Sequence[str] | None = None) -> int:
+    """Binds the address and runs a server until it ends; returns the exit status. Raises `ConfigError` at once."""
+    tls_context(config.server)  # files that do not do end the start at once
+    listeners = bind_all(config.server)
+    admin = bind_admin(config.server)
+
+    async def run() -> int:
+        return await Launcher(config, listeners, engine_command, admin).run()
+
+    return asyncio.run(run())

@@ -1,0 +1,224 @@
+"""Starts an engine process, follows its start-up, and starts it again when it dies.
+
+Used by `frame serve` and by an `AsyncLLM` that owns its engine. Knows no HTTP and no requests; imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from ..config.tree import FrameConfig
+from ..config.weight_source import with_weights
+from ..interfaces.client import EngineDeadError, EngineInfo
+from ..registry import Registry
+from .blame import Blame
+from .child import STOP_SECONDS, Child, frame_command, memory_file, write_config
+from .journal import JournalReader
+from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Weights
+from .standby import EngineChild, Standby
+
+logger = logging.getLogger("frame.server")
+
+#: A ready engine that lived this long was not one of "deaths in a row".
+STEADY_SECONDS = 60.0
+
+News = Callable[[EngineNews], Awaitable[None]]
+
+
+class EngineSupervisor:
+    """Keeps one engine process alive. `news` is awaited for every stage, start and death.
+
+    `command` starts an engine process (tests bring their own).
+    """
+
+    def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
+        self._config = config
+        self._news = news
+        self._command = command or frame_command("engine")
+        self._files: tuple[int, ...] = ()  # configuration and choice of plugins
+        self._standby: Standby | None = None
+        self._engine: EngineChild | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._deaths = 0
+        self._blame = Blame()
+        self._hung = False
+        self.pid: int | None = None
+
+    async def start(self) -> EngineInfo:
+        """Starts the engine and returns once it is ready; raises `EngineDeadError` with the cause otherwise."""
+        try:
+            config = write_config(self._for_engine())
+            self._files = (config,)
+            plugins = memory_file(json.dumps(Registry.load().choices(self._config)))
+            self._files = (config, plugins)
+            self._standby = Standby(self._command, (config, plugins))
+            info = await self._launch()
+        except BaseException:
+            await self.stop()
+            raise
+        self._task = asyncio.create_task(self._watch())
+        return info
+
+    async def wait(self) -> None:
+        """Returns when no engine will be started any more (the last `EngineDown` says why)."""
+        if self._task is not None:
+            await self._task
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ends the engine process, by force after `seconds`, and removes what it needed. May be called twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        if self._standby is not None:
+            await self._standby.stop()
+            self._standby = None
+        if self._engine is not None:
+            await self._engine.stop(seconds)
+            self._engine = None
+        for descriptor in self._files:
+            os.close(descriptor)
+        self._files = ()
+
+    def _for_engine(self) -> FrameConfig:
+        """The configuration without what only the parent and the API processes need."""
+        server = self._config.server.model_copy(
+            update={
+                "api_key": [],
+                "admin_key": [],
+                "admin_port": None,
+                "admin_uds": None,
+                "rpc_methods": [],
+                "cache_salt_per_key": False,
+            }
+        )
+        return self._config.model_copy(update={"server": server})
+
+    async def _take_weights(self, standby: Standby, source: Mapping[str, str | None]) -> None:
+        """Has the next engine start with what this one serves now."""
+        self._config = with_weights(self._config, **source)
+        old, plugins = self._files
+        self._files = config, plugins = write_config(self._for_engine()), plugins
+        await standby.renew((config, plugins))
+        os.close(old)
+
+    async def _launch(self) -> EngineInfo:
+        """Has a process build its engine and waits until it is ready; raises `EngineDeadError`."""
+        if self._standby is None:
+            raise EngineDeadError("the engine was stopped")
+        if self._engine is not None:
+            self._engine.forget()
+        engine = self._engine = await self._standby.take()
+        self.pid = engine.child.process.pid
+        limit = self._config.server.ready_seconds
+        try:
+            info = await asyncio.wait_for(self._begin(engine.child), limit)
+        except TimeoutError:
+            await engine.child.stop(0)
+            raise EngineDeadError(
+                f"the engine was not ready after {limit:g} seconds (ready_seconds); the last stage is shown above"
+            ) from None
+        await self._news(EngineUp(engine.address, info))
+        if self._config.server.standby_engine:
+            self._standby.keep()
+        return info
+
+    async def _begin(self, child: Child) -> EngineInfo:
+        with contextlib.suppress(OSError):  # it died; its end says more
+            await child.channel.send(Begin(self._blame.verdict))
+        while True:
+            match await child.channel.receive():
+                case Stage() as stage:
+                    await self._news(stage)
+                case Ready(info=info):
+                    return info
+                case Failed(error=error):
+                    await child.death()
+                    raise EngineDeadError(error)
+                case _:
+                    raise EngineDeadError(f"the engine process {await child.death()} before it was ready")
+
+    async def _watch(self) -> None:
+        """Waits for deaths and answers each with a new start, until there are too many in a row."""
+        ready_at = time.monotonic()
+        while self._engine is not None:
+            cause, killed = await self._mourn(self._engine)
+            if time.monotonic() - ready_at > STEADY_SECONDS:
+                self._deaths = 0
+            self._deaths += self._judge(JournalReader(self._engine.journal), cause, killed)
+            while True:
+                if self._deaths > self._config.server.max_engine_restarts:
+                    await self._news(EngineDown(f"{cause} ({self._deaths} deaths in a row)", final=True))
+                    return
+                await self._news(EngineDown(cause))
+                try:
+                    await self._launch()
+                    break
+                except (EngineDeadError, OSError) as error:
+                    cause = str(error)
+                    self._deaths += 1
+            ready_at = time.monotonic()
+
+    async def _mourn(self, engine: EngineChild) -> tuple[str, bool]:
+        """Waits for the end of a ready engine, or ends it when it hangs.
+
+        Returns what the end was, and whether SIGKILL from outside caused it.
+        """
+        child, self._hung = engine.child, False
+        watchdog = asyncio.create_task(self._end_when_hung(engine))
+        try:
+            failed = await self._last_words(child)
+        finally:
+            watchdog.cancel()
+        death = f"the engine process {await child.death()}"
+        if self._hung:
+            seconds = self._config.server.hang_seconds
+            death = f"the engine process hung: no step ended within {seconds:g} seconds (--hang-seconds)"
+        killed = child.process.returncode == -signal.SIGKILL and not self._hung
+        if failed is None:
+            return death, killed
+        return f"{death}: {failed.error}", killed or failed.killed
+
+    async def _end_when_hung(self, engine: EngineChild) -> None:
+        journal, limit = JournalReader(engine.journal), self._config.server.hang_seconds
+        last, since = journal.beats, time.monotonic()
+        while True:
+            await asyncio.sleep(min(1.0, limit / 4))
+            beats = journal.beats
+            if beats is None or beats != last:
+                last, since = beats, time.monotonic()
+            elif time.monotonic() - since > limit:
+                self._hung = True
+                engine.child.kill()
+                return
+
+    def _judge(self, journal: JournalReader, cause: str, killed: bool) -> int:
+        """Learns from a death which requests to try alone; returns how much it counts as one "in a row".
+
+        A death that narrows down who is at fault does not count; one of an engine that had worked begins a new row.
+        """
+        names = journal.in_flight()
+        if journal.num_answered:
+            self._deaths = 0
+        guilty = self._blame.death(names, cause, cleared=journal.cleared, killed=killed)
+        if guilty is not None:
+            logger.error("%s: request %s is at fault and ends with an error", cause, guilty)
+        return 0 if names and guilty is None else 1
+
+    async def _last_words(self, child: Child) -> Failed | None:
+        """Follows a ready engine to the end of its channel; returns what it says before."""
+        failed = None
+        with contextlib.suppress(OSError, ValueError):
+            while (message := await child.channel.receive()) is not None:
+                if isinstance(message, Failed):
+                    failed = message
+                elif isinstance(message, Weights) and self._standby is not None:
+                    await self._take_weights(self._standby, message.source)
+        return failed

@@ -1,0 +1,93 @@
+"""Puts a worker's pooling together: the poolers that the model needs, and what the engine may then be asked."""
+
+from __future__ import annotations
+
+from ...config.pooling import PoolingPlan
+from ...config.tree import FrameConfig
+from ...interfaces.model import Model
+from ...interfaces.platform import Platform
+from ...interfaces.pooling import Pooler, PoolerSizes
+from ...interfaces.pooling_params import PoolingFacts, PoolingTask
+from ...registry import Registry
+from .pooled_head import PooledHead
+from .pooling import Pooling
+
+
+def make_pooling(
+    config: FrameConfig, plan: PoolingPlan, model: Model, registry: Registry, platform: Platform
+) -> Pooling:
+    """The collaborator of a pooling model; raises `ValueError` for what the model cannot do."""
+    if plan.purpose != "embed" and model.output == "hidden":
+        raise ValueError(
+            f"{type(model).__name__} has no output head, so it cannot {plan.purpose}; there is: convert 'embed'"
+        )
+    sizes = PoolerSizes(config.scheduler.max_num_seqs, int(model.config.hidden_size), platform.device)
+    poolers = _poolers(config, plan, model, registry, platform, sizes)
+    head = PooledHead(
+        model=model,
+        ops=platform.ops(),
+        kind="embedding" if plan.purpose == "embed" else "scores",
+        normalize=plan.normalize,
+        dimensions=_dimensions(config, plan, sizes.hidden_size),
+        use_activation=plan.use_activation,
+        activation=plan.activation,
+        bias=config.pooler.pooler_logit_bias,
+        returned=tuple(config.pooler.returned_token_ids or ()),
+    )
+    return Pooling(_facts(plan, model, poolers, head, sizes), poolers, head, platform.streams())
+
+
+def _poolers(
+    config: FrameConfig,
+    plan: PoolingPlan,
+    model: Model,
+    registry: Registry,
+    platform: Platform,
+    sizes: PoolerSizes,
+) -> dict[bool, Pooler]:
+    """The pooler of the model, and besides one for each token's row; a pooler of rows a token stands alone."""
+    found: dict[bool, Pooler] = {}
+    for name in (plan.pooler or model.default_pooler, "all"):
+        pooler: Pooler = registry.make(
+            "pooler", name, config, sizes=sizes, ops=platform.ops(), stage=platform.streams().stage
+        )
+        found.setdefault(pooler.per_token, pooler)
+    return found
+
+
+def _dimensions(config: FrameConfig, plan: PoolingPlan, size: int) -> int | None:
+    wanted = config.pooler.dimensions
+    if wanted is None:
+        return None
+    if wanted > size or (plan.matryoshka and wanted not in plan.matryoshka):
+        choices = ", ".join(map(str, plan.matryoshka)) or f"1 to {size}"
+        raise ValueError(f"dimensions {wanted} cannot be had of this model; there are: {choices}")
+    return wanted
+
+
+def _facts(
+    plan: PoolingPlan, model: Model, poolers: dict[bool, Pooler], head: PooledHead, sizes: PoolerSizes
+) -> PoolingFacts:
+    sequence = poolers.get(False)
+    embeds = head.kind == "embedding"
+    tasks: list[PoolingTask] = []
+    if sequence is not None:
+        tasks += ["embed"] if embeds else ["classify"]
+        if not embeds and plan.num_labels == 1:
+            tasks.append("score")
+    tasks += ["token_embed"] if embeds else ["token_classify", "reward"]
+    num_scores = len(head.returned) or plan.num_labels
+    return PoolingFacts(
+        tasks=[*tasks, "encode"],
+        size=(head.dimensions or sizes.hidden_size) if embeds else num_scores,
+        labels=[] if embeds else list(plan.labels),
+        normalize=plan.normalize,
+        use_activation=plan.use_activation,
+        dimensions=head.dimensions,
+        matryoshka=plan.is_matryoshka,
+        embedding_sizes=list(plan.matryoshka),
+        cached_sequence=sequence is not None and not sequence.needs_every_token,
+        cached_tokens=not poolers[True].needs_every_token,
+        segments=model.segments,
+        pooler=type(sequence or poolers[True]).__name__.removesuffix("Pooler").lower(),
+    )

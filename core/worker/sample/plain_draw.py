@@ -1,0 +1,59 @@
+"""The draw of decode steps whose rows ask for an argmax or a temperature and nothing else, as a platform records it.
+
+logits → draw → each slot gets its token. All of it reads and writes memory at fixed addresses, so that the host
+launches one recording. Whatever else requests ask for is the sampler's. Knows no plan of a step.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...interfaces.model import Model
+from ...interfaces.platform import Graphs, StepShape
+from ...ops import Ops
+from ...ops.step import StepBuffers
+from .sampled import PlainSampled
+from .sampler import Sampler
+
+GREEDY, RANDOM = "greedy", "random"
+
+
+class PlainDraw:
+    """Draws for the rows of a decode step, as its buffers hold them; rows of padding draw what nobody reads."""
+
+    def __init__(self, model: Model, sampler: Sampler, token_ids: Tensor, buffers: StepBuffers, ops: Ops) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._token_ids = token_ids
+        self._buffers = buffers
+        self._ops = ops
+
+    def run(self, graphs: Graphs, shape: StepShape, host_slots: np.ndarray, hidden: Tensor) -> PlainSampled | None:
+        """The tokens of the batch's rows, which all sample; None when one of them asks for more."""
+        random = self._sampler.draws_plainly(host_slots)
+        if random is None:
+            return None
+        kind = RANDOM if random else GREEDY
+        return PlainSampled(graphs.run_draw(shape, kind, partial(self._draw, random, hidden)), len(host_slots))
+
+    def run_dummy(self, graphs: Graphs, shape: StepShape, hidden: Tensor) -> None:
+        """After a step of padding: both kinds, which may be recorded."""
+        for random, kind in ((False, GREEDY), (True, RANDOM)):
+            graphs.run_draw(shape, kind, partial(self._draw, random, hidden))
+
+    def _draw(self, random: bool, hidden: Tensor) -> Tensor:
+        """Int32 [2, padded rows]: tokens, and the bits of their logits in float32."""
+        ops, rows = self._ops, len(hidden)
+        logits, lengths = self._model.logits(hidden), self._buffers.seq_lens[:rows]
+        if random:
+            temperature, streams = self._sampler.heat(rows)
+            token_ids = ops.draw(logits, temperature, streams, lengths.long())
+            drawn = logits.gather(-1, token_ids.long()[:, None]).squeeze(-1).float()
+        else:
+            token_ids, drawn = ops.greedy(logits)
+        ops.advance(self._token_ids, self._buffers.rows[:rows], lengths, token_ids)
+        return torch.stack((token_ids, drawn.view(torch.int32)))

@@ -1,0 +1,228 @@
+"""The sampler: turns logits into tokens for the slots of a batch, and keeps what that needs by slot.
+
+grammar masks → token rules → logits processors → penalties → temperature → argmax-invariant processors → filters and
+draw → log-probabilities → counts. A greedy batch without any of it is one argmax. Knows no scheduling and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...interfaces.logits import LogitsProcessor
+from ...interfaces.platform import Streams
+from ...interfaces.step import NewRequest, TokenMasks
+from ...ops import Ops
+from .draws import Ahead
+from .penalties import Penalties
+from .processor_slots import ProcessorSlots
+from .sampled import LogprobTensors, Sampled
+from .sampling_slots import EDITS, MORE, ONE_ROW, BatchParameters, LogprobGroup, Need, SamplingSlots
+from .token_rules import TokenRules
+
+
+class Sampler:
+    """Draws tokens. One per worker; `sample` calls follow one another in step order.
+
+    Everything that a draw changes (counts, tails) stays on the device, so that the next step sees it before the host
+    does. `processors` are called in the order given.
+    """
+
+    def __init__(
+        self,
+        *,
+        ops: Ops,
+        streams: Streams,
+        device: torch.device,
+        max_slots: int,
+        vocab_size: int,
+        logprobs_mode: str = "raw_logprobs",
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
+        self.logprobs_mode = logprobs_mode
+        self.vocab_size = vocab_size
+        self._raw = logprobs_mode.startswith("raw")
+        self._normalize = logprobs_mode.endswith("logprobs")
+        self._ops = ops
+        self._streams = streams
+        self._slots = SamplingSlots(max_slots, vocab_size, streams, device)
+        self._rules = TokenRules(max_slots, vocab_size, ops=ops, streams=streams, device=device)
+        self._penalties = Penalties(max_slots, vocab_size, ops=ops, streams=streams, device=device)
+        self._processors = ProcessorSlots(max_slots, processors, device)
+
+    def add(self, request: NewRequest) -> None:
+        """A request takes its slot; whatever was there is gone.
+
+        Raises `ValueError` when its parameters name ids outside the vocabulary.
+        """
+        needs = self._rules.add(request) | self._processors.add(request)
+        if self._penalties.add(request):
+            needs |= Need.PENALTIES
+        self._slots.add(request, needs)
+
+    def remove(self, slot: int) -> None:
+        """The request left its slot; an empty slot is fine."""
+        self._slots.remove(slot)
+        self._rules.remove(slot)
+        self._penalties.remove(slot)
+        self._processors.remove(slot)
+
+    def apply_staged_writes(self) -> None:
+        """Sends what the requests added since the last call need on the device."""
+        self._rules.apply_staged_writes()
+        self._penalties.apply_staged_writes()
+
+    def needs_host_tokens(self, host_slots: np.ndarray) -> bool:
+        """Whether a processor of one of these slots reads output ids, so that `deliver` must be up to date."""
+        return self._processors.needs_output_ids(host_slots)
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether `deliver` would do something with any token."""
+        return self._processors.active
+
+    def deliver(self, host_slots: np.ndarray, token_ids: np.ndarray) -> None:
+        """Tokens [N] of slots [N] reached the host; called once for each, in step order."""
+        self._processors.deliver(host_slots, token_ids)
+
+    def draws_plainly(self, host_slots: np.ndarray) -> bool | None:
+        """Whether the draw of a batch is random (else all greedy); None where a row asks for more than a temperature.
+
+        `heat` then holds what the draw takes.
+        """
+        need = self._slots.batch(host_slots).need
+        return None if need & MORE else bool(need)
+
+    def heat(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Temperature and random stream of the first `rows` rows of the newest random batch, where they always lie."""
+        return self._slots.heat[:rows], self._slots.heat_streams[:rows]
+
+    def memory(self) -> dict[str, Tensor]:
+        """By name, what a recorded draw reads."""
+        return {"temperature": self._slots.heat, "random streams": self._slots.heat_streams}
+
+    def draws_alone(self, host_slots: np.ndarray, masks: bytes = b"") -> np.ndarray:
+        """bool [N]: slots that may have one row only: their processors or masks follow what was drawn before."""
+        alone: np.ndarray = (self._slots.needs[host_slots] & ONE_ROW) != 0
+        if masks:
+            alone |= np.isin(host_slots, TokenMasks.unpacked(masks).slots)
+        return alone
+
+    def remember(self, token_ids: Tensor, counts: Tensor, host_slots: np.ndarray) -> None:
+        """What slots [S] got after a draw with `ahead`: the first `counts[i]` of `token_ids[i]`, the rest being -1."""
+        self._penalties.count_several(token_ids, host_slots)
+        self._rules.extend_several(token_ids, counts, host_slots)
+
+    def sample(
+        self,
+        logits: Tensor,
+        host_slots: np.ndarray,
+        lengths: Tensor,
+        masks: bytes = b"",
+        ahead: Ahead | None = None,
+    ) -> Sampled:
+        """Draws one token a row. Row i of `logits` float [N, V], which may be overwritten, is of slot `host_slots[i]`.
+
+        `lengths` int [N] are the tokens that each row knows so far, which is the position of the token being drawn;
+        `masks` packed `TokenMasks` or empty. With drafts `ahead` a slot may have several rows, unless it
+        `draws_alone`, and the caller must tell with `remember` what came of them.
+        """
+        batch = self._slots.batch(host_slots)
+        if not batch.need and not masks:
+            return Sampled(*self._ops.greedy(logits))
+        lengths = lengths.long()
+        edited = bool(masks or batch.need & EDITS)
+        if edited or batch.need & MORE:
+            logits = logits.float()  # a plain draw widens as it reads
+        kept = [logits.index_select(0, group.index) if self._raw and edited else None for group in batch.logprobs]
+        if masks:
+            self._apply_masks(logits, host_slots, masks)
+        if batch.need & EDITS:
+            logits = self._edit(logits, host_slots, lengths, batch, ahead)
+        token_ids, drawn = self._draw(logits, host_slots, lengths, batch)
+        logprobs = [
+            self._logprobs(group, logits, raw, token_ids, batch)
+            for group, raw in zip(batch.logprobs, kept, strict=True)
+        ]
+        if ahead is None:
+            self._remember(token_ids, host_slots, batch)
+        return Sampled(token_ids, drawn, logprobs)
+
+    def _apply_masks(self, logits: Tensor, host_slots: np.ndarray, masks: bytes) -> None:
+        given = TokenMasks.unpacked(masks)
+        slots, words = given.slots, given.words
+        if np.array_equal(slots, host_slots):
+            rows = np.arange(len(slots))
+        else:
+            row_of = {slot: row for row, slot in enumerate(host_slots.tolist())}
+            places = [place for place, slot in enumerate(slots.tolist()) if slot in row_of]
+            rows = np.array([row_of[slot] for slot in slots[places].tolist()], np.int64)
+            words = words if len(places) == len(slots) else words[places]
+        if len(rows):
+            self._ops.apply_bitmask(logits, self._streams.stage(rows), self._streams.stage(words))
+
+    def _edit(
+        self,
+        logits: Tensor,
+        host_slots: np.ndarray,
+        lengths: Tensor,
+        batch: BatchParameters,
+        ahead: Ahead | None,
+    ) -> Tensor:
+        if batch.need & (Need.RULES | Need.TAILS):
+            self._rules.apply(logits, lengths, host_slots, batch.key, ahead)
+        if batch.need & Need.PROCESSORS:
+            logits = self._processors.apply(logits, host_slots, invariant=False)
+        if batch.need & Need.PENALTIES:
+            self._penalties.apply(logits, host_slots, _asked(batch, Need.PENALTIES), batch.key, ahead)
+        return logits
+
+    def _draw(
+        self, logits: Tensor, host_slots: np.ndarray, lengths: Tensor, batch: BatchParameters
+    ) -> tuple[Tensor, Tensor]:
+        if batch.draw is None:
+            return self._ops.greedy(logits)
+        draw = batch.draw
+        scores, temperature = logits, draw.temperature
+        if batch.need & Need.INVARIANT_PROCESSORS:
+            random = temperature > 0
+            scores = logits / torch.where(random, temperature, 1.0)[:, None]
+            scores = self._processors.apply(scores, host_slots, invariant=True, rows=_asked(batch, Need.RANDOM))
+            temperature = random.float()
+        token_ids = self._ops.draw(scores, temperature, draw.streams, lengths, *draw.filters())
+        return token_ids, scores.gather(-1, token_ids.long()[:, None]).squeeze(-1).float()
+
+    def _logprobs(
+        self, group: LogprobGroup, logits: Tensor, raw: Tensor | None, token_ids: Tensor, batch: BatchParameters
+    ) -> LogprobTensors:
+        whole = len(group.rows) == len(logits)
+        part = raw if raw is not None else logits if whole else logits.index_select(0, group.index)
+        if not self._raw:
+            part = self._processed(part, group.index, batch)
+        drawn = token_ids.index_select(0, group.index)
+        ids, values, ranks = self._ops.top_logprobs(part, drawn, group.width, self._normalize)
+        return LogprobTensors(group.rows, group.counts, ids, values, ranks)
+
+    def _processed(self, logits: Tensor, index: Tensor, batch: BatchParameters) -> Tensor:
+        """Logits as they were drawn from: random rows with temperature and filters, greedy ones without."""
+        if batch.draw is None:
+            return logits
+        temperature = batch.draw.temperature.index_select(0, index)
+        scores = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+        threshold = self._ops.keep_threshold(scores, *batch.draw.filters(index))
+        return scores.masked_fill(scores < threshold[:, None], -torch.inf)
+
+    def _remember(self, token_ids: Tensor, host_slots: np.ndarray, batch: BatchParameters) -> None:
+        if batch.need & Need.PENALTIES:
+            self._penalties.count(token_ids, host_slots, _asked(batch, Need.PENALTIES), batch.key)
+        if batch.need & Need.TAILS:
+            self._rules.extend(token_ids, host_slots, batch.key)
+
+
+def _asked(batch: BatchParameters, need: Need) -> np.ndarray:
+    """bool [N]: the rows that need it."""
+    asked: np.ndarray = (batch.needs & need) != 0
+    return asked

@@ -1,0 +1,62 @@
+"""Which attention backend serves which layers, and where their caches are. Knows no request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+
+from ...config.tree import FrameConfig
+from ...interfaces.attention import AttentionBackend, AttentionSpec
+from ...interfaces.kv import KVLayout
+from ...ops import Ops
+from ...registry import Registry
+from .kv_memory import KVMemory
+from .model_loading import LoadedModel
+
+
+@dataclass
+class BoundLayers:
+    """One backend for each KV group, then one for each spec of the layers without a cache; and their names.
+
+    `not_deterministic` says why one of them cannot give equal bits in any batch; "" when all can.
+    """
+
+    backends: list[AttentionBackend] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    not_deterministic: str = ""
+
+
+def bind_layers(
+    layout: KVLayout, loaded: LoadedModel, memory: KVMemory, ops: Ops, config: FrameConfig, registry: Registry
+) -> BoundLayers:
+    """Chooses the backends and gives every layer its own and its cache. Raises with each candidate's reasons."""
+    bound = BoundLayers()
+    made = loaded.build.attention_layers
+    groups = [[made[layer] for layer in group.layers] for group in layout.groups]
+    cacheless = [layer for layer in made.values() if not layer.keeps_tokens]
+    groups += [[layer for layer in cacheless if layer.spec == spec] for spec in {one.spec: 0 for one in cacheless}]
+    for index, layers in enumerate(groups):
+        spec = layers[0].spec
+        provider = registry.select(
+            "attention", config.attention.attention_backend, partial(_against, spec=spec), partial(_rank, spec=spec)
+        )
+        kind = registry.resolve(provider)
+        backend = registry.make("attention", provider, config, spec, ops=ops)
+        for layer in layers:
+            cache = memory.layer_view(layer.name, kind, spec) if layer.keeps_tokens else torch.empty(0)
+            layer.bind(index, backend, cache)
+        if reason := kind.supports(replace(spec, deterministic=True)):
+            bound.not_deterministic = f"attention backend {provider.name!r}: {reason}"
+        bound.backends.append(backend)
+        bound.names.append(provider.name)
+    return bound
+
+
+def _against(backend: type[AttentionBackend], spec: AttentionSpec) -> str | None:
+    return backend.supports(spec)
+
+
+def _rank(backend: type[AttentionBackend], spec: AttentionSpec) -> int | None:
+    return backend.preference(spec)

@@ -1,0 +1,33 @@
+"""Whether steps are recorded: which collaborators of the runner are against it. Knows no device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...interfaces.attention import AttentionBackend
+from ...interfaces.model import LayerHooks, Model
+from ...interfaces.platform import EagerGraphs, Graphs
+
+
+def backend_reasons(backends: Sequence[AttentionBackend], names: Sequence[str]) -> list[str]:
+    """Why attention is against it; `names` [backends] are what users know them by."""
+    against = {name: 0 for backend, name in zip(backends, names, strict=True) if backend.needs_python}
+    return [f"attention backend {name!r} needs Python in each step" for name in against]
+
+
+def model_reasons(model: Model, *, pools: bool) -> list[str]:
+    """Why the model is, or what it is used for: an engine that `pools` has no decode steps."""
+    found = ["a pooling engine has no decodes"] if pools else []
+    if model.needs_python or model.segments:
+        found.append(f"model {type(model).__name__} needs Python in each step")
+    return found
+
+
+def hook_reasons(hooks: LayerHooks, connector: str | None) -> list[str]:
+    """Why the hooks of the KV connector of that name are."""
+    return [f"KV connector {connector!r} needs Python in each layer"] if hooks.needs_python else []
+
+
+def choose_graphs(graphs: Graphs, reasons: Sequence[str]) -> Graphs:
+    """`graphs`, or the null object where there is a reason. What records nothing stays: it may pad."""
+    return EagerGraphs() if reasons and not isinstance(graphs, EagerGraphs) else graphs

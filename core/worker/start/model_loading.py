@@ -1,0 +1,121 @@
+"""From a checkpoint folder to a model on the device: the configuration object, the class, the weights."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...config.checkpoint import Checkpoint
+from ...config.model_config import ModelConfig
+from ...config.tree import FrameConfig
+from ...interfaces.model import Groups, Model
+from ...interfaces.platform import Platform
+from ...layers.build import ModelBuild
+from ...layers.pooling_build import PoolingBuild
+from ...layers.weights import load_weights
+from ...parallel.group import SingleGroup
+from ...registry import Registry
+
+KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights in place, and how long that took."""
+
+    model: Model
+    build: ModelBuild
+    weights_bytes: int
+    seconds: float
+
+
+def resolve_dtype(config: FrameConfig, checkpoint: Checkpoint, platform: Platform) -> torch.dtype:
+    """The element type of weights and activations."""
+    if config.model.dtype != "auto":
+        return getattr(torch, config.model.dtype)  # type: ignore[no-any-return]
+    return platform.auto_dtype(getattr(torch, checkpoint.dtype))
+
+
+def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry) -> LoadedModel:
+    """Builds the model of the checkpoint's architecture on the platform's device and loads its weights."""
+    start = time.perf_counter()
+    with platform.memory().pool("weights"):
+        model, build = build_model(config, checkpoint, platform, registry)
+        loader = choose_loader(config, checkpoint, registry)
+        load_weights(model, loader, platform.streams().fill)
+    model.requires_grad_(False)
+    weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    return LoadedModel(model.eval(), build, weights_bytes, time.perf_counter() - start)
+
+
+def build_model(
+    config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry
+) -> tuple[Model, ModelBuild]:
+    """The model of the checkpoint's architecture on the platform's device, its weights not yet read."""
+    dtype = resolve_dtype(config, checkpoint, platform)
+    group = SingleGroup()
+    kv_name = config.cache.kv_cache_dtype
+    model_class = choose_model(checkpoint, registry)
+    build = _build_kind(config, checkpoint, model_class)(
+        config=ModelConfig(checkpoint.text),
+        dtype=dtype,
+        device=platform.device,
+        ops=platform.ops(),
+        groups=Groups(tensor=group, pipeline=group, expert=group),
+        block_size=config.cache.block_size,
+        kv_dtype=dtype if kv_name == "auto" else KV_DTYPES.get(kv_name) or getattr(torch, kv_name),
+        device_type=platform.device_type,
+        deterministic=config.model.deterministic,
+        max_model_len=checkpoint.max_model_len,
+    )
+    return model_class(build=build), build
+
+
+def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:
+    """The class of the checkpoint's architecture.
+
+    A pooling checkpoint of an architecture that no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") takes
+    the family's generating model, which is built with another head.
+    """
+    architecture = checkpoint.architecture
+    if checkpoint.pooling is not None:
+        offered = {provider.name for provider in registry.providers("model")}
+        stem = re.sub(r"(ForSequenceClassification|RewardModel|Model)$", "", architecture)
+        relatives = (architecture, f"{stem}ForCausalLM", f"{stem}LMHeadModel")
+        architecture = next((name for name in relatives if name in offered), architecture)
+    found: type[Model] = registry.resolve(registry.choose("model", architecture))
+    return found
+
+
+def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[Model]) -> Callable[..., ModelBuild]:
+    """What makes the model's parts: with another head where a generating model is to pool."""
+    plan = checkpoint.pooling
+    keeps_head = config.model.convert == "none" and checkpoint.architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    if plan is None or model_class.output != "tokens" or keeps_head:
+        return ModelBuild
+    return partial(PoolingBuild, num_labels=0 if plan.purpose == "embed" else plan.num_labels)
+
+
+def choose_loader(config: FrameConfig, checkpoint: Checkpoint, registry: Registry) -> Any:
+    """The weight loader named by `load_format`, or for "auto" the preferred one that can read the folder."""
+    name = config.load.load_format
+    if name != "auto":
+        loader = registry.make("loader", name, config, checkpoint.folder)
+        reason = loader.supports(checkpoint.folder)
+        if reason:
+            raise ValueError(f"load format {name!r} cannot read {checkpoint.folder}: {reason}")
+        return loader
+    reasons = []
+    for provider in registry.providers("loader"):
+        loader = registry.make("loader", provider.name, config, checkpoint.folder)
+        reason = loader.supports(checkpoint.folder)
+        if not reason:
+            return loader
+        reasons.append(f"{provider.name}: {reason}")
+    raise ValueError(f"no weight loader can read {checkpoint.folder}: {'; '.join(reasons)}")

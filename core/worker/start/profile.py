@@ -1,0 +1,59 @@
+"""The largest step, run once before the KV cache exists, so that the memory counters know what it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...config.checkpoint import Checkpoint
+from ...config.tree import FrameConfig
+from ...interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from ...interfaces.model import ForwardStep
+from ...interfaces.platform import Platform
+from .model_loading import LoadedModel
+
+
+class NoAttention(AttentionBackend):
+    """Stands for a backend while there is no cache: allocates what attention returns, and computes nothing."""
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec) -> str | None:
+        del spec
+        return None
+
+    def plan(self, batch: AttentionBatch) -> Any:
+        del batch
+
+    def forward(
+        self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: Any
+    ) -> Tensor:
+        del layer, key, value, kv_cache, plan
+        return torch.zeros_like(query)
+
+
+@torch.inference_mode()
+def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedModel, platform: Platform) -> None:
+    """A forward pass of the most tokens, then logits and draws for the most rows, each with all that sampling may add.
+
+    Attention's own workspace is small beside the products' and is not part of it.
+    """
+    num_tokens = min(config.scheduler.max_num_batched_tokens, max(checkpoint.max_model_len, 1) * 64)
+    speculation = config.speculation
+    draws = 1 + (speculation.num_speculative_tokens if speculation.speculator is not None else 0)
+    num_rows = min(config.scheduler.max_num_seqs * draws, num_tokens)
+    device, ops = platform.device, platform.ops()
+    for layer in loaded.build.attention_layers.values():
+        layer.bind(0, NoAttention(layer.spec, config=config, ops=ops), torch.empty(0, device=device))
+    ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
+    positions = torch.arange(num_tokens, device=device) % checkpoint.max_model_len
+    hidden = loaded.model(ids, positions, ForwardStep(plans=[None]))
+    if checkpoint.pooling is not None:
+        platform.streams().synchronize()
+        return
+    logits = loaded.model.logits(hidden[:num_rows]).float()
+    zeros = torch.zeros(num_rows, dtype=torch.int64, device=device)
+    scores = logits / 2.0  # what temperature and filters copy
+    ops.draw(scores, torch.ones(num_rows, device=device), zeros, zeros)
+    platform.streams().synchronize()

@@ -1,0 +1,61 @@
+"""Rows that share a prefix, as attention reads them: tiles of rows in buffers that never move. Knows no request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...interfaces.attention import SharedPrefix
+from ...interfaces.platform import Streams
+from ...interfaces.step import PREFIX_ROWS, PrefixRows
+
+#: Tiles besides those that one group of all rows would fill: groups end in tiles that are not full.
+SPARE_TILES = 3
+
+
+class PrefixTiles:
+    """One buffer of int32 for every size of a step, so that a recorded step finds its own again."""
+
+    def __init__(self, max_rows: int, streams: Streams, device: torch.device) -> None:
+        size = num_tiles(max_rows) * (PREFIX_ROWS + 1) + max_rows
+        self.memory = torch.zeros(size, dtype=torch.int32, device=device)
+        self._streams = streams
+        self._written: np.ndarray | None = None
+
+    def fill(self, groups: Sequence[PrefixRows], num_rows: int) -> SharedPrefix:
+        """Puts the groups of a step of `num_rows` rows (padding included) there; no group at all is fine.
+
+        Nothing is sent where the step before had the same. Groups beyond the last tile are left out.
+        """
+        tiles = num_tiles(num_rows)
+        packed = np.zeros(tiles * (PREFIX_ROWS + 1) + num_rows, np.int32)
+        rows, tile_lens, row_lens = np.split(packed, (tiles * PREFIX_ROWS, tiles * (PREFIX_ROWS + 1)))
+        rows.fill(-1)
+        tile = 0
+        for group in sorted(groups, key=lambda one: len(one.rows) * one.num_tokens, reverse=True):
+            count = len(group.rows)
+            needed = -(-count // PREFIX_ROWS)
+            if tile + needed > tiles:
+                break
+            rows[tile * PREFIX_ROWS : tile * PREFIX_ROWS + count] = group.rows
+            tile_lens[tile : tile + needed] = group.num_tokens
+            row_lens[group.rows] = group.num_tokens
+            tile += needed
+        if self._written is None or not np.array_equal(packed, self._written):
+            self.memory[: len(packed)].copy_(self._streams.stage(packed))
+            self._written = packed
+        return self._views(tiles, num_rows)
+
+    def _views(self, tiles: int, num_rows: int) -> SharedPrefix:
+        parts: tuple[Tensor, ...] = self.memory[: tiles * (PREFIX_ROWS + 1) + num_rows].split(
+            (tiles * PREFIX_ROWS, tiles, num_rows)
+        )
+        return SharedPrefix(parts[0].view(tiles, PREFIX_ROWS), parts[1], parts[2])
+
+
+def num_tiles(num_rows: int) -> int:
+    """Tiles of a step of `num_rows` rows."""
+    return -(-num_rows // PREFIX_ROWS) + SPARE_TILES

@@ -1,0 +1,215 @@
+"""The runner: one list of phases for every model and platform.
+
+finish → add → extend → staged writes → (no tokens: connector only) → shape → rows → connector begin → inputs, attention
+plans and forward → connector end | logits → sample → keep and propose drafts → copy out → advance. Anything rarer than
+"every model" lives in a collaborator with a null default. Where the plan says so, a shape is recorded after all that.
+Knows no scheduling, no text and no particular device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...interfaces.attention import AttentionBackend
+from ...interfaces.connector import ConnectorWorker
+from ...interfaces.kv import KVLayout
+from ...interfaces.model import Model
+from ...interfaces.platform import Graphs, StepShape, Streams
+from ...interfaces.step import StepPlan, TransferReport
+from ...ops import Ops
+from ...ops.step import StepBuffers
+from ..pooling.pooling import NullPooling
+from ..sample.plain_draw import PlainDraw
+from ..sample.prompt_logprobs import PromptLogprobs
+from ..sample.sampler import Sampler
+from .forward_pass import ForwardPass
+from .graph_inputs import RecordedInputs
+from .prefix_tiles import PrefixTiles
+from .request_state import BlockTables, RequestState
+from .speculation import NoSpeculation
+from .step_handle import PendingStep
+from .step_inputs import InputBuilder, StepInputs
+
+CONNECTOR = "connector"
+
+
+@dataclass
+class Device:
+    """What the runner uses of a platform. `deterministic`: every step is, not only those that hold such a request."""
+
+    ops: Ops
+    streams: Streams
+    graphs: Graphs
+    device: torch.device
+    deterministic: bool = False
+
+
+@dataclass
+class _Executed:
+    """Between the two calls of a step: what the forward pass left."""
+
+    plan: StepPlan
+    shape: StepShape | None
+    inputs: StepInputs | None
+    hidden: Tensor | None
+    transfer: TransferReport
+
+
+class Runner:
+    """Runs steps of one model. `execute` and `sample` are called in turn, in step order, by one thread."""
+
+    def __init__(
+        self,
+        *,
+        device: Device,
+        model: Model,
+        layout: KVLayout,
+        backends: Sequence[AttentionBackend],
+        state: RequestState,
+        tables: BlockTables,
+        buffers: StepBuffers,
+        sampler: Sampler,
+        speculation: NoSpeculation,
+        connector: ConnectorWorker,
+        pooling: NullPooling,
+        prefixes: PrefixTiles,
+    ) -> None:
+        self.device = device
+        self.model = model
+        self.layout = layout
+        self.backends = backends
+        self.state = state
+        self.tables = tables
+        self.inputs = InputBuilder(
+            state,
+            tables,
+            correct=speculation.correct,
+            buffers=buffers,
+            block_size=layout.block_size,
+            ops=device.ops,
+            streams=device.streams,
+            num_cacheless=len(backends) - len(layout.groups),
+            prefixes=prefixes,
+        )
+        self.sampler = sampler
+        self.speculation = speculation
+        self.prompt_logprobs = PromptLogprobs(ops=device.ops, logprobs_mode=sampler.logprobs_mode)
+        self.connector = connector
+        self.pooling = pooling
+        self.plain_draw = PlainDraw(model, sampler, state.token_ids, buffers, device.ops)
+        others = {"token ids": state.token_ids, **sampler.memory()}
+        others |= {f"block table of group {group}": table for group, table in enumerate(tables.tables)}
+        self.recorded_inputs = RecordedInputs(model, buffers, prefixes, others)
+        self._executed: _Executed | None = None
+        self._pending: deque[PendingStep] = deque()
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> None:
+        """Applies the plan's state changes and runs the forward pass; `sample` must follow.
+
+        A step that raises leaves the state changes in place and nothing to sample; its connector step is not ended.
+        """
+        self._executed = None
+        self._apply_changes(plan)
+        self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
+        shape = inputs = hidden = None
+        if len(plan.slots):
+            shape = self.device.graphs.shape(plan)
+            self.device.ops.invariant = plan.deterministic or self.device.deterministic
+            inputs = self.inputs.build(plan, shape)
+            hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions))
+        self._executed = _Executed(plan, shape, inputs, hidden, self.connector.end_step(plan.finished_ids))
+
+    @torch.inference_mode()
+    def sample(self, masks: bytes = b"") -> PendingStep:
+        """Draws the tokens of the step executed last and starts their copy to the host."""
+        executed, self._executed = self._executed, None
+        if executed is None:
+            raise RuntimeError("there is no executed step to sample: the step before failed or was sampled already")
+        step = PendingStep(executed.plan, executed.transfer, self.sampler)
+        if executed.shape is not None and executed.inputs is not None and executed.hidden is not None:
+            self._sample_rows(step, executed.shape, executed.inputs, executed.hidden, masks)
+        self._pending.append(step)
+        while self._pending and self._pending[0].delivered:
+            self._pending.popleft()
+        if executed.plan.capture:
+            self.device.graphs.capture(self.run_dummy)
+        step.records = self.device.graphs.wanted()
+        return step
+
+    def _apply_changes(self, plan: StepPlan) -> None:
+        for slot in plan.removed_slots.tolist():
+            self.state.remove(slot)
+            self.sampler.remove(slot)
+            self.speculation.remove(slot)
+            self.prompt_logprobs.remove(slot)
+            self.pooling.remove(slot)
+        for request in plan.added:
+            self.state.add(request)
+            self.tables.add(request)
+            self.sampler.add(request)
+            self.speculation.add(request)
+            self.prompt_logprobs.add(request)
+            self.pooling.add(request)
+        self.tables.append(plan.appends)
+        self.state.apply_staged_writes()
+        self.tables.apply_staged_writes()
+        self.sampler.apply_staged_writes()
+        self.speculation.apply_staged_writes()
+
+    def _forward(
+        self, inputs: StepInputs, shape: StepShape, segments: Callable[[], Tensor | None] = lambda: None
+    ) -> Tensor:
+        graphs = self.device.graphs
+        forward = ForwardPass(
+            self.model, self.backends, inputs, self.connector.hooks, segments, fills=graphs.records_inputs
+        )
+        if not graphs.records_inputs:
+            inputs.fill()
+        if shape.graph is not None and graphs.checks_inputs:
+            self.recorded_inputs.check(shape.graph)
+        return graphs.run(shape, forward)
+
+    @torch.inference_mode()
+    def run_dummy(self, shape: StepShape) -> None:
+        """Runs a step of padding that may be as long as any can be: for recording graphs, and to warm kernels up.
+
+        Nothing is stored, and no token drawn counts.
+        """
+        self.device.ops.invariant = shape.deterministic or self.device.deterministic
+        hidden = self._forward(self.inputs.padding(shape, self.state.token_ids.shape[1]), shape)
+        if shape.padded_tokens == shape.padded_rows:
+            self.plain_draw.run_dummy(self.device.graphs, shape, hidden)
+        else:  # a step with prompts: what its rows draw is never recorded
+            self.device.ops.greedy(self.model.logits(hidden[: shape.padded_rows]))
+
+    def _sample_rows(
+        self, step: PendingStep, shape: StepShape, inputs: StepInputs, hidden: Tensor, masks: bytes
+    ) -> None:
+        step.prompt_logprobs = self.prompt_logprobs.collect(
+            step.plan, hidden, self.state.token_ids, self.model.logits, self.device.streams
+        )
+        step.pooled = self.pooling.collect(step.plan, hidden)
+        if not len(inputs.host_slots):
+            return
+        graphs = self.device.graphs
+        if inputs.rows is None and not masks and self.speculation.draws_one and graphs.records_draws(shape):
+            drawn = self.plain_draw.run(graphs, shape, inputs.host_slots, hidden)
+            if drawn is not None:
+                step.start_copy(drawn, self.device.streams)
+                return
+        draws = self.speculation.draws(step.plan, inputs, masks)
+        rows = draws.rows
+        logits = self.model.logits(hidden[: len(inputs.host_slots)] if rows is None else hidden.index_select(0, rows))
+        if self.sampler.needs_host_tokens(inputs.host_slots):
+            for earlier in self._pending:
+                earlier.deliver()
+        sampled = self.sampler.sample(logits, draws.host_slots, draws.lengths, masks, draws.ahead)
+        step.start_copy(self.speculation.keep(step.plan, inputs, draws, sampled), self.device.streams)
+        self.speculation.advance(inputs, sampled)

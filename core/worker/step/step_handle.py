@@ -1,0 +1,76 @@
+"""A launched step whose tokens are on their way to the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...interfaces.platform import HostCopy, Streams
+from ...interfaces.step import StepPlan, StepResult, TransferReport
+
+if TYPE_CHECKING:
+    from ..pooling.pooling import PooledRows
+    from ..sample.prompt_logprobs import PromptChunks
+    from ..sample.sampled import PlainSampled, Sampled
+    from ..sample.sampler import Sampler
+
+
+class PendingStep:
+    """The handle that the engine waits on. `result` may be called once the step was sampled, any number of times."""
+
+    def __init__(self, plan: StepPlan, transfer: TransferReport, sampler: Sampler) -> None:
+        self.plan = plan
+        self.prompt_logprobs: PromptChunks | None = None
+        self.pooled: PooledRows | None = None
+        self.records = False
+        self._transfer = transfer
+        self._sampler = sampler
+        self._sampled: Sampled | PlainSampled | None = None
+        self._copy: HostCopy | None = None
+        self._result: StepResult | None = None
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the tokens have reached the host and whoever there needs them."""
+        return self._result is not None
+
+    def start_copy(self, sampled: Sampled | PlainSampled, streams: Streams) -> None:
+        """Begins the copy to the host of everything that was sampled."""
+        self._sampled = sampled
+        self._copy = streams.copy_out(sampled.tensors())
+
+    def ready(self) -> bool:
+        if self._result is not None:
+            return True
+        return (self._copy is None or self._copy.ready()) and (self.pooled is None or self.pooled.ready())
+
+    def deliver(self) -> None:
+        """Waits for the tokens and hands them to host-side logits processors, once."""
+        if self._result is not None:
+            return
+        plan = self.plan
+        result = StepResult(
+            step=plan.step,
+            token_ids=np.full((len(plan.slots), 1), -1, dtype=np.int32),
+            num_tokens=plan.samples.astype(np.int32),
+            transfer=self._transfer,
+            records=self.records,
+        )
+        if self._copy is not None and self._sampled is not None:
+            self._sampled.fill(result, self._copy.wait(), plan.samples)
+            if self._sampler.takes_tokens:
+                self._sampler.deliver(plan.slots[plan.samples], result.token_ids[plan.samples, 0])
+        if self.prompt_logprobs is not None:
+            result.prompt_logprobs = self.prompt_logprobs.rows()
+        if self.pooled is not None:
+            result.pooled, failed = self.pooled.rows()
+            result.failed.update(failed)
+        self._result = result
+
+    def result(self) -> StepResult:
+        """Waits for the step and returns what it produced."""
+        self.deliver()
+        if self._result is None:
+            raise RuntimeError("the step was not delivered")
+        return self._result

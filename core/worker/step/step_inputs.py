@@ -1,0 +1,191 @@
+"""What one step feeds to the model: ids, positions and the attention plans.
+
+Built on the device from a few small host arrays; what builds it may be part of a recorded step. Knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from torch import Tensor
+
+from ...interfaces.attention import AttentionBatch, SharedPrefix
+from ...interfaces.platform import StepShape, Streams
+from ...interfaces.step import PrefixRows, StepPlan
+from ...ops import Ops
+from ...ops.step import StepBuffers, StepSizes
+from .prefix_tiles import PrefixTiles
+from .request_state import BlockTables, RequestState
+
+
+@dataclass
+class StepInputs:
+    """T tokens of B rows. `input_ids` int32 [T], `positions` int64 [T]: what lies there once `fill` was called.
+
+    `batches` gives the rows as each KV group sees them. `rows` and `slots` int32 [S] are, on the device, the last token
+    and the slot of each row that samples (`rows` None: the first S tokens, in order); `host_slots` [S] the same slots
+    on the host; `lengths` int32 [S] tokens known then: the position to be drawn.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    fill: Callable[[], None]
+    batches: Callable[[], Sequence[AttentionBatch]]
+    rows: Tensor | None
+    slots: Tensor
+    lengths: Tensor
+    host_slots: np.ndarray
+
+
+@dataclass
+class _Views:
+    """The buffers cut to the sizes of a step; per KV group its slot mapping.
+
+    `rows` int32 [3, padded rows], `real_rows` [3, B], `lengths` [B].
+    """
+
+    rows: Tensor
+    real_rows: Tensor
+    slots: Tensor
+    lengths: Tensor
+    input_ids: Tensor
+    positions: Tensor
+    query_start: Tensor
+    seq_lens: Tensor
+    mappings: list[Tensor]
+
+
+class InputBuilder:
+    """Builds the inputs of one worker's steps, in buffers that never move.
+
+    `num_cacheless` plans are made besides those of KV groups. `correct` makes the plan's counts exact on the device:
+    int32 [3, B] slots, tokens computed, tokens scheduled.
+    """
+
+    def __init__(
+        self,
+        state: RequestState,
+        tables: BlockTables,
+        *,
+        correct: Callable[[Tensor], None],
+        buffers: StepBuffers,
+        block_size: int,
+        ops: Ops,
+        streams: Streams,
+        num_cacheless: int = 0,
+        prefixes: PrefixTiles | None = None,
+    ) -> None:
+        self.buffers = buffers
+        self._state = state
+        self._tables = tables
+        self._correct = correct
+        self._block_size = block_size
+        self._ops = ops
+        self._streams = streams
+        self._prefixes = prefixes
+        nothing = buffers.query_start.new_empty(0)
+        self._cacheless = [(nothing.view(0, 0), nothing)] * num_cacheless
+        # decode steps follow one another in the same sizes, and cutting a tensor costs more than what is cut from it
+        self._cut: tuple[tuple[int, int, int], _Views] | None = None
+
+    def build(self, plan: StepPlan, shape: StepShape) -> StepInputs:
+        """One transfer of the batch's index vector and counts; everything else is computed on the device, by `fill`."""
+        batch, slots = len(plan.slots), plan.slots
+        packed = np.zeros((3, shape.padded_rows), np.int32)
+        packed[0, :batch], packed[1, :batch], packed[2, :batch] = slots, plan.num_computed, plan.num_scheduled
+        views = self._views(shape, batch)
+        self._streams.stage_into(views.rows, packed)
+        self._correct(views.real_rows)
+        last, sampled, lengths = None, views.slots, views.lengths
+        if shape.num_tokens > batch or np.count_nonzero(plan.samples) < batch:
+            sampling = plan.samples.nonzero()[0]
+            slots = slots[sampling]
+            ends = plan.num_scheduled.cumsum()[sampling] - 1
+            packed_rows = np.array((ends, slots, packed[1, sampling] + packed[2, sampling]), np.int32)
+            last, sampled, lengths = self._streams.stage(packed_rows).unbind(0)
+        prefix = self._prefix(shape, plan.prefixes)
+        return StepInputs(
+            input_ids=views.input_ids,
+            positions=views.positions,
+            fill=partial(self._fill, views, shape, packed),
+            batches=partial(self._batches, views, shape, packed, prefix, plan.deterministic),
+            rows=last,
+            slots=sampled,
+            lengths=lengths,
+            host_slots=slots,
+        )
+
+    def padding(self, shape: StepShape, longest: int) -> StepInputs:
+        """Inputs without a token, while the host believes that each row has one, the last of as many as `longest`."""
+        believed = np.zeros((3, shape.padded_rows), np.int32)
+        believed[1], believed[2] = longest - 1, 1
+        views = self._views(shape, 0)
+        views.rows.zero_()
+        prefix = self._prefix(shape, ())
+        return StepInputs(
+            input_ids=views.input_ids,
+            positions=views.positions,
+            fill=partial(self._fill, views, shape, believed),
+            batches=partial(self._batches, views, shape, believed, prefix, shape.deterministic),
+            rows=None,
+            slots=views.slots,
+            lengths=views.lengths,
+            host_slots=np.zeros(0, np.int32),
+        )
+
+    def _prefix(self, shape: StepShape, prefixes: Sequence[PrefixRows]) -> SharedPrefix | None:
+        if not shape.shared or self._prefixes is None:
+            return None
+        return self._prefixes.fill(prefixes, shape.padded_rows)
+
+    def _max_blocks(self, rows: np.ndarray) -> int:
+        return -(-int((rows[1] + rows[2]).max()) // self._block_size)
+
+    def _fill(self, views: _Views, shape: StepShape, rows: np.ndarray) -> None:
+        sizes = StepSizes(shape.padded_tokens, self._max_blocks(rows), self._block_size)
+        self._ops.build_inputs(self.buffers, self._state.token_ids, self._tables.tables, views.rows, sizes)
+
+    def _batches(
+        self, views: _Views, shape: StepShape, rows: np.ndarray, prefix: SharedPrefix | None, deterministic: bool
+    ) -> list[AttentionBatch]:
+        """What the buffers hold, as each KV group's backend sees it, then those of layers without a cache."""
+        seq_lens, max_blocks = rows[1] + rows[2], self._max_blocks(rows)
+        tables = [table[: shape.padded_rows, :max_blocks] for table in self.buffers.tables]
+        groups = zip(tables, views.mappings, strict=True)
+        return [
+            AttentionBatch(
+                num_tokens=shape.padded_tokens,
+                query_start=views.query_start,
+                seq_lens=views.seq_lens,
+                block_table=table,
+                slot_mapping=mapping,
+                host_query_lens=rows[2],
+                host_seq_lens=seq_lens,
+                deterministic=deterministic,
+                prefix=prefix,
+            )
+            for table, mapping in (*groups, *self._cacheless)
+        ]
+
+    def _views(self, shape: StepShape, batch: int) -> _Views:
+        tokens, rows = shape.padded_tokens, shape.padded_rows
+        sizes = tokens, rows, batch
+        if self._cut is None or self._cut[0] != sizes:
+            buffers = self.buffers
+            every = buffers.rows[: 3 * rows].view(3, rows)
+            views = _Views(
+                rows=every,
+                real_rows=every[:, :batch],
+                slots=every[0, :batch],
+                lengths=buffers.seq_lens[:batch],
+                input_ids=buffers.input_ids[:tokens],
+                positions=buffers.positions[:tokens],
+                query_start=buffers.query_start[: rows + 1],
+                seq_lens=buffers.seq_lens[:rows],
+                mappings=[mapping[:tokens] for mapping in buffers.slot_mapping],
+            )
+            self._cut = sizes, views
+        return self._cut[1]

@@ -1,0 +1,302 @@
+"""A worker in a process of its own: the proxy in the engine's process, and the loop on the other side.
+
+Steps are sent without waiting; answers are matched in order. Messages are typed msgpack; callables do not travel.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ..config.plain import to_plain
+from ..config.tree import FrameConfig
+from ..early import begin_platforms
+from ..interfaces.executor import DeadWorkerError, StepHandle
+from ..interfaces.kv import KVLayout
+from ..interfaces.step import StepPlan, StepResult
+from ..logging import configure_logging
+from ..openmp import child_environment
+from ..python_command import python_command
+from ..processes.channel import Channel
+from ..registry import Choice, Registry
+
+#: Seconds that a worker gets to end by itself.
+CLOSE_SECONDS = 10.0
+
+
+class Start(msgspec.Struct, tag=True):
+    """Engine to worker: initialise."""
+
+
+class Execute(msgspec.Struct, tag=True):
+    """Engine to worker: run a step's forward pass; answered with `Sampled` after `Sample`."""
+
+    plan: StepPlan
+
+
+class Sample(msgspec.Struct, tag=True):
+    """Engine to worker: sample the step executed last."""
+
+    masks: bytes = b""
+
+
+class Call(msgspec.Struct, tag=True):
+    """Engine to worker: a worker method by name; answered with `Value`."""
+
+    method: str
+    arguments: dict[str, Any] | None = None
+
+
+class Stage(msgspec.Struct, tag=True):
+    """Worker to engine: a stage of the start began."""
+
+    name: str
+
+
+class Started(msgspec.Struct, tag=True):
+    """Worker to engine: it is ready."""
+
+    layout: KVLayout
+
+
+class Sampled(msgspec.Struct, tag=True):
+    """Worker to engine: what a step produced."""
+
+    result: StepResult
+
+
+class Value(msgspec.Struct, tag=True):
+    """Worker to engine: the answer to a call."""
+
+    value: Any
+
+
+class Failure(msgspec.Struct, tag=True):
+    """Worker to engine: what was asked for raised. `kind` names the exception."""
+
+    kind: str
+    message: str
+    step: int | None = None
+
+
+ToWorker = Start | Execute | Sample | Call
+FromWorker = Stage | Started | Sampled | Value | Failure
+
+
+class WorkerError(RuntimeError):
+    """A worker raised."""
+
+
+class RemoteStep:
+    """A step that a remote worker runs."""
+
+    def __init__(self, worker: RemoteWorker) -> None:
+        self._worker = worker
+        self.answer: StepResult | WorkerError | None = None
+
+    def ready(self) -> bool:
+        return self.answer is not None
+
+    def result(self) -> StepResult:
+        while self.answer is None:
+            self._worker.read_one()
+        if isinstance(self.answer, WorkerError):
+            raise self.answer
+        return self.answer
+
+
+class RemoteWorker:
+    """Implements `frame.interfaces.WorkerProtocol` over a socket. The process ends with this one."""
+
+    def __init__(
+        self, config: FrameConfig, choices: Sequence[Choice], rank: int, progress: Callable[[str], None]
+    ) -> None:
+        start = {"config": to_plain(config), "plugins": [list(choice) for choice in choices], "rank": rank}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._progress = progress
+        self._steps: deque[RemoteStep] = deque()
+        self._values: deque[Value | Failure | Started] = deque()
+        with theirs:
+            self._process = subprocess.Popen(
+                python_command("frame", "worker", str(theirs.fileno())),
+                stdin=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                env=child_environment(),
+            )
+        if self._process.stdin is None:
+            raise RuntimeError("the worker process has no standard input")
+        with self._process.stdin as stdin:
+            stdin.write(json.dumps(start).encode())
+        self._channel = Channel(ours, FromWorker)
+
+    def start(self) -> KVLayout:
+        self._progress("worker process")
+        self._channel.send(Start())
+        answer = self._next_value()
+        if not isinstance(answer, Started):
+            raise WorkerError(f"the worker answered {type(answer).__name__} to start")
+        return answer.layout
+
+    def execute(self, plan: StepPlan) -> None:
+        self._send(Execute(plan))
+
+    def sample(self, masks: bytes = b"") -> StepHandle:
+        self._send(Sample(masks))
+        self._steps.append(RemoteStep(self))
+        return self._steps[-1]
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        for name, value in (arguments or {}).items():
+            if callable(value):
+                raise ValueError(f"{method}: {name} is a callable, which cannot travel to a worker process; name it")
+        self._send(Call(method, arguments))
+        answer = self._next_value()
+        return answer.value if isinstance(answer, Value) else None
+
+    def check(self) -> None:
+        if self._process.poll() is not None:
+            raise _death(self._process.returncode)
+
+    def close(self) -> None:
+        self._channel.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def read_one(self) -> None:
+        """Waits for one message and files it."""
+        try:
+            message = self._channel.receive()
+        except OSError:
+            message = None
+        if message is None:
+            self._lost()
+        elif isinstance(message, Stage):
+            self._progress(message.name)
+        elif isinstance(message, Sampled):
+            self._steps.popleft().answer = message.result
+        elif isinstance(message, Failure) and message.step is not None:
+            self._steps.popleft().answer = WorkerError(f"{message.kind}: {message.message}")
+        else:
+            self._values.append(message)
+
+    def _next_value(self) -> Value | Started:
+        while not self._values:
+            self.read_one()
+        answer = self._values.popleft()
+        if isinstance(answer, Failure):
+            raise WorkerError(answer.message if answer.kind == "ValueError" else f"{answer.kind}: {answer.message}")
+        return answer
+
+    def _send(self, message: ToWorker) -> None:
+        try:
+            self._channel.send(message, self.read_one)
+        except OSError:
+            self._lost()
+
+    def _lost(self) -> None:
+        try:
+            status: int | str = self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = "none: it closed its socket"
+        raise _death(status)
+
+
+def _death(status: int | str) -> DeadWorkerError:
+    return DeadWorkerError(f"the worker process died with exit status {status}", killed=status == -signal.SIGKILL)
+
+
+def serve_worker(descriptor: int) -> int:
+    """The worker process: reads its configuration from standard input, then serves the socket until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the engine's to answer; its end ends this process
+    start = json.load(sys.stdin)
+    channel = Channel(socket.socket(fileno=descriptor), ToWorker)
+    config = FrameConfig.model_validate(start["config"])
+    configure_logging(config.server.log_level)
+    registry = Registry.load(only=start["plugins"])
+    begin_platforms(config, registry)
+    from .worker import Worker
+
+    worker = Worker(config, registry, start["rank"], lambda stage: channel.send(Stage(stage)))
+    loop = _WorkerLoop(worker, channel)
+    try:
+        while (message := channel.receive()) is not None:
+            loop.handle(message)
+            # Launch what has been sent already before waiting for the device.
+            while loop.unanswered and not channel.readable():
+                loop.answer_oldest()
+    finally:
+        worker.close()
+    return 0
+
+
+class _WorkerLoop:
+    """Launches steps as they come and answers them in order, when their tokens are on the host."""
+
+    def __init__(self, worker: Any, channel: Channel) -> None:
+        self.unanswered: deque[tuple[int, StepHandle | Exception]] = deque()
+        self._worker = worker
+        self._channel = channel
+        self._step = 0
+        self._failed: Exception | None = None
+
+    def handle(self, message: ToWorker) -> None:
+        """Does what a message asks for; answers to steps come later, by `answer_oldest`."""
+        if isinstance(message, Execute):
+            self._step = message.plan.step
+            self._failed = self._try(lambda: self._worker.execute(message.plan))
+        elif isinstance(message, Sample):
+            self.unanswered.append((self._step, self._failed or self._sample(message.masks)))
+        else:
+            while self.unanswered:
+                self.answer_oldest()
+            try:
+                self._channel.send(self._answer(message))
+            except Exception as error:
+                traceback.print_exc()
+                self._channel.send(Failure(type(error).__name__, str(error)))
+
+    def answer_oldest(self) -> None:
+        """Waits for the oldest launched step and sends what it produced, or why it failed."""
+        step, outcome = self.unanswered.popleft()
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            self._channel.send(Sampled(outcome.result()))
+        except Exception as error:  # also a result that is too large to be sent
+            self._channel.send(Failure(type(error).__name__, str(error), step))
+
+    def _sample(self, masks: bytes) -> StepHandle | Exception:
+        try:
+            handle: StepHandle = self._worker.sample(masks)
+        except Exception as error:
+            traceback.print_exc()
+            return error
+        return handle
+
+    def _try(self, work: Callable[[], None]) -> Exception | None:
+        try:
+            work()
+        except Exception as error:  # told when the engine asks for the tokens
+            traceback.print_exc()
+            return error
+        return None
+
+    def _answer(self, message: Start | Call) -> FromWorker:
+        if isinstance(message, Start):
+            layout = self._worker.start()
+            gc.freeze()  # as in the engine's process: what lives now lives on
+            return Started(layout)
+        return Value(self._worker.call(message.method, message.arguments))

@@ -1,0 +1,53 @@
+"""`frame chat`: a conversation with a running server in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from frame.core.interfaces.endpoint import Command
+
+from .terminal import INTERRUPTED, TerminalClient, TerminalError, add_client_arguments, show
+
+
+class ChatCommand(Command):
+    """Keeps the history; the end of input or ctrl-C at the prompt ends it, ctrl-C in an answer ends the answer."""
+
+    help = "Chat with a running server."
+    examples = (
+        "frame chat",
+        'frame chat -q "What is the capital of France?"',
+        'FRAME_API_KEY=secret frame chat --url http://host:8000 --system-prompt "Answer in French."',
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The server, the system prompt, and the one-shot question."""
+        add_client_arguments(parser)
+        parser.add_argument("--system-prompt", help="Message that opens the conversation.")
+        parser.add_argument("-q", "--quick", metavar="MESSAGE", help="Ask one question, print the answer, end.")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Returns 1 when there is no server or it refuses, 130 when ctrl-C ends the one answer."""
+        try:
+            client = TerminalClient(arguments)
+            messages = [{"role": "system", "content": arguments.system_prompt}] if arguments.system_prompt else []
+            if arguments.quick is not None:
+                question = {"role": "user", "content": arguments.quick}
+                return 0 if show(client.chat([*messages, question]))[1] else INTERRUPTED
+            print(f"Chatting with {client.model}; end of input (ctrl-D) quits.", file=sys.stderr)
+            return _converse(client, messages)
+        except TerminalError as error:
+            print(f"frame: {error}", file=sys.stderr)
+            return 1
+
+
+def _converse(client: TerminalClient, messages: list[dict[str, str]]) -> int:
+    while True:
+        try:
+            question = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print(file=sys.stderr)
+            return 0
+        if question.strip():
+            messages.append({"role": "user", "content": question})
+            messages.append({"role": "assistant", "content": show(client.chat(messages))[0]})

@@ -1,0 +1,114 @@
+"""`frame run-batch`: answers a file of requests, one a line, with an engine of its own. Imports no torch itself."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, cast
+from urllib.parse import urlsplit
+
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.errors import ConfigError
+from frame.core.config.flag_parser import FlagParser
+from frame.core.config.flags import add_config_flags, config_from_arguments
+from frame.core.interfaces.endpoint import Command
+from frame.core.registry import Registry
+from frame.core.server.fetch import FetchError, FetchRules, download, upload
+
+_MAX_WIDTH = 4096
+
+
+class RunBatchCommand(Command):
+    """Reads and writes files or URLs; a run that was stopped is continued by the same command."""
+
+    help = "Answer a file of requests: frame run-batch -i IN.jsonl -o OUT.jsonl [MODEL]."
+    examples = ("frame run-batch -i requests.jsonl -o answers.jsonl /models/qwen3",)
+    #: what starts the engine process, for tests
+    engine_command: ClassVar[Sequence[str] | None] = None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The two files, and all settings of the configuration tree."""
+        parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="Requests: a JSONL file or URL.")
+        parser.add_argument(
+            "-o", "--output-file", required=True, metavar="FILE", help="Results: a file, or a URL that takes a PUT."
+        )
+        parser.add_argument("--width", type=int, default=256, help="Lines that run at once (default: %(default)s).")
+        parser.add_argument("--no-progress", action="store_true", help="Show no progress bar.")
+        parser.add_argument(
+            "--allow-private-addresses", action="store_true", help="URLs may lead to private and loopback addresses."
+        )
+        add_config_flags(cast("FlagParser", parser))
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Returns 1 when lines could not be served; those that were refused are results like others."""
+        from frame.core.server.batch_run import run_batch
+
+        if not 1 <= arguments.width <= _MAX_WIDTH:
+            raise ConfigError(f"--width must be from 1 to {_MAX_WIDTH}, got {arguments.width}")
+        config = config_from_arguments(arguments)
+        Registry.load().check(config)
+        read_checkpoint(config)
+        rules = FetchRules(private=arguments.allow_private_addresses)
+        try:
+            with _input(arguments.input_file, rules) as source, _output(arguments.output_file, rules) as target:
+                run = run_batch(
+                    config,
+                    source,
+                    target,
+                    width=arguments.width,
+                    progress=not arguments.no_progress,
+                    command=self.engine_command,
+                )
+                counts = asyncio.run(run)
+        except FetchError as error:
+            raise ConfigError(str(error)) from None
+        except OSError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}") from None
+        earlier = f", {counts.earlier} of an earlier run" if counts.earlier else ""
+        print(f"{counts.total} lines: {counts.succeeded} succeeded, {counts.failed} failed{earlier}", file=sys.stderr)
+        if counts.unserved:
+            print(f"frame: {counts.unserved} lines could not be served; run the command again", file=sys.stderr)
+        return 1 if counts.unserved else 0
+
+
+def _is_url(name: str) -> bool:
+    return "://" in name
+
+
+@contextlib.contextmanager
+def _input(name: str, rules: FetchRules) -> Iterator[Path]:
+    """The input as a local file."""
+    if not _is_url(name):
+        if not Path(name).is_file():
+            raise ConfigError(f"no file {name!r}")
+        yield Path(name)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "input.jsonl"
+        with path.open("wb") as file:
+            for chunk in download(name, rules):
+                file.write(chunk)
+        yield path
+
+
+@contextlib.contextmanager
+def _output(name: str, rules: FetchRules) -> Iterator[Path]:
+    """Where results are collected. Those for a URL lie in the working folder until they were sent."""
+    if not _is_url(name):
+        if not Path(name).resolve().parent.is_dir():
+            raise ConfigError(f"no folder {str(Path(name).resolve().parent)!r}")
+        yield Path(name)
+        return
+    parts = urlsplit(name)  # signatures in the query change from run to run
+    digest = hashlib.sha256(f"{parts.netloc}{parts.path}".encode()).hexdigest()[:12]
+    path = Path(f"frame-batch-{digest}.jsonl")
+    yield path
+    with path.open("rb") as file:
+        upload(name, rules, file, path.stat().st_size)
+    path.unlink()

@@ -1,0 +1,174 @@
+"""A run of steps that launches no Triton kernel: what it would have launched is compiled, many kernels at a time.
+
+A cold start spends most of its time compiling one kernel after another, each at its first launch. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Container
+from contextvars import Token
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ...processors import num_processors
+from .compiler import ALL_SECONDS, KERNEL_SECONDS, Compile, hash_of, leave
+from .forks import Forks
+
+try:
+    from triton.runtime import _async_compile
+except ImportError:  # a later Triton: kernels compile when they are first launched
+    _async_compile = None
+
+logger = logging.getLogger("frame.platforms.rehearsal")
+
+
+class Unlaunched:
+    """Stands in Triton's cache for a kernel that is being compiled; launching it does nothing."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: Any) -> None:
+        return None
+
+    def run(self, *_: Any) -> None:
+        return None
+
+
+class Zeros(TorchFunctionMode):
+    """New tensors are zero: what an unlaunched kernel leaves in its output is still a valid index."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replaced = {torch.empty: torch.zeros, torch.empty_like: torch.zeros_like}
+        return replaced.get(func, func)(*args, **(kwargs or {}))
+
+
+class CompileMode:
+    """Implements what Triton asks of its asynchronous compile mode: keeps the kernels that it lacks, launches none.
+
+    `lacks` is called with what compiles each of them, once, except those whose keys, hashed, are `elsewhere`.
+    """
+
+    def __init__(self, lacks: Callable[[Compile], None], elsewhere: Container[str] = ()) -> None:
+        self._lacks = lacks
+        self._elsewhere = elsewhere
+        self._kept: dict[str, tuple[Compile, list[Callable[[Any], None]]]] = {}
+        self._token: Token[Any] | None = None
+
+    def submit(self, key: str, compile_kernel: Compile, finalize: Callable[[Any], None]) -> Unlaunched:
+        """Called by Triton for a kernel that it lacks; `finalize` puts one into its cache."""
+        if key not in self._kept:
+            self._kept[key] = (compile_kernel, [])
+            if hash_of(key) not in self._elsewhere:
+                self._lacks(compile_kernel)
+        self._kept[key][1].append(finalize)
+        finalize(Unlaunched())
+        return Unlaunched()
+
+    def __enter__(self) -> CompileMode:
+        self._token = _async_compile.active_mode.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _async_compile.active_mode.reset(self._token)
+
+    def load(self) -> None:
+        """Gives Triton every kernel: from its cache on disk, or compiled here and now."""
+        for compile_kernel, finalizers in self._kept.values():
+            kernel = compile_kernel()
+            for finalize in finalizers:
+                finalize(kernel)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def compile_in_forks(run: Callable[[], None], shares: int = 1, elsewhere: Container[str] = ()) -> CompileMode:
+    """Calls `run` and compiles what it would launch, each kernel in a forked process; returns when all are done.
+
+    A process leaves its kernel in Triton's cache on disk: a good part of a compilation is Python. It touches no device.
+    Each fork costs whoever forks the pages that it writes next. With `shares`, so many processes call `run`, and each
+    compiles its part of what it meets: the last kernel is met sooner. Kernels `elsewhere` are left to others.
+    """
+    others = Forks(seconds=ALL_SECONDS, all_seconds=ALL_SECONDS, limit=max(1, shares - 1))
+    for share in range(1, shares):
+        others.start(partial(_compile_share, run, share, shares, elsewhere))
+    try:
+        mode = _compile_share(run, 0, shares, elsewhere)
+    except BaseException:
+        others.stop()
+        raise
+    finally:
+        others.wait()
+    if others.num_failed:
+        raise RuntimeError(f"{others.num_failed} of {shares} processes that run steps failed")
+    return mode
+
+
+def _compile_share(run: Callable[[], None], share: int, shares: int, elsewhere: Container[str]) -> CompileMode:
+    """Of the kernels that are met, compiles every `shares`th: steps meet them in the same order everywhere."""
+    limit = None if shares == 1 else 2 * num_processors() // shares
+    forks = Forks(seconds=KERNEL_SECONDS, all_seconds=ALL_SECONDS, limit=limit)
+    numbers = count()
+
+    def start(compile_kernel: Compile) -> None:
+        if next(numbers) % shares == share:
+            forks.start(partial(leave, compile_kernel))
+
+    mode = CompileMode(start, elsewhere)
+    try:
+        with mode:
+            run()
+    except BaseException:
+        forks.stop()
+        raise
+    finally:
+        forks.wait()
+    return mode
+
+
+def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -> None:
+    """Calls `run` and has compiled what it would launch; its results mean nothing. Does nothing where Triton cannot.
+
+    `ahead` waits for whoever compiles the same meanwhile, and says whether that went well. What reads on the host what
+    an unlaunched kernel should have written may raise: then the rest is left to the first real run, which raises again
+    if the fault is its own.
+    """
+    if not can_rehearse():
+        return
+
+    def as_far_as_it_goes() -> None:
+        try:
+            run()
+        except Exception as error:
+            logger.debug("the rehearsal ended early: %s", error, exc_info=error)
+
+    with Zeros():
+        mode = compile_in_forks(as_far_as_it_goes) if ahead is None else _collect(as_far_as_it_goes, ahead)
+    start = time.perf_counter()
+    mode.load()
+    logger.info("%d kernels loaded in %.2f s", len(mode), time.perf_counter() - start)
+
+
+def can_rehearse() -> bool:
+    """Whether this Triton has an asynchronous compile mode."""
+    return _async_compile is not None
+
+
+def _collect(run: Callable[[], None], ahead: Callable[[], bool]) -> CompileMode:
+    """Calls `run` while others compile, and compiles what it would launch when they could not."""
+    lacking: list[Compile] = []
+    with CompileMode(lacking.append) as mode:
+        run()
+    if not ahead():
+        forks = Forks(seconds=KERNEL_SECONDS, all_seconds=ALL_SECONDS)
+        for compile_kernel in lacking:
+            forks.start(partial(leave, compile_kernel))
+        forks.wait()
+    return mode

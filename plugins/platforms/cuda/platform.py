@@ -1,0 +1,296 @@
+"""The CUDA platform: memory by profile, kernels in place of ops, and recorded steps.
+
+Tuned on Hopper; works from compute capability 8.0. Knows no model and no request.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frame.core.interfaces.platform import (
+    EagerGraphs,
+    Graphs,
+    Memory,
+    MemorySnapshot,
+    Platform,
+    PlatformSpec,
+    Streams,
+)
+from frame.core.ops import Norm, Ops
+from frame.core.ops.step import StepBuffers, StepSizes
+from frame.kernels import (
+    activation,
+    experts,
+    filters,
+    logits,
+    logprobs,
+    norm,
+    norm_linear,
+    rotary,
+    routing,
+    sampling,
+    step,
+)
+from frame.kernels import linear as one_row
+from frame.kernels.hopper import hopper_rows
+from frame.kernels.linear_invariant import gate_pays, hopper_product, linear_invariant, linear_silu_mul_invariant
+
+from ..options import CudaOptions, HopperProducts
+from . import library as library
+from .compile.compiler import without_lines
+from .compile.rehearsal import can_rehearse, rehearse
+from .compile.triton_files import read_triton
+from .graphs.capture import Recorder
+from .graphs.cuda_graphs import CudaGraphs
+from .graphs.piecewise import Pieces, sizes_for
+from .graphs.piecewise_capture import PieceRecorder
+from .streams import CudaStreams
+
+#: Kept free beside weights, cache, activations and recorded steps: library workspaces, and what fragments take.
+RESERVE_BYTES = 400 << 20
+#: Kernels that attention brings, imported while Triton's files are still hashed: the forked process needs them first.
+_ATTENTION = ("attention", "cascade", "decode", "prefill")
+
+
+class CudaOps(Ops):
+    """The ops that kernels do faster, or without waiting for the device."""
+
+    def __init__(self, hopper_products: HopperProducts = "gated", hopper_experts: bool = True) -> None:
+        super().__init__()
+        self._ordinary = hopper_products != "deterministic"
+        self._multiplies = hopper_products == "all"
+        self._groups = hopper_experts and self._ordinary
+
+    rms_norm = staticmethod(norm.rms_norm)
+    add_rms_norm = staticmethod(norm.add_rms_norm)
+    silu_mul = staticmethod(activation.silu_mul)
+    gelu_tanh_mul = staticmethod(activation.gelu_tanh_mul)
+    norm_rotary = staticmethod(rotary.norm_rotary)  # before `rotary` takes the module's name
+    rotary = staticmethod(rotary.rotary)
+    route = staticmethod(routing.route)
+    write_rows = staticmethod(step.write_rows)
+    advance = staticmethod(step.advance)
+    greedy = staticmethod(sampling.greedy)
+    draw = staticmethod(sampling.draw)
+    keep_threshold = staticmethod(filters.keep_threshold)
+    add_bias = staticmethod(logits.add_bias)
+    apply_bitmask = staticmethod(logits.apply_bitmask)
+    penalize = staticmethod(logits.penalize)
+    count_tokens = staticmethod(logits.count_tokens)
+    top_logprobs = staticmethod(logprobs.top_logprobs)
+
+    @staticmethod
+    def build_inputs(
+        buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
+    ) -> None:
+        """A launch for each KV group, the first of which does the rest; an encoder has no groups."""
+        build = step.build_inputs if tables else Ops.build_inputs
+        build(buffers, token_ids, tables, rows, sizes)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Our own product where a few rows leave nothing but reading the weight, and where bits must not change."""
+        if self.invariant:
+            return linear_invariant(x, weight, bias)
+        if x.dim() == 2:
+            if x.shape[0] == 1:
+                return one_row.linear(x, weight, bias)
+            if self._ordinary and (out := hopper_rows(x, weight, bias)) is not None:
+                return out
+            if self._multiplies and (out := hopper_product(x, weight, bias)) is not None:
+                return out
+        return library.linear(x, weight, bias)
+
+    def fused_experts(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        if self.invariant:
+            return experts.fused_experts_invariant(hidden, gate_up, down, weights, ids)
+        if self._groups and (out := experts.hopper_experts(hidden, gate_up, down, weights, ids)) is not None:
+            return out
+        return experts.fused_experts(hidden, gate_up, down, weights, ids)
+
+    def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """In one kernel where a few rows leave nothing but reading the weight, and where bits must not change."""
+        if x.dim() != 2:
+            return super().linear_silu_mul(x, weight, bias)
+        if self.invariant:
+            return linear_silu_mul_invariant(x, weight, bias)
+        if x.shape[0] == 1:
+            return one_row.linear_silu_mul(x, weight, bias)
+        if self._ordinary and (out := hopper_rows(x, weight, bias, gated=True)) is not None:
+            return out
+        pays = self._multiplies or (self._ordinary and gate_pays(x, weight.shape[0] // 2))
+        if pays and (out := hopper_product(x, weight, bias, gated=True)) is not None:
+            return out
+        return super().linear_silu_mul(x, weight, bias)
+
+    def norm_linear(
+        self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """In one kernel for one row, where bits may follow the batch."""
+        fused = norm_linear.norm_linear if self._is_one_row(x) else super().norm_linear
+        return fused(x, residual, norm, weight, bias)
+
+    def norm_linear_silu_mul(
+        self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """In one kernel for one row, where bits may follow the batch."""
+        fused = norm_linear.norm_linear_silu_mul if self._is_one_row(x) else super().norm_linear_silu_mul
+        return fused(x, residual, norm, weight, bias)
+
+    def _is_one_row(self, x: Tensor) -> bool:
+        return not self.invariant and x.dim() == 2 and x.shape[0] == 1 and x.shape[1] <= norm_linear.MAX_INPUTS
+
+
+class CudaPlatform(Platform):
+    """One NVIDIA device per worker."""
+
+    device_type = "cuda"
+    default_num_seqs = 512
+    default_num_batched_tokens = 8192
+
+    def __init__(self, *, config: Any, options: CudaOptions | None = None, local_rank: int = 0) -> None:
+        super().__init__(config=config, options=options or CudaOptions(), local_rank=local_rank)
+        self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts)
+        self._ahead: Callable[[], bool] | None = None
+        self._open()
+
+    def _open(self) -> None:
+        """Makes the device this process's, but nothing on it yet: a context comes with the first memory or stream."""
+        torch.cuda.set_device(self.device)
+        # what an earlier engine of this process left must not count against this one
+        if torch.cuda.memory_reserved(self.device):
+            gc.collect()
+            torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    @classmethod
+    def probe(cls) -> str | None:
+        if torch.version.cuda is not None:
+            read_triton()  # while torch and the driver get to know each other
+        if not torch.cuda.is_available():
+            return "torch sees no CUDA device"
+        capability = torch.cuda.get_device_capability()
+        if capability < (8, 0):
+            return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.local_rank)
+
+    def supports(self, spec: PlatformSpec) -> str | None:
+        reasons = []
+        if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            reasons.append(f"dtype {spec.dtype} is not one of float32, bfloat16, float16")
+        if spec.world_size != 1:
+            reasons.append(
+                f"{spec.world_size} ranks (tensor_parallel_size × pipeline_parallel_size) asked for, one is supported"
+            )
+        return "; ".join(reasons) or None
+
+    def ops(self) -> Ops:
+        return self._ops
+
+    def streams(self) -> Streams:
+        return self._streams
+
+    def memory(self) -> Memory:
+        return self._memory
+
+    @cached_property
+    def _streams(self) -> Streams:
+        return CudaStreams(self.device)
+
+    @cached_property
+    def _memory(self) -> Memory:
+        recorded = self.options.record_prompts and self.options.graph_sizes and not self.config.executor.enforce_eager
+        return CudaMemory(self.device, self._max_tokens if recorded else 0)
+
+    @property
+    def _max_tokens(self) -> int:
+        return int(self.config.scheduler.max_num_batched_tokens)
+
+    def compile_ahead(self, rehearse: Callable[[Platform], None]) -> None:
+        """Starts compiling in a process of its own, before there is a context on the device that it would inherit."""
+        if can_rehearse():
+            from .compile.absent_cuda import CompilingAhead
+
+            for name in _ATTENTION:
+                with suppress(ImportError):  # a Triton whose Gluon has changed
+                    import_module(f"frame.kernels.{name}")
+            read_triton()()  # for the forked process too
+            self._ahead = CompilingAhead(self, torch.cuda.get_device_properties(self.device), rehearse).wait
+
+    def prepare_kernels(self, run: Callable[[], None]) -> None:
+        """Compiles what steps launch, all at once, then runs the usual ones, so that libraries have chosen by then.
+
+        While another process compiles, everything but Triton's kernels runs for a first time already.
+        """
+        ahead, self._ahead = self._ahead, None
+        with without_lines():
+            rehearse(run, ahead)
+            run()
+
+    def graphs(self) -> Graphs:
+        if self.config.executor.enforce_eager or not self.options.graph_sizes:
+            return EagerGraphs()
+        return CudaGraphs(
+            Recorder(self.device),
+            self.options,
+            min(self.config.scheduler.max_num_seqs, self._max_tokens),
+            pieces=Pieces(PieceRecorder(self.device)),
+            max_tokens=self._max_tokens,
+            deterministic=self.config.model.deterministic,
+            shares_prefixes=self.config.attention.shared_prefix_min_tokens > 0,
+        )
+
+
+class CudaMemory(Memory):
+    """The device's memory as the driver and torch's allocator report it.
+
+    `max_tokens` are those of the step that is profiled where steps with prompts are recorded, else 0.
+    """
+
+    needs_profile = True
+
+    def __init__(self, device: torch.device, max_tokens: int = 0) -> None:
+        self._device = device
+        self._max_tokens = max_tokens
+
+    def snapshot(self) -> MemorySnapshot:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return MemorySnapshot(
+            total=total,
+            free=free,
+            held=torch.cuda.memory_allocated(self._device),
+            peak=torch.cuda.max_memory_allocated(self._device),
+        )
+
+    def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int, full_bytes: int) -> int:
+        """The configured share, less what weights and the profiling step took at most, less a reserve.
+
+        Of what the profiling step took, recorded steps with prompts will take their part once more.
+        """
+        del full_bytes
+        now = self.snapshot()
+        requested = int(now.total * utilization)
+        if start.free < requested:
+            raise ValueError(
+                f"gpu_memory_utilization {utilization} asks for {requested >> 20} MiB, {start.free >> 20} MiB of the "
+                f"device's {start.total >> 20} MiB were free at the start; lower it or free the device"
+            )
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        outside = (total - free) - torch.cuda.memory_reserved(self._device) - (start.total - start.free)
+        recorded = 0
+        if self._max_tokens:
+            share = max(sizes_for(weights_bytes, self._max_tokens), default=0) / self._max_tokens
+            recorded = int(share * max(0, now.peak - weights_bytes))
+        return requested - now.peak - recorded - max(0, outside) - RESERVE_BYTES

@@ -1,0 +1,252 @@
+"""The contract of attention backends: equal to the reference ops over random mixed batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from frame.core.interfaces.attention import AttentionBackend, AttentionSpec
+from frame.core.ops import Ops
+
+from .attention_case import AttentionCase, CaseRun, Row, check_padding, fill, kv_spec, make_case, make_memory
+from .plugin_suite import PluginSuite, reason_or_none
+
+FEATURES: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "window": {"window": 21},
+    "soft-cap": {"soft_cap": 3.0},
+    "sinks": {"sinks": True},
+    "alibi": {"alibi": True},
+    "all": {"window": 21, "soft_cap": 3.0, "sinks": True, "alibi": True},
+}
+BATCHES: Mapping[str, Sequence[Row]] = {
+    "one decode": [(37, 1)],
+    "decodes": [(40, 1), (3, 1), (16, 1), (0, 1), (129, 1)],
+    "prefill": [(0, 70)],
+    "prefills": [(0, 7), (0, 33), (0, 1), (0, 16)],
+    "chunk": [(45, 20)],
+    "mixed": [(0, 1), (5, 1), (16, 1), (0, 7), (9, 5), (64, 1), (30, 2), (0, 33)],
+}
+MIXED = BATCHES["mixed"]
+#: Far from anything that attention of normal numbers gives, so that reading it shows.
+STALE = 300.0
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+_SIZES = [(64, 16, torch.float32), (64, 16, torch.bfloat16), (128, 16, torch.bfloat16), (128, 16, torch.float16)]
+
+
+class AttentionBackendSuite(PluginSuite):
+    """The contract of `frame.interfaces.AttentionBackend`.
+
+        class TestMine(AttentionBackendSuite):
+            plugin = "mine"              # or target = "package.module:Class"
+            device_type = "cpu"          # left out: the first of cuda and cpu that it supports
+
+    What `supports` refuses is skipped, with its reason. Override `tolerance` for a backend that rounds more.
+    """
+
+    kind = "attention"
+    device_type: ClassVar[str] = ""
+
+    def tolerance(self, spec: AttentionSpec) -> float:
+        """Largest absolute and relative difference from the reference that rounding explains."""
+        return max(_TOLERANCE[spec.dtype], _TOLERANCE.get(spec.kv_dtype, 0.1))
+
+    def backend_class(self) -> type[AttentionBackend]:
+        """The class under test."""
+        found: type[AttentionBackend] = self.found()
+        return found
+
+    def devices(self) -> list[str]:
+        """Device types that are there, most wanted first."""
+        if self.device_type:
+            return [self.device_type]
+        return ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+
+    def spec(self, **changes: Any) -> AttentionSpec:
+        """A common layer that the backend supports, with some fields changed; skips when that is not supported."""
+        kind, refused = self.backend_class(), []
+        for device, (dim, block, dtype) in itertools.product(self.devices(), _SIZES):
+            base = AttentionSpec(4, 2, dim, dim**-0.5, dtype, dtype, block, device)
+            reason = kind.supports(base)
+            if reason is None:
+                if "dtype" in changes:
+                    changes = {"kv_dtype": changes["dtype"], **changes}
+                wanted = replace(base, **changes)
+                reason = kind.supports(wanted)
+                if reason is not None:
+                    pytest.skip(f"not supported: {reason}")
+                return wanted
+            refused.append(f"{device}, {dtype}, head size {dim}: {reason}")
+        pytest.skip("; ".join(refused))
+
+    def backend(self, spec: AttentionSpec) -> AttentionBackend:
+        """A new backend for layers of `spec`. Platforms with ops of their own may override this."""
+        made: AttentionBackend = self.make(spec, ops=Ops())
+        return made
+
+    def run(self, case: AttentionCase, *, stale: float = STALE, **host: Any) -> CaseRun:
+        """History and step on a new backend; the output is checked against the reference."""
+        run = CaseRun(self.backend(case.spec), case, stale=stale)
+        with torch.inference_mode():
+            run.fill_history()
+            (out,) = run.step(**host)
+        self.check(out, case)
+        return run
+
+    def check(self, out: torch.Tensor, case: AttentionCase) -> None:
+        """Shape, dtype, finite everywhere, and equal to the reference for real tokens."""
+        want = case.expected()
+        real = want.shape[0]
+        assert out.shape[0] >= real, f"the output has {out.shape[0]} tokens of {real}"
+        assert out.shape[1:] == want.shape[1:], f"the output is {list(out.shape)}, expected [T, H, D] {want.shape[1:]}"
+        assert out.dtype == case.spec.dtype, f"the output is {out.dtype}, the layer computes in {case.spec.dtype}"
+        assert torch.isfinite(out).all(), "the output holds NaN or infinity (rows of padding included)"
+        bound = self.tolerance(case.spec)
+        torch.testing.assert_close(out[:real].cpu().float(), want.float(), atol=bound, rtol=bound)
+
+    def test_supports_gives_reasons_and_never_raises(self) -> None:
+        kind, base = self.backend_class(), self._any_spec()
+        odd: list[dict[str, Any]] = [
+            {"head_dim": 0}, {"head_dim": 7}, {"head_dim": 4096}, {"num_heads": 6, "num_kv_heads": 4},
+            {"num_heads": 0, "num_kv_heads": 0}, {"block_size": 0}, {"block_size": 3}, {"block_size": 4096},
+            {"dtype": torch.int8}, {"kv_dtype": torch.float8_e4m3fn}, {"kv_dtype": torch.int8},
+            {"dtype": torch.complex64}, {"device_type": "no-such-device"}, {"kind": "encoder_only"}, {"kind": "cross"},
+            {"mla": True}, {"window": 1}, {"window": 10**9}, {"soft_cap": 1e-3}, {"deterministic": True},
+        ]  # fmt: skip
+        for changes in odd:
+            reason_or_none(kind.supports(replace(base, **changes)), f"supports({changes})")
+            preference = kind.preference(replace(base, **changes))
+            assert preference is None or isinstance(preference, int), f"preference gave {preference!r}"
+        for changes in ({"num_heads": 6, "num_kv_heads": 4}, {"head_dim": 0}, {"dtype": torch.int8}):
+            assert kind.supports(replace(base, **changes)), f"supports must refuse a layer with {changes}"
+
+    def test_it_supports_a_common_layer(self) -> None:
+        self.spec()
+
+    @pytest.mark.parametrize("block_size", [1, 4, 16, 32])
+    def test_a_block_is_one_piece_of_memory(self, block_size: int) -> None:
+        spec = self.spec(block_size=block_size)
+        kind = self.backend_class()
+        shape, order = kind.kv_shape(7, spec), kind.kv_stride_order()
+        assert sorted(order) == list(range(len(shape))), f"stride order {order} does not fit shape {shape}"
+        assert shape[order[0]] == 7, f"the block axis must come first in memory, order {order} of shape {shape}"
+        size, bits = 1, kv_spec(spec).block_bytes(block_size)
+        for length in shape:
+            size *= length
+        assert size * spec.kv_dtype.itemsize == 7 * bits, f"kv_shape {shape} does not fill 7 blocks of {bits} bytes"
+        make_memory(spec, 7).layer_view("0", kind, spec)
+
+    @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES.keys())
+    @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+    def test_a_step_equals_the_reference(self, features: Mapping[str, Any], rows: Sequence[Row]) -> None:
+        self.run(make_case(self.spec(**features), rows))
+
+    @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (6, 1), (1, 1), (5, 5)], ids=lambda heads: f"{heads}")
+    def test_heads_share_keys_and_values(self, heads: tuple[int, int]) -> None:
+        self.run(make_case(self.spec(num_heads=heads[0], num_kv_heads=heads[1]), MIXED))
+
+    @pytest.mark.parametrize("block_size", [1, 4, 8, 32, 64])
+    def test_blocks_of_other_sizes(self, block_size: int) -> None:
+        self.run(make_case(self.spec(block_size=block_size, window=9), MIXED))
+        self.run(make_case(self.spec(block_size=block_size), MIXED))
+
+    @pytest.mark.parametrize("head_dim", [16, 32, 80, 96, 128, 256])
+    def test_heads_of_other_sizes(self, head_dim: int) -> None:
+        self.run(make_case(self.spec(head_dim=head_dim, scale=head_dim**-0.5), MIXED))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    def test_dtypes(self, dtype: torch.dtype) -> None:
+        self.run(make_case(self.spec(dtype=dtype), MIXED))
+
+    def test_a_cache_of_another_dtype(self) -> None:
+        self.run(make_case(self.spec(dtype=torch.float32, kv_dtype=torch.bfloat16), MIXED))
+
+    @pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+    def test_a_cache_of_8_bit_floats(self, kv_dtype: torch.dtype) -> None:
+        case = make_case(self.spec(kv_dtype=kv_dtype, dtype=torch.float32), MIXED)
+        self.run(replace(case, layer=replace(case.layer, key_scale=0.02, value_scale=0.5)))
+
+    @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+    def test_padding_rows_and_tokens(self, features: Mapping[str, Any]) -> None:
+        self.run(make_case(self.spec(**features), MIXED), padding_rows=3, padding_tokens=5)
+
+    def test_host_lengths_may_be_an_upper_bound(self) -> None:
+        self.run(make_case(self.spec(), BATCHES["decodes"]), bound=3)
+
+    @pytest.mark.parametrize("features", ["plain", "window", "all"])
+    def test_recorded_decodes_serve_shorter_rows_and_padding(self, features: str) -> None:
+        """What the host decides when a step is recorded holds for every step that is replayed from it."""
+        case = make_case(self.spec(**FEATURES[features]), [(40, 1), (3, 1), (16, 1), (0, 1)])
+        if self.backend(case.spec).needs_python:
+            pytest.skip("needs_python: no step is recorded")
+        self.run(case, recorded=True, padding_rows=2, padding_tokens=2, bound=900, stale=float("nan"))
+
+    @pytest.mark.parametrize("features", ["plain", "window", "all"])
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_a_step_of_padding_with_more_tokens_than_rows_stores_nothing(self, features: str, rows: int) -> None:
+        """The host believes in a token of each row, by which steps with prompts are recorded around attention."""
+        case = make_case(self.spec(**FEATURES[features]), [(900, 0)] * rows)
+        backend = self.backend(case.spec)
+        if backend.needs_python:
+            pytest.skip("needs_python: no step is recorded")
+        check_padding(CaseRun(backend, case, stale=float("nan")))
+
+    def test_nan_left_by_another_request_does_not_spread(self) -> None:
+        self.run(make_case(self.spec(), MIXED), stale=float("nan"), padding_rows=2, padding_tokens=3)
+        self.run(make_case(self.spec(window=9), MIXED), stale=float("nan"))
+
+    def test_nothing_is_written_outside_the_tokens_slots(self) -> None:
+        case = make_case(self.spec(), MIXED)
+        run = self.run(case, padding_rows=1, padding_tokens=4)
+        mine = {int(block) for table in case.tables for block in table}
+        untouched = make_memory(case.spec, 2)
+        fill(untouched, case.spec, STALE)
+        want = untouched.layer_bytes()["0"][0]
+        for block in set(range(case.num_blocks)) - mine:
+            assert torch.equal(run.memory.layer_bytes()["0"][block], want), f"block {block} belongs to no row"
+
+    def test_one_plan_serves_every_layer_of_the_group(self) -> None:
+        case = make_case(self.spec(), MIXED)
+        run = CaseRun(self.backend(case.spec), case, num_layers=3, stale=STALE)
+        with torch.inference_mode():
+            run.fill_history()
+            for out in run.step():
+                self.check(out, case)
+
+    def test_one_backend_serves_many_steps(self) -> None:
+        """Token by token, with batches that grow and shrink."""
+        spec = self.spec()
+        whole = make_case(spec, [(0, 24), (0, 11), (0, 30)])
+        want = whole.expected().split([24, 11, 30])
+        run = CaseRun(self.backend(spec), whole, stale=STALE)
+        for start, end in ((0, 9), (9, 10), (10, 11), (11, 24), (24, 25), (25, 30)):
+            rows = [row for row, (_, count) in enumerate(whole.rows) if end <= count]
+            part = whole.of_rows(rows)
+            spans = [(start, end)] * len(rows)
+            with torch.inference_mode():
+                plan = run.backend.plan(part.batch(spans))
+                out = run.backend.forward(whole.layer, *part.inputs(spans), run.caches[0], plan)
+            expected = torch.cat([want[row][start:end] for row in rows])
+            bound = self.tolerance(spec)
+            torch.testing.assert_close(out.cpu().float(), expected.float(), atol=bound, rtol=bound)
+
+    def test_deterministic_bits_do_not_depend_on_the_batch(self) -> None:
+        spec = self.spec(deterministic=True)
+        case = make_case(spec, MIXED)
+        with torch.inference_mode():
+            run = CaseRun(self.backend(spec), case, stale=STALE)
+            run.fill_history()
+            together = run.step()[0].split([count for _, count in case.rows])
+            for row, want in enumerate(together):
+                single = CaseRun(self.backend(spec), case.of_rows([row]), stale=STALE)
+                single.fill_history()
+                assert torch.equal(single.step()[0], want), f"row {case.rows[row]} has other bits alone"
+
+    def _any_spec(self) -> AttentionSpec:
+        dtype = torch.float32
+        return AttentionSpec(4, 2, 64, 0.125, dtype, dtype, 16, self.devices()[0])

@@ -1,0 +1,78 @@
+"""A connector's scheduler side under observation: passes everything on and checks what the contract demands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from frame.core.interfaces.connector import ConnectorScheduler, RequestView
+from frame.core.interfaces.step import StepPlan, TransferReport
+from frame.core.interfaces.wire import encode
+
+
+class CheckedConnector(ConnectorScheduler):
+    """Raises `AssertionError` at the call that breaks a rule. `matched` and `ended` hold what was answered, by id."""
+
+    def __init__(self, inner: ConnectorScheduler) -> None:
+        super().__init__(config=inner.config, options=inner.options, layout=inner.layout)
+        self.inner = inner
+        self.matched: dict[str, int] = {}
+        self.ended: dict[str, bool] = {}
+        self.sent: set[str] = set()
+
+    def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        answer: Any = self.inner.matched_tokens(request, num_computed)
+        assert isinstance(answer, tuple), f"matched_tokens must give (n, later), gave {answer!r}"
+        assert len(answer) == 2, f"matched_tokens must give (n, later), gave {answer!r}"
+        count, later = answer
+        assert isinstance(later, bool), f"later must be a bool, is {later!r}"
+        if count is None:
+            return answer
+        assert isinstance(count, int), f"n must be an int or None, is {count!r}"
+        assert count >= 0, f"n must not be negative, is {count}"
+        size = self.layout.block_size
+        assert count % size == 0, f"n must be a multiple of the block size {size}, is {count}"
+        assert count or not later, "later must be False when n is 0"
+        assert num_computed + count <= len(request.token_ids), f"{count} tokens past {num_computed} are not there"
+        again = self.inner.matched_tokens(request, num_computed)
+        # another process may have added or removed blocks meanwhile, so a miss may follow a hit, but not an error
+        assert again[0] is None or again[0] % size == 0, f"asked again, n is {again[0]}"
+        self.matched[request.request_id] = count
+        return again
+
+    def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
+        assert request.request_id not in self.ended, "frame's own fault: blocks for a request that ended"
+        self.inner.allocated(request, block_ids, num_external)
+
+    def build_message(self, plan: StepPlan) -> bytes:
+        before = encode(plan)
+        message = self.inner.build_message(plan)
+        assert encode(plan) == before, "build_message must not change the plan"
+        assert isinstance(message, bytes), f"the message must be bytes, is {type(message).__name__}"
+        return message
+
+    def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        assert request.request_id not in self.ended, "frame's own fault: finished came twice"
+        answer: Any = self.inner.finished(request, block_ids)
+        assert isinstance(answer, tuple), f"finished must give (hold, parameters), gave {answer!r}"
+        hold, parameters = answer
+        assert isinstance(hold, bool), f"hold must be a bool, is {hold!r}"
+        assert parameters is None or isinstance(parameters, dict), f"parameters must be a dict or None: {parameters!r}"
+        if parameters is not None:
+            encode(parameters)  # it travels to the caller
+        self.ended[request.request_id] = hold
+        return hold, parameters
+
+    def update(self, report: TransferReport) -> None:
+        twice = self.sent & set(report.sent)
+        assert not twice, f"{sorted(twice)} were reported as sent twice"
+        self.sent |= set(report.sent)
+        self.inner.update(report)
+
+    def reset(self) -> bool:
+        done = self.inner.reset()
+        assert isinstance(done, bool), f"reset must say whether it could, gave {done!r}"
+        return done
+
+    def close(self) -> None:
+        self.inner.close()

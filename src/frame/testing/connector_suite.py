@@ -1,0 +1,320 @@
+"""The contract of KV connectors: both sides under frame's own scheduler, over a worker whose cache holds facts."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from frame.core.interfaces.connector import ConnectorScheduler, ConnectorWorker, RequestView
+from frame.core.interfaces.kv import KVLayout
+from frame.core.interfaces.step import StepPlan, TransferReport
+
+from .checked_connector import CheckedConnector
+from .connected_engine import ConnectedEngine
+from .engines import SMALL, drain, request, running, tokens_of
+from .fake_worker import VOCAB, FakeWorker, make_layout
+from .plugin_suite import PluginSuite
+from .tiny import write_tiny
+
+
+class ConnectorSuite(PluginSuite):
+    """The contract of `frame.interfaces.ConnectorScheduler` and `ConnectorWorker`.
+
+        class TestMine(ConnectorSuite):
+            plugin = "mine"            # or target = "mine:Scheduler", tags = {"worker": "mine:Worker"}
+            options = {"level": 3}     # options of type Path get an empty folder; all engines of a test share it
+            stores = True              # False when no engine can find later what another one computed
+
+    Runs frame's scheduler and both sides of the connector over a fake worker whose cache holds facts: a block that is
+    wrong, late or lost changes the tokens. The provider's tag "stores" ("no") stands for `stores`. Override `damage`
+    when what is stored is not files below a `Path` option.
+    """
+
+    kind = "connector"
+    stores: ClassVar[bool] = True
+    layouts: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "full": {},
+        "full and sliding": {"windows": (0, 6)},
+        "one token a block": {"block_size": 1, "num_blocks": 200},
+    }
+
+    @property
+    def shares(self) -> bool:
+        """Whether an engine finds what another computed: `stores`, unless the provider's tag "stores" is "no"."""
+        return self.stores and self.provider().tags.get("stores") != "no"
+
+    def scheduler_side(self, config: Any, layout: KVLayout) -> ConnectorScheduler:
+        """A new scheduler side."""
+        made: ConnectorScheduler = self.make(config=config, layout=layout)
+        return made
+
+    def worker_side(self, config: Any, layout: KVLayout) -> ConnectorWorker:
+        """A new worker side."""
+        made: ConnectorWorker = self.make(config=config, part="worker", layout=layout, rank=0)
+        return made
+
+    def damage(self) -> bool:
+        """Cuts everything that was stored in half; False when there is nothing that could be."""
+        files = [path for path in (self.folder / "scratch").rglob("*") if path.is_file() and path.stat().st_size]
+        for path in files:
+            os.truncate(path, path.stat().st_size // 2)
+        return bool(files)
+
+    def engine(self, layout: KVLayout | None = None, broken_steps: Collection[int] = (), **settings: Any) -> Any:
+        """A new engine with new sides, on the same storage as the others of this test."""
+        return ConnectedEngine(self, layout or make_layout(), broken_steps, **settings)
+
+    def prompt(self, length: int = 22, seed: int = 0) -> list[int]:
+        """A prompt, the same for the same seed; shorter ones are its beginning."""
+        return random.Random(seed).choices(range(VOCAB), k=96)[:length]
+
+    def fill(self, *prompts: Sequence[int], layout: KVLayout | None = None, **settings: Any) -> None:
+        """Computes prompts in an engine of their own, which then ends."""
+        engine = self.engine(layout, **settings)
+        engine.run(*(request(f"fill-{index}", prompt) for index, prompt in enumerate(prompts)))
+        engine.check()
+        engine.close()
+
+    def needs_storage(self) -> None:
+        """Skips what only connectors that keep blocks can do."""
+        if not self.shares:
+            pytest.skip("stores is False: another engine cannot find what one computed")
+
+    def test_both_sides_derive_from_their_interfaces(self) -> None:
+        assert issubclass(self.found(), ConnectorScheduler)
+        assert issubclass(self.found("worker"), ConnectorWorker)
+
+    def test_nothing_is_found_where_nothing_is_stored(self) -> None:
+        layout = make_layout()
+        side = CheckedConnector(self.scheduler_side(self.config(kv_connector=self.name), layout))
+        hashes = [bytes([index]) * 32 for index in range(5)]
+        view = RequestView(request_id="a", token_ids=self.prompt(), block_hashes=hashes, prompt_len=22)
+        for _ in range(50):
+            answer = side.matched_tokens(view, 0)
+            if answer[0] is not None:
+                break
+        assert answer == (0, False), f"an empty place gave {answer}"
+        side.finished(view, [[]])  # aborted before it got blocks
+        side.close()
+
+    def test_steps_without_tokens_are_accepted(self) -> None:
+        layout = make_layout()
+        config = self.config(kv_connector=self.name)
+        side, worker = CheckedConnector(self.scheduler_side(config, layout)), FakeWorker(layout)
+        worker.connector = lambda layout: self.worker_side(config, layout)
+        worker.start()
+        hooks = worker.transfer.hooks
+        for step in range(3):
+            plan = empty_plan(step)
+            message = side.build_message(plan)
+            worker.transfer.begin_step(message)
+            report = worker.transfer.end_step(["never-heard-of"] if step == 1 else [])
+            assert isinstance(report, TransferReport), f"end_step must give a TransferReport, gave {report!r}"
+            assert not report.received, "a transfer was reported that nobody asked for"
+            side.update(report)
+        worker.transfer.begin_step(b"")
+        worker.transfer.end_step([])
+        assert isinstance(worker.transfer.handshake(), bytes)
+        assert worker.transfer.hooks is hooks, "hooks must stay: whether steps are recorded was decided by them"
+        worker.close()
+        side.close()
+
+    @pytest.mark.parametrize("shape", layouts.values(), ids=layouts.keys())
+    def test_a_reloaded_prompt_gives_the_tokens_of_a_cold_one(self, shape: Mapping[str, Any]) -> None:
+        layout = make_layout(**shape)
+        prompts = [self.prompt(), self.prompt(40, seed=1), self.prompt(3, seed=2), self.prompt(16, seed=3)]
+        self.fill(*prompts, layout=layout)
+        engine = self.engine(layout)
+        engine.run(*(request(str(index), prompt) for index, prompt in enumerate(prompts)))
+        engine.check()
+        if self.shares:
+            for index in (0, 1):
+                last = (len(prompts[index]) - 1) // layout.block_size * layout.block_size
+                found = engine.num_cached(str(index))
+                assert found > 0, f"another engine computed this prompt of {last + 1} tokens, and nothing was found"
+                assert found <= last, "at least one prompt token is always computed"
+        engine.close()
+
+    def test_the_common_beginning_is_found_and_no_more(self) -> None:
+        self.needs_storage()
+        self.fill(self.prompt(21))
+        engine = self.engine()
+        engine.run(request("longer", self.prompt(10) + self.prompt(20, seed=5)), request("other", self.prompt(20, 6)))
+        engine.check()
+        assert engine.num_cached("longer") == 8, "two blocks of four tokens are common"
+        assert engine.num_cached("other") == 0, "blocks of another prompt were taken"
+        engine.close()
+
+    def test_blocks_are_not_shared_across_salts_or_numerics(self) -> None:
+        self.fill(self.prompt())
+        salted = request("salted", self.prompt())
+        salted.salt = "mine"
+        for layout, one in ((make_layout(), salted), (make_layout(numerics="other"), request("a", self.prompt()))):
+            engine = self.engine(layout)
+            engine.run(one)
+            engine.check()
+            assert engine.num_cached(one.request_id) == 0, "blocks were taken that hold other bits"
+            engine.close()
+
+    def test_chunks_and_many_requests(self) -> None:
+        prompts = [self.prompt(length, seed=length % 3) for length in (5, 40, 17, 33, 8, 24, 9, 40)]
+        self.fill(*prompts, max_num_batched_tokens=7)
+        engine = self.engine(max_num_batched_tokens=7)
+        engine.run(*(request(str(index), prompt) for index, prompt in enumerate(prompts)))
+        engine.check()
+        engine.close()
+
+    def test_preempted_requests_get_new_blocks(self) -> None:
+        """A pool that is too small for all: blocks are given out again, for the same request too."""
+        prompts = [self.prompt(20, seed=seed) for seed in range(4)]
+        self.fill(*prompts)
+        engine = self.engine(make_layout(num_blocks=22))
+        engine.run(*(request(str(index), prompt, 24) for index, prompt in enumerate(prompts)))
+        engine.check()
+        assert engine.engine.stats().preemptions > 0, "frame's own fault: nothing was preempted"
+        engine.close()
+
+    def test_aborted_requests_give_everything_back(self) -> None:
+        self.fill(self.prompt(40))
+        for steps in range(6):
+            engine = self.engine()
+            engine.add(request("goes", self.prompt(40)))
+            engine.add(request("stays", self.prompt(30)))
+            for _ in range(steps):
+                engine.step()
+            engine.engine.abort(["goes"])
+            engine.run()
+            engine.check("stays")
+            engine.close()
+
+    def test_a_step_that_failed_publishes_nothing(self) -> None:
+        prompt = self.prompt(30)
+        engine = self.engine(broken_steps=[0], max_num_batched_tokens=64)
+        engine.run(request("broken", prompt))
+        assert engine.outputs["broken"][-1].finish_reason == "error"
+        engine.run(request("later", self.prompt(30, seed=9)))
+        engine.check("later")
+        engine.close()
+        engine = self.engine()
+        engine.run(request("again", prompt))
+        engine.check()
+        assert engine.num_cached("again") == 0, "blocks of a step that failed were found"
+        engine.close()
+
+    def test_blocks_that_are_damaged_are_computed_again(self) -> None:
+        self.needs_storage()
+        prompts = [self.prompt(30), self.prompt(25, seed=1)]
+        self.fill(*prompts)
+        if not self.damage():
+            pytest.skip("nothing was damaged: override damage() for what is stored elsewhere")
+        for _ in range(2):
+            engine = self.engine()
+            engine.run(*(request(str(index), prompt) for index, prompt in enumerate(prompts)))
+            engine.check()
+            engine.close()
+
+    def test_engines_may_write_the_same_blocks_at_once(self) -> None:
+        """Side by side in one thread, a reader in the middle of their steps; then in threads."""
+        prompts = [self.prompt(30), self.prompt(26, seed=1)]
+        engines = [self.engine(max_num_batched_tokens=5) for _ in range(2)]
+        for engine in engines:
+            for index, prompt in enumerate(prompts):
+                engine.add(request(str(index), prompt))
+        while any(engine.busy for engine in engines):
+            for engine in engines:
+                engine.step()
+            self.fill(prompts[0][:13])
+        for engine in engines:
+            engine.check()
+            engine.close()
+        self._in_threads([self.prompt(30, seed=seed) for seed in range(10, 14)])
+
+    def _in_threads(self, prompts: Sequence[Sequence[int]]) -> None:
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self.fill(*prompts)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        self.fill(*prompts)
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_random_lives(self, seed: int) -> None:
+        """Requests that come, go and break, in engines that come and go on one storage."""
+        draw = random.Random(seed)
+        windows = draw.choice([(0,), (0, 6), (5,)])
+        layout = make_layout(num_blocks=draw.choice([30, 80]) * len(windows), windows=windows)
+        for life in range(3):
+            broken = {draw.randrange(1, 20)} if draw.random() < 0.5 else ()
+            engine = self.engine(layout, broken, max_num_batched_tokens=draw.choice([5, 16, 64]))
+            gone: set[str] = set()
+            for number in range(8):
+                name = f"{life}-{number}"
+                prompt = self.prompt(draw.randrange(1, 40), seed=draw.randrange(3))
+                engine.add(request(name, prompt, draw.randrange(1, 9), seed=draw.randrange(2)))
+                for _ in range(draw.randrange(4)):
+                    engine.step()
+                if draw.random() < 0.2:
+                    gone.add(name)
+                    engine.engine.abort([name])
+            engine.run()
+            failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
+            engine.check(*(set(engine.requests) - gone - failed))
+            engine.close()
+
+    def test_reset_drops_what_is_stored_or_says_no(self) -> None:
+        self.fill(self.prompt())
+        engine = self.engine()
+        if engine.engine.call("reset_prefix_cache", {"reset_connector": True}):
+            engine.run(request("after", self.prompt()))
+            engine.check()
+            assert engine.num_cached("after") == 0, "reset returned True, but blocks are still found"
+        engine.close()
+
+    def test_a_real_model_gives_the_same_logits(self, tmp_path: Path) -> None:
+        write_tiny(tmp_path, "LlamaForCausalLM")
+        settings = {**SMALL, "model": str(tmp_path), "kv_connector": self.name}
+        answers = []
+        for _ in range(2):
+            with running(self.config(**settings), self.registry()) as engine:
+                prompt = [token + 3 for token in self.prompt(60)]
+                answers.append(drain(engine, [request("a", prompt, logprobs=3)])["a"])
+        cold, again = answers
+        assert tokens_of(again) == tokens_of(cold), "a reloaded prompt is continued otherwise"
+        for one, other in zip(cold, again, strict=True):
+            if one.logprobs is not None and other.logprobs is not None:
+                np.testing.assert_allclose(other.logprobs.logprobs, one.logprobs.logprobs, atol=1e-4)
+        if self.shares:
+            assert again[0].num_cached, "nothing was found by a second engine"
+
+
+def empty_plan(step: int) -> StepPlan:
+    """A step without tokens."""
+    nothing = np.zeros(0, np.int32)
+    return StepPlan(
+        step=step,
+        removed_slots=nothing,
+        added=[],
+        appends=[],
+        slots=nothing,
+        num_scheduled=nothing,
+        num_computed=nothing,
+        samples=np.zeros(0, bool),
+        num_drafts=nothing,
+    )

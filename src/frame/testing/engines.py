@@ -1,0 +1,128 @@
+"""Runs requests of token ids through a real engine, for suites that compare tokens. Knows no text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from frame.core.config.tree import FrameConfig
+from frame.core.engine.assembly import make_engine
+from frame.core.engine.engine import Engine
+from frame.core.engine.schedule.scheduler import Scheduler
+from frame.core.interfaces.client import EngineInfo
+from frame.core.interfaces.connector import ConnectorScheduler, NullConnectorScheduler
+from frame.core.interfaces.engine import EngineOutput, EngineRequest
+from frame.core.interfaces.executor import Executor
+from frame.core.interfaces.kv import KVLayout
+from frame.core.interfaces.pooling_params import PoolingParams
+from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.scheduling import SchedulerPolicy
+from frame.core.registry import Registry
+
+from .fake_worker import VOCAB
+
+PROMPT_LENGTHS = (60, 3, 33, 1, 17, 48)
+#: Small enough for tiny models, large enough for several blocks and chunks.
+SMALL = {"max_model_len": 128, "num_gpu_blocks_override": 400, "dtype": "float32"}
+
+
+@contextmanager
+def running(config: FrameConfig, registry: Registry) -> Iterator[Engine]:
+    """An engine that is closed at the end."""
+    engine = make_engine(config, registry)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def prompts(vocab_size: int, lengths: Sequence[int] = PROMPT_LENGTHS, seed: int = 7) -> list[list[int]]:
+    """Random prompts, the same for the same seed."""
+    draw = random.Random(seed)
+    return [draw.choices(range(3, vocab_size), k=length) for length in lengths]
+
+
+def request(name: str, prompt: Sequence[int], num_tokens: int = 12, seed: int = 0, **params: Any) -> EngineRequest:
+    """A greedy request that does not stop early, unless `params` say otherwise."""
+    return EngineRequest(
+        request_id=name,
+        prompt_ids=np.array(prompt, np.int32),
+        params=SamplingParams(
+            **{"temperature": 0.0, "ignore_eos": True, "detokenize": False, "max_tokens": num_tokens, **params}
+        ),
+        max_tokens=num_tokens,
+        seed=seed,
+    )
+
+
+def drain(engine: Engine, requests: Sequence[EngineRequest], limit: int = 20_000) -> dict[str, list[EngineOutput]]:
+    """Adds the requests and steps until all of them ended; their outputs by id. An error of a request fails."""
+    outputs: dict[str, list[EngineOutput]] = {one.request_id: [] for one in requests}
+    for one in requests:
+        engine.add(one)
+    for _ in range(limit):
+        if not engine.has_unfinished():
+            return outputs
+        for output in engine.step():
+            assert output.error is None, f"request {output.request_id} failed: {output.error}"
+            outputs[output.request_id].append(output)
+    raise AssertionError(f"the engine did not finish {len(requests)} requests in {limit} steps")
+
+
+def tokens_of(outputs: Sequence[EngineOutput]) -> list[int]:
+    """All token ids of a request."""
+    return [token for output in outputs for token in output.token_ids]
+
+
+def greedy(engine: Engine, given: Sequence[Sequence[int]], num_tokens: int = 12) -> list[list[int]]:
+    """What the engine continues each prompt with, all of them at once."""
+    outputs = drain(engine, [request(str(index), prompt, num_tokens) for index, prompt in enumerate(given)])
+    return [tokens_of(outputs[str(index)]) for index in range(len(given))]
+
+
+def pooled(engine: Engine, given: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """The row that a pooling engine gives each prompt, all of them at once."""
+    asked = [
+        msgspec.structs.replace(request(str(index), prompt, 1), pooling=PoolingParams(reads_cache=False))
+        for index, prompt in enumerate(given)
+    ]
+    outputs = drain(engine, asked)
+    rows = [outputs[one.request_id][-1].pooled for one in asked]
+    return [row[0] for row in rows if row is not None]
+
+
+def fake_engine(
+    config: FrameConfig,
+    executor: Executor,
+    policy: SchedulerPolicy,
+    layout: KVLayout,
+    connector: ConnectorScheduler | None = None,
+    max_model_len: int = 96,
+) -> Engine:
+    """frame's scheduler and step loop over an executor of fake workers, which is started."""
+    executor.start()
+    connector = connector or NullConnectorScheduler(config=config, layout=layout)
+    depth = executor.max_in_flight
+    scheduler = Scheduler(
+        config=config,
+        layout=layout,
+        policy=policy,
+        connector=connector,
+        max_model_len=max_model_len,
+        max_in_flight=depth,
+    )
+    info = EngineInfo(
+        max_model_len=max_model_len,
+        vocab_size=VOCAB,
+        num_blocks=layout.num_blocks,
+        block_size=layout.block_size,
+        platform="fake",
+        attention=["fake"],
+        dtype="float32",
+    )
+    return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)

@@ -1,0 +1,203 @@
+"""What the HTTP host gives to endpoints, without an engine: bytes are tokens, and every answer is the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frame.core.front.outputs import CompletionOutput, RequestOutput
+from frame.core.front.pooled_outputs import PoolingOutput, PoolingRequestOutput
+from frame.core.interfaces.endpoint import RequestError
+from frame.core.interfaces.engine import EngineStats
+from frame.core.interfaces.pooling_params import PoolingFacts, PoolingParams
+from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.schema import BoundedModel, Limits, SamplingFields
+from frame.core.server.batch_lines import BatchLines, LineResult, batch_routes
+from frame.core.server.client_disconnect import event_stream, race_request
+from frame.core.server.ingress import JSON_BODY, OWNER
+from frame.core.server.scoring import Score
+from frame.core.server.turn import AssistantTurn, OutputParsers
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BoundedModel)
+
+
+@dataclass
+class FakeServing:
+    """Implements `frame.interfaces.Serving`. `answer` is what every request is answered; `problem` why none is."""
+
+    answer: str = "ok, so"
+    problem: str | None = None
+    parsers: OutputParsers = field(default_factory=OutputParsers)
+    created: int = 1_700_000_000
+    fingerprint: str = "fp_test"
+
+    def __post_init__(self) -> None:
+        self.model_names = ["test-model"]
+        self.calls: Any = None
+        #: (prompt, parameters) of every request
+        self.requests: list[tuple[Any, Any]] = []
+
+    @property
+    def error(self) -> str | None:
+        """None while requests are served, else why not."""
+        return self.problem
+
+    @property
+    def limits(self) -> Limits:
+        """Small bounds."""
+        return Limits(
+            max_model_len=512, vocab_size=256, max_logprobs=5, max_n=4, max_prompts=8, max_messages=16, max_stop=4,
+            max_stop_length=32,
+        )  # fmt: skip
+
+    def parse(self, request: Request, kind: type[M]) -> M:
+        """The JSON body as a bounded model; raises `RequestError` 400."""
+        body = request.scope.get(JSON_BODY)
+        if not isinstance(body, dict):
+            raise RequestError(400, "the body must be a JSON object")
+        try:
+            return kind.model_validate(body, context={"limits": self.limits})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or None
+            raise RequestError(400, f"{where or 'the body'}: {first['msg']}", param=where) from None
+
+    def owner(self, request: Request) -> str:
+        """A digest of the key."""
+        return str(request.scope.get(OWNER, ""))
+
+    def model(self, name: str | None) -> str:
+        """The name to answer with; raises `RequestError` 404 for another one."""
+        if name not in (None, *self.model_names):
+            raise RequestError(404, f"no model {name!r}; there are: test-model", param="model", code="model_not_found")
+        return self.model_names[0]
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The bytes of the text."""
+        del add_special_tokens
+        return list(text.encode())
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of bytes."""
+        if any(not 0 <= token < 256 for token in token_ids):
+            raise RequestError(400, "token ids must be in [0, 256)", param="tokens")
+        return bytes(token_ids).decode(errors="replace")
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """One setting."""
+        return {"tokenizer_class": "Bytes"}
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One byte."""
+        return bytes([token_id])
+
+    async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
+        """The contents of the messages, one a line."""
+        del options
+        text = "\n".join(str(message.get("content")) for message in messages)
+        return SimpleNamespace(text=text, token_ids=list(text.encode()))
+
+    def turn(self, **options: Any) -> AssistantTurn:
+        """The turn of a chat, with `parsers`."""
+        return self.parsers.turn(**options)
+
+    def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
+        """The parameters of a body; raises `RequestError` 400."""
+        try:
+            return body.sampling(SamplingParams(), **fields)
+        except ValueError as error:
+            raise RequestError(400, str(error)) from None
+
+    async def generate(
+        self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The answer, a word an output, for each of n."""
+        del options
+        self.requests.append((prompt, params))
+        words = self.answer.split(" ")
+        for position, word in enumerate(words):
+            last = position == len(words) - 1
+            text = word if last else f"{word} "
+            outputs = [
+                CompletionOutput(
+                    index=index, text=text, token_ids=list(text.encode()), finish_reason="stop" if last else None
+                )
+                for index in range(params.n)
+            ]
+            yield RequestOutput(request_id, None, [1, 2, 3], None, outputs, last, num_cached_tokens=0)
+
+    @property
+    def pooling(self) -> PoolingFacts:
+        """Everything."""
+        tasks: list[Any] = ["embed", "classify", "score", "token_embed", "token_classify", "reward", "encode"]
+        return PoolingFacts(tasks=tasks, size=3, labels=["no", "yes", "maybe"])
+
+    def require(self, task: str) -> None:
+        """Everything can be done."""
+
+    async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
+        """Three numbers for every prompt."""
+        del options
+        self.requests.append((prompt, params))
+        row = PoolingOutput(np.array([0.25, 0.5, 0.25], np.float32))
+        return PoolingRequestOutput(request_id, row, [1, 2, 3], 0)
+
+    async def scores(
+        self, first: list[str], second: list[str], params: PoolingParams, name: str, **options: Any
+    ) -> Any:
+        """Longer texts fit better."""
+        del params, name, options
+        return [Score(float(len(text)), len(text)) for _, text in zip(first, second, strict=True)]
+
+    @property
+    def batch_routes(self) -> list[str]:
+        """Paths that lines of a batch file may ask."""
+        return [] if self.calls is None else batch_routes(self.calls)
+
+    def run_lines(
+        self, lines: Iterable[bytes], *, owner: str, url: str, done: Collection[str], stopped: Callable[[], bool]
+    ) -> AsyncGenerator[LineResult, None]:
+        """Runs the lines of a batch file through the route `url`."""
+        if self.calls is None:
+            raise RequestError(503, "the routes are not there yet")
+        batch = BatchLines(self.calls, max_line_bytes=1 << 20, owner=owner, url=url)
+        return batch.run(lines, done, stopped)
+
+    async def control(self, method: str, arguments: dict[str, Any]) -> Any:
+        """What was asked for, as the answer."""
+        return 0 if method == "pause" else bool(arguments)
+
+    def forward(self, path: str) -> Response:
+        """What the POST route `path` answers."""
+        if self.calls is None:
+            raise RequestError(503, "the routes are not there yet")
+        return self.calls.forward(path)  # type: ignore[no-any-return]
+
+    async def race(self, request: Request, work: Awaitable[T]) -> T:
+        """Awaits `work`, and cancels it when the client hangs up."""
+        return await race_request(request, work)
+
+    def events(self, frames: AsyncIterator[bytes]) -> Response:
+        """Server-sent events."""
+        return event_stream(frames)
+
+    async def stats(self) -> EngineStats:
+        """Nothing happened yet."""
+        return EngineStats()
+
+    @property
+    def load(self) -> int:
+        """One request, the one that asks."""
+        return 1
+
+    def exposition(self, stats: EngineStats) -> bytes:
+        """One metric."""
+        return b"frame_test_running %d\n" % stats.running

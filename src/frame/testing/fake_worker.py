@@ -1,0 +1,293 @@
+"""A worker without a model: its KV cache holds facts, so a block that is wrong, late or lost changes the tokens.
+
+Each cached token is written as numbers that stand for its whole prefix, in every layer. The next token is a function of
+the prefix, unless one of the entries that it depends on is not what it should be. For tests of executors, connectors
+and policies; knows no device.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frame.core.interfaces.connector import ConnectorWorker, NullConnectorWorker
+from frame.core.interfaces.executor import Executor, StepHandle
+from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
+from frame.core.interfaces.step import NewRequest, StepPlan, StepResult
+from frame.core.worker.step.runner import CONNECTOR
+
+#: Drawn tokens lie below; this one is what a wrong entry leads to.
+VOCAB = 100
+WRONG_TOKEN = VOCAB - 1
+_HEADS, _HEAD_DIM = 1, 4
+
+
+class BrokenStepError(RuntimeError):
+    """A step that was told to raise."""
+
+
+def make_layout(
+    num_blocks: int = 64, block_size: int = 4, windows: Sequence[int] = (0,), layers: int = 2, numerics: str = "test"
+) -> KVLayout:
+    """A KV cache of small blocks; one group for each window (0 is a full one), each of that many layers."""
+    groups = []
+    for index, window in enumerate(windows):
+        spec = (
+            SlidingKV(num_kv_heads=_HEADS, head_dim=_HEAD_DIM, dtype="float32", window=window)
+            if window
+            else FullKV(num_kv_heads=_HEADS, head_dim=_HEAD_DIM, dtype="float32")
+        )
+        names = tuple(f"group{index}.layer{layer}" for layer in range(layers))
+        groups.append(KVGroup(spec=spec, layers=names, block_size=block_size))
+    page = max(group.spec.block_bytes(block_size) for group in groups)
+    return KVLayout(groups=tuple(groups), num_blocks=num_blocks, page_bytes=page, num_slots=layers, numerics=numerics)
+
+
+def expected_tokens(prompt: Sequence[int], num_tokens: int, seed: int = 0) -> list[int]:
+    """What an undisturbed worker continues a prompt with."""
+    prefix = 0
+    for token in prompt:
+        prefix = _extend(prefix, token)
+    tokens: list[int] = []
+    for _ in range(num_tokens):
+        tokens.append(_next(prefix, seed))
+        prefix = _extend(prefix, tokens[-1])
+    return tokens
+
+
+def _extend(prefix: int, token: int) -> int:
+    return zlib.crc32(f"{prefix},{token}".encode())
+
+
+def _next(prefix: int, seed: int) -> int:
+    return zlib.crc32(f"{prefix}:{seed}".encode()) % WRONG_TOKEN
+
+
+@dataclass
+class Resident:
+    """A request in a slot: its tokens, the number that stands for each prefix, its blocks by group."""
+
+    tokens: list[int]
+    prefixes: list[int]
+    tables: list[list[int]]
+    seed: int
+
+    @classmethod
+    def of(cls, new: NewRequest) -> Resident:
+        """The state of a request that enters."""
+        made = cls([], [], [blocks.tolist() for blocks in new.block_ids], new.seed)
+        for token in new.token_ids.tolist():
+            made.append(token)
+        return made
+
+    def append(self, token: int) -> None:
+        """One more token."""
+        self.tokens.append(token)
+        self.prefixes.append(_extend(self.prefixes[-1] if self.prefixes else 0, token))
+
+    def extend(self, group: int, offset: int, block: int) -> None:
+        """Block `offset` of a group."""
+        table = self.tables[group]
+        table.extend([0] * (offset + 1 - len(table)))
+        table[offset] = block
+
+
+@dataclass
+class FakeHandle:
+    """A step that is done: its result, or what it raised."""
+
+    outcome: StepResult | BaseException
+
+    def ready(self) -> bool:
+        """Always."""
+        return True
+
+    def result(self) -> StepResult:
+        """The result, or raises what the step raised."""
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+
+@dataclass
+class FakeWorker:
+    """Implements `WorkerProtocol`. `connector(layout)` makes the worker side of a connector.
+
+    Steps numbered in `broken_steps` raise in the middle of the forward pass. `calls` records every call by name;
+    `dead` makes `check` raise, `start_error` makes `start` raise.
+    """
+
+    layout: KVLayout = field(default_factory=make_layout)
+    connector: Callable[[KVLayout], ConnectorWorker] | None = None
+    broken_steps: Collection[int] = ()
+    rank: int = 0
+    dead: bool = False
+    start_error: str | None = None
+    calls: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.slots: dict[int, Resident] = {}
+        self.closed = False
+        self.transfer: ConnectorWorker = NullConnectorWorker(config=None, layout=self.layout)
+        self._executed: StepResult | BaseException | None = None
+
+    def start(self) -> KVLayout:
+        """Allocates the cache; registers it with the connector."""
+        self.calls.append("start")
+        if self.start_error is not None:
+            raise RuntimeError(self.start_error)
+        self.caches: dict[str, Tensor] = {
+            layer: torch.zeros(self.layout.num_blocks, group.spec.block_bytes(group.block_size), dtype=torch.uint8)
+            for group in self.layout.groups
+            for layer in group.layers
+        }
+        if self.connector is not None:
+            self.transfer = self.connector(self.layout)
+        self.transfer.register(self.caches)
+        return self.layout
+
+    def execute(self, plan: StepPlan) -> None:
+        """Applies the plan; as on a device, a step that breaks leaves its state changes in place."""
+        self.calls.append("execute")
+        self._executed = None
+        self._change_state(plan)
+        self.transfer.begin_step(plan.extras.get(CONNECTOR, b""))
+        sound = self._forward(plan) if len(plan.slots) else []
+        if plan.step in self.broken_steps:
+            raise BrokenStepError(f"step {plan.step} was told to break")
+        report = self.transfer.end_step(plan.finished_ids)
+        tokens = np.full((len(plan.slots), 1), -1, np.int32)
+        for row, slot in enumerate(plan.slots.tolist()):
+            if plan.samples[row]:
+                resident = self.slots[slot]
+                token = _next(resident.prefixes[-1], resident.seed) if sound[row] else WRONG_TOKEN
+                resident.append(token)
+                tokens[row, 0] = token
+        counts = plan.samples.astype(np.int32)
+        self._executed = StepResult(step=plan.step, token_ids=tokens, num_tokens=counts, transfer=report)
+
+    def sample(self, masks: bytes = b"") -> FakeHandle:
+        """The step executed last; masks are ignored."""
+        del masks
+        self.calls.append("sample")
+        executed, self._executed = self._executed, None
+        if executed is None:
+            raise RuntimeError("there is no executed step to sample")
+        return FakeHandle(executed)
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+        """`describe` and `echo`; anything else raises `ValueError`."""
+        self.calls.append(f"call {method}")
+        if method == "describe":
+            return {"platform": "fake", "attention": ["fake"], "dtype": "float32", "stages": [], "rank": self.rank}
+        if method == "echo":
+            return arguments
+        raise ValueError(f"no worker method {method!r}; there are: describe, echo")
+
+    def check(self) -> None:
+        """Raises when the worker was declared dead."""
+        if self.dead:
+            raise RuntimeError(f"worker {self.rank} is dead")
+
+    def close(self) -> None:
+        """Closes the connector, once."""
+        self.calls.append("close")
+        if not self.closed:
+            self.transfer.close()
+        self.closed = True
+
+    def _change_state(self, plan: StepPlan) -> None:
+        for slot in plan.removed_slots.tolist():
+            self.slots.pop(slot, None)
+        for new in plan.added:
+            self.slots[new.slot] = Resident.of(new)
+        for append in plan.appends:
+            columns = (append.slots, append.offsets, append.block_ids)
+            for slot, offset, block in zip(*(column.tolist() for column in columns), strict=True):
+                self.slots[slot].extend(append.group, offset, block)
+
+    def _forward(self, plan: StepPlan) -> list[bool]:
+        """Writes and reads every layer, hooks around it; for each row whether all that it read was right."""
+        sound = [True] * len(plan.slots)
+        for index, group in enumerate(self.layout.groups):
+            for number, layer in enumerate(group.layers):
+                self.transfer.hooks.before(layer)
+                wanted = [self._write(layer, index, number, plan, row) for row in range(len(plan.slots))]
+                # all of a layer is written before it is read: rows of one step may share a prefix
+                for row, (table, want) in enumerate(wanted):
+                    first = group.spec.first_needed(int(plan.num_computed[row]))
+                    read = self._entries(layer, table, len(want))[first:]
+                    sound[row] &= bool((read == want[first:]).all())
+                self.transfer.hooks.after(layer)
+                if plan.step in self.broken_steps:
+                    return sound
+        return sound
+
+    def _write(self, layer: str, group: int, number: int, plan: StepPlan, row: int) -> tuple[list[int], Tensor]:
+        """Stores a row's new entries in a layer; its block table, and what all its entries [n, 1] should then be."""
+        resident = self.slots[int(plan.slots[row])]
+        start, end = int(plan.num_computed[row]), int(plan.num_computed[row] + plan.num_scheduled[row])
+        while len(resident.tokens) < end:
+            resident.append(WRONG_TOKEN)  # its token was lost with a broken step
+        numbers = np.array(resident.prefixes[:end], np.float64) % 65536 + number * 65536
+        want = torch.from_numpy(numbers.astype(np.float32))[:, None]
+        table = resident.tables[group]
+        entries = self._entries(layer, table, end)
+        entries[start:] = want[start:]
+        self._store(layer, table, entries, start)
+        return table, want
+
+    def _entries(self, layer: str, table: Sequence[int], count: int) -> Tensor:
+        """A copy of the entries [count, numbers] of a request's first tokens in a layer."""
+        size = self.layout.block_size
+        blocks = list(table[: -(-count // size)])
+        return self.caches[layer][blocks].view(torch.float32).reshape(len(blocks) * size, -1)[:count].clone()
+
+    def _store(self, layer: str, table: Sequence[int], entries: Tensor, start: int) -> None:
+        size = self.layout.block_size
+        cache = self.caches[layer].view(torch.float32).view(self.layout.num_blocks, size, -1)
+        for position in range(start, len(entries)):
+            cache[table[position // size], position % size] = entries[position]
+
+
+class FakeExecutor(Executor):
+    """One worker, called directly."""
+
+    def start(self) -> KVLayout:
+        self.worker = self.workers.local(0)
+        return self.worker.start()
+
+    def execute(self, plan: StepPlan) -> None:
+        self.worker.execute(plan)
+
+    def sample(self, masks: bytes = b"") -> StepHandle:
+        return self.worker.sample(masks)
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+        return [self.worker.call(method, arguments)]
+
+    def close(self) -> None:
+        self.worker.close()
+
+
+class FakeWorkers:
+    """Implements `WorkerFactory` with workers of this process, local or not; `made` holds them in order."""
+
+    def __init__(self, make: Callable[[int], FakeWorker] = lambda rank: FakeWorker(rank=rank)) -> None:
+        self._make = make
+        self.made: list[FakeWorker] = []
+
+    def local(self, rank: int) -> FakeWorker:
+        """A worker."""
+        self.made.append(self._make(rank))
+        return self.made[-1]
+
+    def spawn(self, rank: int) -> FakeWorker:
+        """The same: where a fake worker lives makes no difference."""
+        return self.local(rank)

@@ -1,0 +1,174 @@
+"""Small inputs for every op, so that a platform's own versions can be held against the references.
+
+A case is a function that makes the arguments on the CPU, the same every time. Ops that change an argument in place are
+compared by their arguments afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frame.core.ops.step import StepBuffers, StepSizes
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+class Draw:
+    """Random tensors, the same every time; floats in `dtype`."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._generator = torch.Generator().manual_seed(0)
+
+    def floats(self, *shape: int) -> Tensor:
+        """Normal numbers of the case's dtype."""
+        return torch.randn(*shape, generator=self._generator).to(self.dtype)
+
+    def float32(self, *shape: int) -> Tensor:
+        """Normal float32 numbers, whatever the case's dtype: what the sampler works in."""
+        return torch.randn(*shape, generator=self._generator) * 3
+
+    def ints(self, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        """Whole numbers from 0 to below `high`."""
+        return torch.randint(0, high, shape, generator=self._generator).to(dtype)
+
+
+def _rotary(draw: Draw, interleaved: bool, rotary_dim: int) -> Arguments:
+    cos_sin = torch.randn(64, rotary_dim, generator=torch.Generator().manual_seed(1))
+    query, key = draw.floats(7, 4, 32), draw.floats(7, 2, 32)
+    return (query, key, draw.ints(64, 7, dtype=torch.int64), cos_sin), {"interleaved": interleaved}
+
+
+def _norm_rotary(draw: Draw, interleaved: bool) -> Arguments:
+    (query, key, positions, cos_sin), named = _rotary(draw, interleaved, 32)
+    return (query, key, (draw.floats(32), draw.floats(32)), 1e-6, 1.0, positions, cos_sin), named
+
+
+def _norm_linear(draw: Draw, rows: int, offset: float, bias: Tensor | None = None) -> Arguments:
+    x, residual = draw.floats(rows, 32), draw.floats(rows, 32)
+    return (x, residual, (draw.floats(32), 1e-6, offset), draw.floats(24, 32), bias), {}
+
+
+def _write_kv(draw: Draw) -> Arguments:
+    slots = torch.tensor([5, 9, -1, 30, 0], dtype=torch.int64)
+    return (draw.floats(5, 2, 16), draw.floats(5, 2, 16), draw.floats(2, 8, 4, 2, 16), slots), {}
+
+
+def _paged_attention(draw: Draw) -> Arguments:
+    cache = draw.floats(2, 12, 4, 2, 16)
+    query_start = torch.tensor([0, 1, 6, 9], dtype=torch.int32)
+    seq_lens = torch.tensor([13, 5, 11], dtype=torch.int32)
+    table = torch.tensor([[3, 7, 1, 4], [2, 5, 0, 0], [8, 6, 10, 0]], dtype=torch.int32)
+    return (draw.floats(9, 4, 16), cache, query_start, seq_lens, table), {"scale": 0.25, "window": 6, "soft_cap": 5.0}
+
+
+def _draw(draw: Draw, filtered: bool) -> Arguments:
+    logits = draw.float32(6, 300)
+    temperature = torch.tensor([0.0, 0.5, 1.0, 1.5, 1.0, 0.7])
+    streams = torch.tensor([1, -(2**62), 77, 2**61, 5, 9], dtype=torch.int64)
+    positions = draw.ints(1000, 6, dtype=torch.int64)
+    if not filtered:
+        return (logits, temperature, streams, positions), {}
+    top_k = torch.tensor([0, 5, 1, 300, 40, 0], dtype=torch.int32)
+    top_p = torch.tensor([1.0, 0.9, 1.0, 0.5, 0.2, 1.0])
+    return (logits, temperature, streams, positions, top_k, top_p, torch.tensor([0.0, 0.05, 0, 0.1, 0, 0.3])), {}
+
+
+def _penalize(draw: Draw) -> Arguments:
+    rows = torch.tensor([0, 2, 3], dtype=torch.int64)
+    counts = draw.ints(3, 3, 50)
+    penalties = (torch.tensor([1.2, 1.0, 0.8]), torch.tensor([0.5, 0.0, -1.0]), torch.tensor([0.0, 0.3, 1.0]))
+    return (draw.float32(4, 50), rows, draw.ints(2, 3, 50).bool(), counts, *penalties), {}
+
+
+def _merge_states(draw: Draw) -> Arguments:
+    lse = draw.float32(5, 4)
+    lse[2] = float("-inf")
+    return (draw.floats(5, 4, 16), draw.float32(5, 4), draw.floats(5, 4, 16), lse), {}
+
+
+def _experts(draw: Draw) -> Arguments:
+    ids = draw.ints(4, 6, 2)
+    ids[0, 0] = -1
+    weights = torch.rand(6, 2, generator=torch.Generator().manual_seed(2))
+    return (draw.floats(6, 16), draw.floats(4, 24, 16), draw.floats(4, 16, 12), weights, ids), {}
+
+
+def _write_rows(draw: Draw) -> Arguments:
+    slots, starts = torch.tensor([2, 0, 2], dtype=torch.int32), torch.tensor([0, 3, 4], dtype=torch.int32)
+    lengths = torch.tensor([3, 1, 2], dtype=torch.int32)
+    return (draw.ints(9, 4, 8), slots, starts, lengths, draw.ints(99, 6)), {}
+
+
+def _build_inputs(draw: Draw, padded_tokens: int, padded_rows: int, num_groups: int) -> Arguments:
+    """Buffers hold just the step, and rows as many blocks, so that all but the tables of padding rows is defined."""
+    rows = torch.zeros(3, padded_rows, dtype=torch.int32)
+    rows[:, :3] = torch.tensor([[3, 0, 2], [8, 4, 9], [1, 7, 2]], dtype=torch.int32)
+    tables = [draw.ints(50, 4, 3) for _ in range(num_groups)]
+    for table in tables:
+        table[0] = 0  # the slot that padding names
+    buffers = StepBuffers.allocate(padded_tokens, padded_rows, 3, num_groups, torch.device("cpu"))
+    return (buffers, draw.ints(500, 4, 16), tables, rows, StepSizes(padded_tokens, 3, 4)), {}
+
+
+def _advance(draw: Draw) -> Arguments:
+    lengths = torch.tensor([5, 3, 7, 0], dtype=torch.int32)
+    return (draw.ints(9, 4, 8), torch.tensor([3, 0, 1, 0], dtype=torch.int32), lengths, torch.tensor([8, -1, 4, 5])), {}
+
+
+def _sparse(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+    rows, ids = torch.tensor([0, 0, 2], dtype=torch.int64), torch.tensor([3, 49, 3], dtype=torch.int64)
+    return draw.float32(3, 50), rows, ids
+
+
+#: Op → its cases. An op without a case is named by the platform suite.
+CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
+    "rms_norm": [lambda d: ((d.floats(5, 32), d.floats(32), 1e-6), {}),
+                 lambda d: ((d.floats(5, 3, 32), d.floats(32), 1e-6, 1.0), {})],
+    "add_rms_norm": [lambda d: ((d.floats(5, 32), d.floats(5, 32), d.floats(32), 1e-6), {})],
+    "layer_norm": [lambda d: ((d.floats(5, 32), d.floats(32), d.floats(32), 1e-5), {}),
+                   lambda d: ((d.floats(5, 32), d.floats(32), None, 1e-5), {})],
+    "silu_mul": [lambda d: ((d.floats(5, 64),), {})],
+    "gelu_tanh_mul": [lambda d: ((d.floats(5, 64),), {})],
+    "rotary": [lambda d: _rotary(d, False, 32), lambda d: _rotary(d, False, 16), lambda d: _rotary(d, True, 32)],
+    "norm_rotary": [lambda d: _norm_rotary(d, False), lambda d: _norm_rotary(d, True)],
+    "linear": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
+               lambda d: ((d.floats(2, 3, 32), d.floats(24, 32), d.floats(24)), {})],
+    "linear_silu_mul": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
+                        lambda d: ((d.floats(1, 32), d.floats(24, 32), d.floats(24)), {})],
+    "norm_linear": [lambda d: _norm_linear(d, 5, 0.0), lambda d: _norm_linear(d, 1, 1.0, d.floats(24))],
+    "norm_linear_silu_mul": [lambda d: _norm_linear(d, 5, 1.0, d.floats(24)), lambda d: _norm_linear(d, 1, 0.0)],
+    "map_rows": [lambda d: ((torch.tanh, d.floats(5, 33)), {})],
+    "write_kv": [_write_kv],
+    "paged_attention": [_paged_attention],
+    "merge_states": [_merge_states],
+    "route": [lambda d: ((d.floats(6, 8), 2, True), {}), lambda d: ((d.floats(6, 8), 3, False), {})],
+    "fused_experts": [_experts],
+    "greedy": [lambda d: ((d.float32(6, 300),), {})],
+    "draw": [lambda d: _draw(d, False), lambda d: _draw(d, True)],
+    "keep_threshold": [lambda d: ((d.float32(4, 60), torch.tensor([0, 3, 1, 60], dtype=torch.int32),
+                                   torch.tensor([0.5, 1.0, 0.9, 0.99])), {})],
+    "add_bias": [lambda d: ((*_sparse(d), torch.tensor([1.5, float("-inf"), -2.0])), {})],
+    "keep_only": [lambda d: ((d.float32(3, 50), torch.tensor([0, 2]), *_sparse(d)[1:]), {})],
+    "apply_bitmask": [lambda d: ((d.float32(3, 50), torch.tensor([0, 2]), d.ints(2**31 - 1, 2, 2)), {})],
+    "match_tails": [lambda d: ((torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
+                                torch.tensor([[-1, 2, 3], [4, 5, 7], [-1, -1, -1]])), {})],
+    "penalize": [_penalize],
+    "count_tokens": [lambda d: ((d.ints(5, 4, 50), torch.tensor([1, 1, 3]), torch.tensor([7, 7, 0])), {})],
+    "top_logprobs": [lambda d: ((d.float32(4, 60), d.ints(60, 4), 5, True), {}),
+                     lambda d: ((d.float32(4, 60), d.ints(60, 4), 0, False), {})],
+    "accept_drafts": [lambda d: ((torch.tensor([[5, 6, 7], [5, 9, 7], [4, 6, 7], [5, 6, 7]], dtype=torch.int32),
+                                  torch.tensor([[5, 6]] * 4, dtype=torch.int32),
+                                  torch.tensor([2, 2, 2, 1], dtype=torch.int32)), {})],
+    "sum_rows": [lambda d: ((d.floats(7, 16), torch.tensor([3, 0, 4])), {})],
+    "unit": [lambda d: ((d.float32(4, 16) * torch.tensor([[1.0], [0.0], [3.0], [1e-3]]),), {})],
+    "write_rows": [_write_rows],
+    "write_values": [lambda d: ((d.ints(9, 8), torch.tensor([4, 0, 7], dtype=torch.int32), d.ints(99, 3)), {})],
+    "build_inputs": [lambda d: _build_inputs(d, 10, 3, 1), lambda d: _build_inputs(d, 16, 5, 2),
+                     lambda d: _build_inputs(d, 10, 8, 0)],
+    "advance": [_advance],
+}  # fmt: skip
