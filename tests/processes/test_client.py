@@ -332,7 +332,7 @@ def test_the_engine_ends_with_its_parent() -> None:
 
 
 def test_the_client_imports_no_torch() -> None:
-    script = "import sys, frame.core.server.client; sys.exit('torch' in sys.modules)"
+    script = "import sys, frame.core.processes.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

@@ -70,7 +70,7 @@ def test_the_rest_begins_where_kernels_cannot(monkeypatch: pytest.MonkeyPatch) -
 def test_it_imports_no_torch() -> None:
     script = (
         "import sys; from frame.core.config.flat import from_flat\n"
-        "from frame.plugins.platforms import cuda_early, triton_files\n"
+        "from frame.plugins.platforms.cuda.compile import early as cuda_early, triton_files\n"
         "cuda_early.begin(from_flat({})); triton_files.read_triton()()\n"
         "sys.exit('torch' in sys.modules)"
     )
