@@ -5,7 +5,7 @@ Nothing is imported from the working directory, also where `python -m frame` run
 
 from __future__ import annotations
 
-from ..python_command import leave_working_directory
+from ..processes.python_command import leave_working_directory
 
 
 def main() -> int:

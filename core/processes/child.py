@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from ..config.plain import to_plain
 from ..config.tree import FrameConfig
 from ..openmp import child_environment
-from ..python_command import python_command
 from .channel import AsyncChannel
+from .python_command import python_command
 
 STOP_SECONDS = 8.0
 

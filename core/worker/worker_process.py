@@ -26,8 +26,8 @@ from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
 from ..logging import configure_logging
 from ..openmp import child_environment
-from ..python_command import python_command
 from ..processes.channel import Channel
+from ..processes.python_command import python_command
 from ..registry import Choice, Registry
 
 #: Seconds that a worker gets to end by itself.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from frame.core.bounded_process import BoundedProcess, Ready, Refused
-from frame.core.python_command import python_command
+from frame.core.processes.python_command import python_command
 from tests.server.running import FAKE, Running
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def test_a_process_that_answers_questions(folder: Path, monkeypatch: pytest.Monk
 def test_what_a_command_starts_is_safe_too(folder: Path) -> None:
     code = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'import uvicorn']))"
     (folder / "later.py").write_text(
-        f"from frame.core.python_command import leave_working_directory\nleave_working_directory()\n{code}\n"
+        f"from frame.core.processes.python_command import leave_working_directory\nleave_working_directory()\n{code}\n"
     )
     subprocess.run([sys.executable, str(folder / "later.py")], cwd=folder, check=True, env=os.environ)
     assert imported(folder) == ""
