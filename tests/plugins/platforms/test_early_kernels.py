@@ -95,7 +95,8 @@ def test_it_takes_no_torch(tmp_path: Path) -> None:
     config, checkpoint = read(tmp_path)
     entries = wanted(facts_of(config, checkpoint))
     script = (
-        "import json, sys\nfrom pathlib import Path\nfrom frame.plugins.platforms.cuda.compile import compiler, early_kernels\n"
+        "import json, sys\nfrom pathlib import Path\n"
+        "from frame.plugins.platforms.cuda.compile import compiler, early_kernels\n"
         "early_kernels._capability, compiler.leave = lambda: (9, 0), lambda compile_kernel: None\n"
         "early_kernels._compile(json.load(sys.stdin), Path(sys.argv[1]), 1)\n"
         "sys.exit(any(name.startswith('torch.') for name in sys.modules))\n"
