@@ -29,6 +29,8 @@ logger = logging.getLogger("frame.engine")
 
 #: Pause between steps that only let a connector's transfers progress.
 IDLE_SECONDS = 0.0005
+#: The longest that sleep and resets wait for transfers of a KV connector.
+TRANSFER_SECONDS = 10.0
 #: Most time that the loop, with nothing else to do, waits for a grammar before it looks for news.
 GRAMMAR_SECONDS = 0.005
 
@@ -59,6 +61,7 @@ class Engine:
         self._broken: set[str] | None = None  # the requests of a step that raised, until a step succeeds
         self._suspected = False
         self._steps = 0
+        self._worked = False  # since the newest step began, rows were launched or answered
         self._step_seconds = 0.0
         self._busy_seconds = 0.0
         self._closed = False
@@ -112,16 +115,18 @@ class Engine:
         if self._suspected and not self.scheduler.quarantine.active:
             self._suspected = False
             self._journal.clear()
-        self._steps += 1
-        self._step_seconds = time.perf_counter() - start
-        self._busy_seconds += self._step_seconds
+        if self._worked:
+            self._worked = False
+            self._steps += 1
+            self._step_seconds = time.perf_counter() - start
+            self._busy_seconds += self._step_seconds
         return outputs
 
     def stats(self) -> EngineStats:
         """Counters and gauges now."""
         stats = self.scheduler.stats()
         stats.steps = self._steps
-        stats.step_seconds = self._step_seconds
+        stats.step_seconds = self._step_seconds if self.scheduler.has_unfinished() else 0.0
         stats.busy_seconds = self._busy_seconds
         return stats
 
@@ -149,21 +154,28 @@ class Engine:
         raise ValueError(f"no engine method {method!r}; there are: {known}")
 
     def _pause_requests(self, mode: str = "keep", clear_cache: bool = False) -> int:
-        """Holds requests back; returns how many still run. "abort" ends them first, "wait" lets them finish."""
+        """Holds requests back; returns how many still run. "abort" ends them first, "wait" lets them finish.
+
+        The cache is cleared once none runs, so with "wait" perhaps only by a later call. Raises `RuntimeError` when it
+        cannot be, and then requests are held back all the same.
+        """
         self._pause.begin(mode)
         self._catch_up()
         if mode == "abort":
             self.abort(self.scheduler.unfinished())
-        if clear_cache:
-            self.scheduler.reset_prefix_cache(mode != "wait")
+        if clear_cache and not (mode == "wait" and self.scheduler.num_running):
+            self._clear_cache()
         return self.scheduler.num_running
 
     def _sleep(self, keep: Sequence[str] = ("weights",)) -> None:
-        """Gives the KV cache's memory back, and the weights' unless kept; requests wait and are computed anew then."""
+        """Gives the KV cache's memory back, and the weights' unless kept; requests wait and are computed anew then.
+
+        Transfers of a KV connector end first; raises `RuntimeError` when they do not.
+        """
         if self._pause.asleep:
             raise RuntimeError("the engine sleeps already")
         self._catch_up()
-        self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        self._clear_cache()
         self.executor.call("sleep", {"keep": list(keep)})
         self._pause.sleep(keep)
 
@@ -204,19 +216,24 @@ class Engine:
             if plan is None:
                 return False
             self._recording.allow(plan)
-            step = self.scheduler.constrained(plan)
             behind = bool(self._in_flight)
-            self._journal.launch(plan)
-            try:
-                masks = self._execute(plan) if step is None else self._execute_constrained(step)
-                self._in_flight.append((plan, self.executor.sample(masks)))
-            except Exception as error:
-                self._recording.answer(plan, None)
-                self._fail(plan, error)
-                self._journal.retract()
-            if step is not None and behind:
+            if self._launch_one(plan) and behind:
                 return True
         return False
+
+    def _launch_one(self, plan: StepPlan) -> bool:
+        """Launches a step; returns whether rows of it follow a grammar."""
+        step = self.scheduler.constrained(plan)
+        self._journal.launch(plan)
+        self._worked |= bool(len(plan.slots))
+        try:
+            masks = self._execute(plan) if step is None else self._execute_constrained(step)
+            self._in_flight.append((plan, self.executor.sample(masks)))
+        except Exception as error:
+            self._recording.answer(plan, None)
+            self._fail(plan, error)
+            self._journal.retract()
+        return step is not None
 
     def _execute(self, plan: StepPlan) -> bytes:
         self.executor.execute(plan)
@@ -253,6 +270,7 @@ class Engine:
             self._late += outputs
 
     def _answer(self, plan: StepPlan, handle: StepHandle) -> list[EngineOutput]:
+        self._worked |= bool(len(plan.slots))
         try:
             result = handle.result()
         except Exception as error:
@@ -279,9 +297,41 @@ class Engine:
         self._broken = names or self._broken
         self._late += self.scheduler.fail(plan, "an internal error ended the step; the engine's log has the cause")
 
+    def _clear_cache(self) -> None:
+        """Forgets all prefixes; requests that run are computed anew later."""
+        if not self._reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("the KV cache cannot be cleared: requests hold blocks")
+
+    def _end_transfers(self) -> None:
+        """Runs steps without tokens until no KV connector writes or reads blocks; raises `RuntimeError` if it goes on.
+
+        Requires that no request runs.
+        """
+        latest = time.monotonic() + TRANSFER_SECONDS
+        admits, self.scheduler.admits = self.scheduler.admits, False
+        try:
+            while self.scheduler.num_transfers:
+                if time.monotonic() > latest:
+                    raise RuntimeError(
+                        f"the KV connector still reads or writes blocks of {self.scheduler.num_transfers} requests "
+                        f"after {TRANSFER_SECONDS:g} seconds; try again later"
+                    )
+                self._journal.beat(idle=True)
+                plan = self.scheduler.schedule(empty=True)
+                if plan is not None:
+                    self._launch_one(plan)
+                self._catch_up()
+                time.sleep(IDLE_SECONDS)
+        finally:
+            self.scheduler.admits = admits
+
     def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         self._catch_up()
-        done = self.scheduler.reset_prefix_cache(reset_running_requests)
+        if reset_running_requests:
+            self.scheduler.preempt_all()
+        if not self.scheduler.num_running:
+            self._end_transfers()
+        done = self.scheduler.reset_prefix_cache()
         if reset_connector:
             done = self._connector.reset() and done
         return done

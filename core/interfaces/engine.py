@@ -73,9 +73,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     """Counters and gauges of one engine since its start; times in seconds.
 
     `prefix_queries` and `prefix_hits` count prompt tokens looked up and found. `step_seconds` is the host and device
-    time of the newest step, `busy_seconds` that of all steps together. `num_drafts` times a request's drafts were
-    checked, together `num_draft_tokens`, of which `num_accepted_tokens` held; `num_accepted_per_place` says how many
-    did at each place after the last known token.
+    time of the newest step that computed tokens, 0 where no request is unfinished, `busy_seconds` that of all
+    together. `num_drafts` times a request's drafts were checked, together `num_draft_tokens`, of which
+    `num_accepted_tokens` held; `num_accepted_per_place` says how many did at each place after the last known token.
     """
 
     running: int = 0

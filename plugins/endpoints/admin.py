@@ -72,12 +72,10 @@ class AdminEndpoint(Endpoint):
     async def _pause(self, request: Request) -> Response:
         """Holds requests back: `keep` freezes running ones, `abort` ends them, `wait` answers when they have ended."""
         body = await self._body(request, PauseBody)
-        running = await self._control("pause", mode=body.mode, clear_cache=body.clear_cache and body.mode != "wait")
+        running = await self._control("pause", mode=body.mode, clear_cache=body.clear_cache)
         while body.mode == "wait" and running:
             await asyncio.sleep(_POLL_SECONDS)
-            running = await self._control("pause", mode="wait")
-        if body.mode == "wait" and body.clear_cache:
-            await self._control("reset_prefix_cache")
+            running = await self._control("pause", mode="wait", clear_cache=body.clear_cache)
         return _json({"is_paused": True})
 
     async def _resume(self) -> Response:

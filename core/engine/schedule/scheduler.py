@@ -287,20 +287,30 @@ class Scheduler:
             return True
         return not self._launched and self._lifecycle.await_abandoned()
 
+    @property
+    def num_transfers(self) -> int:
+        """Requests whose blocks the connector may be writing or reading."""
+        lifecycle = self._lifecycle
+        return len(lifecycle.loading) + len(lifecycle.abandoned) + len(lifecycle.held)
+
     def has_transfers(self) -> bool:
         """Whether the connector needs steps, if need be without tokens, to go on with its transfers."""
         lifecycle = self._lifecycle
         return self._transfers.active and bool(lifecycle.loading or lifecycle.held or lifecycle.finished_ids)
 
+    def preempt_all(self) -> None:
+        """Sends every running request back to the queue, in its order."""
+        for request in reversed(self._batch.requests):
+            self._lifecycle.preempt(request)
+
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forgets all cached prefixes; returns whether it could.
 
-        It cannot while requests run or load. With `reset_running_requests` running ones are preempted first and later
-        recomputed.
+        It cannot while requests run or load. With `reset_running_requests` running ones
+        are preempted first and later recomputed.
         """
         if reset_running_requests:
-            for request in reversed(self._batch.requests):
-                self._lifecycle.preempt(request)
+            self.preempt_all()
         while self._admission.reclaim():
             pass
         if len(self._batch) or self._lifecycle.loading:

@@ -1,0 +1,169 @@
+"""Pauses, sleep and resets of the cache beside a KV connector's transfers, and what an engine says about its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frame.core.engine import engine as engine_module
+from frame.core.engine.engine import Engine
+from frame.core.interfaces.client import EngineInfo
+from frame.core.interfaces.engine import EngineOutput
+from frame.core.interfaces.step import StepPlan, StepResult
+from tests.engine.fake_connector import FakeConnector
+from tests.engine.fake_worker import Simulation, expected, make_layout, make_request
+
+INFO = EngineInfo(
+    max_model_len=64, vocab_size=12, num_blocks=100, block_size=4, platform="fake", attention=["fake"], dtype="float32"
+)
+
+
+class Handle:
+    """An executed step."""
+
+    def __init__(self, executor: Direct, plan: StepPlan, result: StepResult) -> None:
+        self.executor, self.plan, self.found = executor, plan, result
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        self.executor.worker.answered(self.plan)
+        return self.found
+
+
+class Direct:
+    """Calls a fake worker, whose cache is empty after sleep."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+        self.steps: list[tuple[StepPlan, StepResult]] = []
+        self.asked: list[str] = []
+
+    def execute(self, plan: StepPlan) -> None:
+        self.steps.append((plan, self.worker.execute(plan)))
+
+    def sample(self, masks: bytes = b"") -> Handle:
+        return Handle(self, *self.steps.pop())
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+        self.asked.append(method)
+        if method == "sleep":
+            self.worker.memory.clear()
+        return [None]
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Rig:
+    """An engine over a fake worker whose connector loads blocks two steps after it was asked to."""
+
+    def __init__(self) -> None:
+        layout = make_layout(100)
+        self.connector = FakeConnector(layout=layout, later=True)
+        sim = Simulation(layout=layout, connector=self.connector)
+        self.executor = Direct(sim.worker)
+        self.engine = Engine(
+            scheduler=sim.scheduler, executor=self.executor, connector=self.connector, info=INFO, depth=2
+        )
+        self.outputs: dict[str, list[int]] = {}
+
+    def take(self, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            self.outputs.setdefault(output.request_id, []).extend(output.token_ids)
+
+    def run(self, *requests: Any) -> None:
+        for request in requests:
+            self.engine.add(request)
+        while self.engine.has_unfinished():
+            self.take(self.engine.step())
+
+    def until_loading(self, request: Any) -> None:
+        self.engine.add(request)
+        while not self.engine.scheduler.num_transfers:
+            self.take(self.engine.step())
+
+    def check(self, *requests: Any) -> None:
+        for request in requests:
+            assert self.outputs[request.request_id] == expected(request, 64)[0]
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """An engine whose connector keeps the blocks of a request that ended."""
+    rig = Rig()
+    rig.run(make_request("first", PROMPT, max_tokens=4))
+    assert rig.engine.call("reset_prefix_cache")
+    return rig
+
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0, 1]
+
+
+def test_sleep_waits_for_a_load_and_leaves_none_of_its_blocks_to_be_found(rig: Rig) -> None:
+    requests = [make_request(name, PROMPT, max_tokens=6) for name in ("second", "third")]
+    rig.until_loading(requests[0])
+    rig.engine.call("sleep")
+    assert rig.engine.scheduler.num_transfers == 0
+    rig.engine.call("wake_up")
+    rig.connector.store.clear()  # so that only the cache could have blocks
+    rig.run(requests[1])
+    rig.check(*requests)
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait"])
+def test_a_pause_that_clears_the_cache_waits_for_a_load(rig: Rig, mode: str) -> None:
+    rig.run(make_request("other", [3] * 9, max_tokens=2))
+    request = make_request("second", PROMPT, max_tokens=6)
+    rig.until_loading(request)
+    assert rig.engine.call("pause", {"mode": mode, "clear_cache": True}) == 0
+    assert rig.engine.scheduler._kv.pool.num_published == 0
+    rig.engine.call("resume")
+    rig.run()
+    rig.check(request)
+
+
+def test_a_reset_waits_for_a_load(rig: Rig) -> None:
+    request = make_request("second", PROMPT, max_tokens=6)
+    rig.until_loading(request)
+    assert rig.engine.call("reset_prefix_cache") is True
+    rig.run()
+    rig.check(request)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("sleep", {}), ("reset_prefix_cache", {}), ("pause", {"clear_cache": True})]
+)
+def test_a_load_that_does_not_end_is_a_refusal(
+    rig: Rig, method: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "TRANSFER_SECONDS", 0.05)
+    request = make_request("second", PROMPT, max_tokens=6)
+    rig.until_loading(request)
+    worker = rig.executor.worker.transfer
+    loads, worker.waiting = worker.waiting, []
+    with pytest.raises(RuntimeError, match=r"reads or writes blocks of 1 requests after 0\.05 seconds; try again"):
+        rig.engine.call(method, arguments)
+    assert "sleep" not in rig.executor.asked
+    worker.waiting = loads
+    rig.engine.call("resume")
+    rig.run()
+    rig.check(request)
+
+
+def test_step_seconds_are_those_of_steps_that_computed_tokens(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = rig.engine.stats()
+    assert before.step_seconds == 0
+    rig.until_loading(make_request("second", PROMPT, max_tokens=6))
+    waiting = rig.engine.stats()
+    assert (waiting.steps, waiting.busy_seconds) == (before.steps, before.busy_seconds)
+    rig.run()
+    after = rig.engine.stats()
+    assert after.steps > before.steps
+    assert after.busy_seconds > before.busy_seconds
+    assert after.step_seconds == 0
