@@ -2,7 +2,8 @@
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_WITH_PROGRESS := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+PIP := $(PIP_WITH_PROGRESS) --quiet
 
 .PHONY: serve setup test test-slow test-gpu sanitize snapshots check audit fix docs docs-serve bench clean
 
@@ -15,7 +16,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[fast,grammars]'
+	@echo "Installing frame and its packages into $(VENV): once, about 500 MB, some minutes."
+	$(PIP_WITH_PROGRESS) --editable '.[fast,grammars]'
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt

@@ -24,6 +24,7 @@ from .channel import Channel, FrameTooLargeError, same_user
 from .child_process import describe
 from .journal import NullJournal, journal_name
 from .messages import LAST_WORDS_SECONDS, Abort, Add, Call, Hello, Outputs, Reply, ToEngine, Verdict, Weights
+from .stats_history import StatsHistory
 
 logger = logging.getLogger("frame.server")
 
@@ -112,6 +113,7 @@ class EngineHost:
         self._owners: dict[str, _Client] = {}  # request id -> who gets its outputs
         self._failed_steps = 0
         self._running = True
+        self._history = StatsHistory(engine.stats)
 
     def run(self) -> None:
         """Serves until `stop`; raises what the engine raised when its steps fail again and again."""
@@ -125,6 +127,7 @@ class EngineHost:
                 if self._running:
                     self._journal.beat(idle=False)
                     self._route(self._step())
+                    self._history.note(idle=not self._engine.has_unfinished())
         finally:
             self._journal.beat(idle=True)  # what follows may take longer than any step
             self._listener.shutdown(socket.SHUT_RDWR)  # before clients lose their connections and look for another
@@ -218,6 +221,8 @@ class EngineHost:
         try:
             if call.method == "stats":
                 reply = Reply(call.id, encode(self._engine.stats()))
+            elif call.method == "history":
+                reply = Reply(call.id, encode(self._history.samples()))
             else:
                 reply = Reply(call.id, encode(self._engine.call(call.method, call.arguments)))
             if call.method == "update_weights":

@@ -32,6 +32,7 @@ class ServerEndpoint(Endpoint):
             ("/metrics", self._metrics),
             ("/load", self._load),
             ("/stats", self._stats),
+            ("/stats/history", self._history),
         ):
             router.add_api_route(path, handler, methods=["GET"])
         return router
@@ -68,6 +69,10 @@ class ServerEndpoint(Endpoint):
         stats = msgspec.structs.asdict(await self.serving.stats())
         about = {"time": time.time(), "problem": self.serving.error, "version": __version__}
         return _json({**about, "models": self.serving.model_names, "load": self.serving.load, "engine": stats})
+
+    async def _history(self) -> Response:
+        """The engine's counters over the last two minutes of work, a sample a second; [] while it is away."""
+        return _json(await self.serving.control("history", {}) if self.serving.error is None else [])
 
 
 def _json(value: Any) -> Response:

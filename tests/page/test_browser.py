@@ -92,7 +92,8 @@ def test_tokens_show_their_probability_to_mouse_and_keyboard(page: Page) -> None
     assert page.run("!document.getElementById('scale').hidden")
     ask(page, "one two three four five", max_tokens="12")
     page.wait(DONE.format(1))
-    assert page.run("document.querySelectorAll('.token').length") >= 10
+    shown = page.run("[...document.querySelectorAll('.token')].map(e => e.textContent)")
+    assert "".join(shown) == "one two three four five"  # the special tokens around it are no text of the answer
     page.run("document.querySelector('.token').focus()")
     assert page.run("!document.getElementById('tip').hidden")
     assert page.run("document.querySelectorAll('#tip .row').length") >= 5
@@ -220,3 +221,83 @@ def test_the_key_is_asked_for_kept_for_the_tab_and_never_in_an_address(tmp_path:
             page.wait("document.getElementById('key-dialog')?.open")
         finally:
             page.close()
+
+
+HOSTILE = """# Title <img src=x onerror=alert(1)>
+
+<script>window.bad = 1</script> [link](javascript:window.bad=1) ![x](https://elsewhere.example/x.png)
+[data](data:text/html,<script>bad</script>) [good](https://example.org/a?b=1) https://example.org/plain.
+
+| a | b |
+|---|:-:|
+| **1** | `<b>2</b>` |
+
+- one
+  - two *deep*
+1. first
+
+```html
+<iframe src="https://elsewhere.example"></iframe>
+```
+> said &lt;b&gt; <svg onload=alert(1)>
+"""
+
+
+def test_markdown_is_shown_and_no_answer_can_bring_code(page: Page) -> None:
+    for size in (7, 1 << 20):  # in pieces and at once
+        page.click("#clear")
+        pieces = [HOSTILE[at : at + size] for at in range(0, len(HOSTILE), size)]
+        fake_stream(page, *(json.dumps({"choices": [{"delta": {"content": piece}}]}) for piece in pieces))
+        ask(page, "show it")
+        page.wait(DONE.format(1))
+        kinds = "[...document.querySelectorAll('.markdown *')].map(e => e.tagName.toLowerCase())"
+        assert set(page.run(kinds)) <= {
+            "div", "h3", "p", "a", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "ul", "ol", "li",
+            "em", "pre", "blockquote",
+        }  # fmt: skip
+        links = page.run("[...document.querySelectorAll('.markdown a')].map(e => e.href)")
+        assert links == ["https://elsewhere.example/x.png", "https://example.org/a?b=1", "https://example.org/plain"]
+        assert page.run("window.bad === undefined")
+        assert "<script>window.bad = 1</script>" in page.text(".markdown")
+        assert page.text(".markdown pre") == '<iframe src="https://elsewhere.example"></iframe>'
+        assert page.run("document.querySelectorAll('.markdown ul ul em').length") == 1
+        assert page.run("[...document.querySelectorAll('.markdown td')].map(e => e.textContent)") == ["1", "<b>2</b>"]
+        assert page.run("sent[0].messages.length") == 1
+
+
+def test_special_tokens_and_calls_are_no_text_of_the_answer(page: Page) -> None:
+    page.click("#logprobs")
+
+    def entry(token: str) -> dict[str, object]:
+        return {"token": token, "bytes": list(token.encode()), "logprob": -0.1, "top_logprobs": []}
+
+    call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    events = [
+        {"choices": [{"delta": {"role": "assistant"}, "logprobs": {"content": [entry("He"), entry("llo")]}}]},
+        {"choices": [{"delta": {"content": "Hello"}, "logprobs": {"content": [entry("<tool>"), entry('{"look"}')]}}]},
+        {"choices": [{"delta": {"tool_calls": [call]}, "logprobs": {"content": [entry("<|im_end|>")]}}]},
+        {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]},
+    ]
+    fake_stream(page, *map(json.dumps, events))
+    ask(page, "look")
+    page.wait(DONE.format(1))
+    assert page.run("[...document.querySelectorAll('.token')].map(e => e.textContent)") == ["He", "llo"]
+    assert page.run("document.querySelectorAll('.call').length") == 1
+    assert "im_end" not in page.text(".message.assistant")
+
+
+def test_settings_that_are_active_stand_beside_the_message(page: Page) -> None:
+    assert page.run("document.getElementById('active').hidden")
+    page.run("document.getElementById('temperature').value = '0.5'")
+    page.click("#tools-example")
+    shown = page.run("[...document.querySelectorAll('#active li')].map(e => e.textContent)")
+    assert shown == ["Temperature 0.5", "1 tool"]
+
+
+def test_a_view_that_opens_late_shows_what_was(page: Page) -> None:
+    ask(page, "a long text", max_tokens="120")
+    page.wait(DONE.format(1), seconds=60)
+    page.click("#tab-engine")
+    page.wait("document.querySelector('.card polyline').points.length > 1")
+    peak = page.run("document.querySelector('#live-output').closest('.card').querySelector('.peak').textContent")
+    assert float(peak.removeprefix("peak ")) > 1

@@ -1,5 +1,6 @@
 // One message of the conversation on the page: its text, tokens, reasoning, tool calls, figures or error.
 
+import { lastBlock, render } from "./markdown.js";
 import { TokenView } from "./tokens.js";
 
 const ROLES = { user: "You", assistant: "Model", tool: "Tool" };
@@ -46,7 +47,7 @@ export class Answer {
       const reasoning = delta.reasoning ?? delta.reasoning_content;
       if (reasoning) this.addReasoning(reasoning);
       if (delta.content) this.addText(delta.content);
-      if (this.withTokens && choice.logprobs?.content) this.addTokens(choice.logprobs.content);
+      if (this.withTokens) this.addTokens(choice.logprobs?.content ?? [], delta.content ?? "");
       for (const call of delta.tool_calls ?? []) this.addCall(call);
       this.finish = choice.finish_reason ?? this.finish;
     }
@@ -73,18 +74,39 @@ export class Answer {
     this.touch();
     this.content += text;
     if (this.withTokens) return; // the tokens show it
-    if (!this.text) this.box.append(this.text = make("div", "text"));
-    this.text.append(text);
+    if (!this.text) {
+      this.text = make("div", "text markdown");
+      this.last = make("div", "last"); // the blocks that may still change
+      this.settled = 0; // characters of the text before them
+      this.text.append(this.last);
+      this.box.append(this.text);
+    }
+    if (!this.drawing) this.drawing = requestAnimationFrame(() => this.draw());
   }
 
-  addTokens(entries) {
+  /** Shows the text as Markdown: blocks that are complete once, the last one anew. */
+  draw() {
+    cancelAnimationFrame(this.drawing);
+    this.drawing = null;
+    if (!this.text) return;
+    const stuck = this.log && this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 40;
+    const cut = this.settled + lastBlock(this.content.slice(this.settled));
+    this.last.before(render(this.content.slice(this.settled, cut)));
+    this.settled = cut;
+    this.last.replaceChildren(render(this.content.slice(cut)));
+    if (stuck) this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  /** Tokens with their probabilities; those that are no text of the answer (special tokens, calls) are left out. */
+  addTokens(entries, text) {
+    if (entries.length === 0 && text === "") return;
     this.touch();
     if (!this.tokens) {
       const box = make("div", "text tokens");
       this.box.append(box);
       this.tokens = new TokenView(box);
     }
-    this.tokens.add(entries);
+    this.tokens.add(entries, text);
   }
 
   addCall(delta) {
@@ -109,6 +131,8 @@ export class Answer {
   /** Ends the answer. `result(call, text)` is called when a person answers a tool call. */
   end({ error, stopped, result }) {
     this.box.setAttribute("aria-busy", "false");
+    this.draw();
+    this.tokens?.end();
     for (const call of this.calls) {
       call.code.textContent = pretty(call.function.arguments);
       if (!error && !stopped) call.box.append(resultForm(call, result));

@@ -66,6 +66,7 @@ export class Chat {
     if (!body) return;
     const abort = this.running = new AbortController();
     const answer = new Answer(body.model, this.settings.showsProbabilities);
+    answer.log = this.log;
     this.log.append(answer.box);
     this.update();
     this.follow(true);

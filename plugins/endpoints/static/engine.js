@@ -8,10 +8,10 @@ const CARDS = [
   { id: "waiting", title: "Waiting", unit: "requests", of: (now) => now.waiting, digits: 0 },
   { id: "output", title: "Output", unit: "tokens/s", of: rate("generated_tokens"), digits: 0 },
   { id: "prompt", title: "Prompts", unit: "tokens/s", of: rate("prompt_tokens"), digits: 0 },
-  { id: "kv", title: "KV cache", unit: "% in use", of: (now) => 100 * now.kv_usage, digits: 1, most: 100 },
+  { id: "kv", title: "KV cache", unit: "% in use", of: (now) => 100 * now.kv_usage, digits: 1, most: 100, lasts: true },
   { id: "hits", title: "Prefix hits", unit: "% of prompt tokens", of: hits, digits: 0, most: 100 },
   { id: "step", title: "Step", unit: "ms", of: stepTime, digits: 2 },
-  { id: "preempted", title: "Preemptions", unit: "since the start", of: (now) => now.preemptions, digits: 0 },
+  { id: "preempted", title: "Preemptions", unit: "since the start", of: (now) => now.preemptions, digits: 0, lasts: true },
 ];
 
 function rate(name) {
@@ -48,6 +48,7 @@ export class EngineView {
 
   show(shown) {
     this.shown = shown;
+    if (shown) this.started = false;
     this.wake();
   }
 
@@ -60,6 +61,7 @@ export class EngineView {
   async look() {
     clearTimeout(this.timer);
     try {
+      if (this.shown && !this.started) await this.recall();
       const response = await call("stats");
       this.take(await response.json());
     } catch (error) {
@@ -69,16 +71,33 @@ export class EngineView {
     if (!document.hidden) this.timer = setTimeout(() => this.look(), this.shown ? 1000 : 10000);
   }
 
+  /** Draws what the server remembers of the last two minutes, so that a view that opens late shows it too. */
+  async recall() {
+    const samples = await (await call("stats/history")).json();
+    this.started = true;
+    this.before = null;
+    for (const series of this.series.values()) series.length = 0;
+    for (const sample of samples) this.place(sample.time, sample);
+  }
+
   take(stats) {
-    const seconds = this.before ? stats.time - this.before.time : 1;
-    const restarted = this.before && stats.engine.steps < this.before.engine.steps;
-    const before = restarted ? null : this.before?.engine;
-    for (const card of CARDS) this.draw(card, card.of(stats.engine, before, seconds));
-    this.before = stats;
+    if (this.shown) this.place(stats.time, stats.engine);
     this.problem(stats.problem);
     const version = `frame ${stats.version}, ${stats.engine.num_blocks} KV blocks, ${stats.engine.steps} steps since the engine started. `;
     document.getElementById("engine-note").textContent = `${version}Lines show the last two minutes.`;
     this.onState(stats.problem ? "away" : "serving", stats.problem ?? `serving ${stats.models[0]}`);
+  }
+
+  /** Draws counters of one moment; seconds without a sample were idle. */
+  place(time, engine) {
+    const seconds = this.before ? time - this.before.time : 1;
+    const before = this.before && engine.steps >= this.before.engine.steps ? this.before.engine : null;
+    const idle = Math.min(SECONDS, Math.round(seconds)) - 1;
+    for (const card of CARDS) {
+      for (let second = 0; second < idle; second += 1) this.draw(card, card.lasts ? card.of(before ?? engine) : 0);
+      this.draw(card, card.of(engine, before, Math.max(seconds - Math.max(idle, 0), 0.5)));
+    }
+    this.before = { time, engine };
   }
 
   problem(text) {

@@ -45,6 +45,30 @@ export class Settings {
 
   get showsProbabilities() { return element("logprobs").checked; }
 
+  /** What differs from the model's defaults, in a few words each, for the line beside the message. */
+  active() {
+    const filled = (name) => element(name).value.trim() !== "";
+    const words = NUMBERS.filter(filled).map((name) => `${labelOf(element(name))} ${element(name).value}`);
+    if (this.system) words.push("system prompt");
+    if (filled("stop_texts")) words.push("stop texts");
+    if (this.showsProbabilities) words.push("probabilities");
+    const format = element("format");
+    if (format.value) words.push(`answers: ${format.selectedOptions[0].textContent}`);
+    if (filled("tools")) words.push(toolWords(element("tools").value));
+    if (filled("extra")) words.push("other fields");
+    return words;
+  }
+
+  showActive() {
+    const words = this.active();
+    element("active").replaceChildren(...words.map((word) => {
+      const item = document.createElement("li");
+      item.textContent = word;
+      return item;
+    }));
+    element("active").hidden = words.length === 0;
+  }
+
   /** The fields of the request besides messages. Throws `FieldError`. */
   request() {
     this.clearErrors();
@@ -115,6 +139,16 @@ export class Settings {
       element("constraint").value = JSON.stringify(EXAMPLES[format], null, 2);
     }
     element("scale").hidden = !this.showsProbabilities;
+    this.showActive();
+  }
+}
+
+function toolWords(text) {
+  try {
+    const count = JSON.parse(text).length;
+    return `${count} ${count === 1 ? "tool" : "tools"}`;
+  } catch {
+    return "tools";
   }
 }
 

@@ -9,6 +9,8 @@ export class TokenView {
     this.box = box;
     this.decoder = new TextDecoder();
     this.pending = [];
+    this.waiting = [];
+    this.content = "";
     box.setAttribute("role", "group");
     box.setAttribute("aria-label", "Answer, token by token: arrow keys move, the tip shows alternatives");
     box.addEventListener("keydown", (event) => this.move(event));
@@ -18,23 +20,51 @@ export class TokenView {
     for (const kind of ["pointerout", "focusout"]) box.addEventListener(kind, hideTip);
   }
 
-  /** Adds entries of `logprobs.content`. A character may be spread over several tokens. */
-  add(entries) {
+  /**
+   * Adds entries of `logprobs.content` and the content that came with them. A character may be spread over several
+   * tokens, and a token's text may come later than the token, so both wait until they agree.
+   */
+  add(entries, content) {
+    this.content += content;
     for (const entry of entries) {
       this.pending.push(entry);
       const text = entry.bytes ? this.decoder.decode(new Uint8Array(entry.bytes), { stream: true }) : entry.token;
-      if (text !== "") this.append(text);
+      if (text === "") continue;
+      this.waiting.push({ text, entries: this.pending });
+      this.pending = [];
     }
+    this.settle(false);
   }
 
-  append(text) {
+  /** No more will come: shows what is text of the answer. */
+  end() {
+    this.settle(true);
+  }
+
+  settle(ended) {
+    while (this.waiting.length) {
+      const { text, entries } = this.waiting[0];
+      if (this.content.startsWith(text)) {
+        this.append(text, entries);
+        this.content = this.content.slice(text.length);
+      } else if (!ended && text.startsWith(this.content)) {
+        return; // the rest of its text may be on its way
+      }
+      this.waiting.shift(); // a token that is no text of the answer: special, or part of a call or of reasoning
+    }
+    if (ended && this.content) this.append(this.content, []);
+    this.content = ended ? "" : this.content;
+  }
+
+  append(text, entries) {
     const span = document.createElement("span");
-    const probability = this.pending.reduce((product, entry) => product * Math.exp(entry.logprob), 1);
-    span.className = `token p${LEVELS.filter((level) => probability >= level).length}`;
     span.textContent = text;
-    span.token = { text, probability, entry: this.pending.at(-1) };
-    span.tabIndex = this.box.childElementCount === 0 ? 0 : -1;
-    this.pending = [];
+    if (entries.length) {
+      const probability = entries.reduce((product, entry) => product * Math.exp(entry.logprob), 1);
+      span.className = `token p${LEVELS.filter((level) => probability >= level).length}`;
+      span.token = { text, probability, entry: entries.at(-1) };
+      span.tabIndex = this.box.childElementCount === 0 ? 0 : -1;
+    }
     this.box.append(span);
   }
 
