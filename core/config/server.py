@@ -90,6 +90,7 @@ class ServerConfig(Section):
     max_upload_bytes: int = Field(100 << 20, ge=1024, description="Largest file that a client may send, in bytes.")
     max_messages: int = Field(2048, ge=1, description="Most messages of a chat.")
     max_prompts: int = Field(256, ge=1, description="Most prompts of one completion request.")
+    max_inputs: int = Field(2048, ge=1, description="Most inputs of one embedding, pooling, score or rerank request.")
     max_n: int = Field(64, ge=1, description="Most outputs of a prompt.")
     max_outputs: int = Field(
         1024, ge=1, description="Most outputs of one completion request: its prompts times n (or best_of)."

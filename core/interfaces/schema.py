@@ -7,7 +7,7 @@ bound is stated once. Knows no protocol and no web framework.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -43,6 +43,9 @@ class Limits:
     strict_fields: bool = False
     trust_request_chat_template: bool = False
     max_outputs: int = 1024
+    max_inputs: int = 2048
+    #: told the name of each field that is ignored
+    ignored: Callable[[str], None] | None = None
 
 
 def few(limit: int) -> BeforeValidator:
@@ -97,11 +100,14 @@ class BoundedModel(BaseModel):
             if data.get(name) not in (None, False, "", 0, [], {}):
                 raise ValueError(f"{name} is not served: {reason}")
         limits = limits_of(info)
-        if limits is not None and limits.strict_fields:
-            known = set(cls.not_served) | set(cls.model_fields)
+        if limits is not None and (limits.strict_fields or limits.ignored is not None):
+            known = {*cls.not_served, *cls.model_fields, *(one.alias for one in cls.model_fields.values())}
             unknown = sorted(str(name)[:MAX_NAME] for name in data if name not in known)
-            if unknown:
+            if unknown and limits.strict_fields:
                 raise ValueError(f"unknown field {unknown[0]!r}{near(unknown[0], cls.model_fields)}")
+            if limits.ignored is not None:
+                for name in unknown:
+                    limits.ignored(name)
         optional = [name for name, field in cls.model_fields.items() if name in data and not field.is_required()]
         left_out = {name for name in optional if data[name] is None}
         return {name: value for name, value in data.items() if name not in left_out} if left_out else data
@@ -178,6 +184,14 @@ class SamplingFields(BoundedModel):
             longest = max(map(len, words), default=0)
             at_most(longest, "max_stop_length", info, "characters in one entry")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_vllm_names(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "vllm_xargs" in data and "extra_args" not in data:
+            data = dict(data)
+            data["extra_args"] = data.pop("vllm_xargs")
+        return data
 
     def sampling(self, defaults: SamplingParams, **fields: Any) -> SamplingParams:
         """The parameters of the request: what it states, else `defaults`; `fields` come from the route.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from pathlib import Path
@@ -29,9 +30,7 @@ def bind_all(server: ServerConfig) -> list[socket.socket]:
 def bind_admin(server: ServerConfig) -> socket.socket | None:
     """The admin listener: a Unix socket of this user, or loopback; None when there is to be none."""
     if server.admin_uds is not None:
-        listener = _bind_unix(Path(server.admin_uds))
-        Path(server.admin_uds).chmod(0o600)
-        return listener
+        return _bind_unix(Path(server.admin_uds), 0o600)
     if server.admin_port is not None:
         return bind(ServerConfig(host="127.0.0.1", port=server.admin_port))
     return None
@@ -43,7 +42,7 @@ def bind(server: ServerConfig, shared: bool = False) -> socket.socket:
     `shared`: other sockets of this user may listen there, too.
     """
     if server.uds is not None:
-        return _bind_unix(Path(server.uds))
+        return _bind_unix(Path(server.uds), 0o660)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -62,7 +61,8 @@ def bind(server: ServerConfig, shared: bool = False) -> socket.socket:
     return listener
 
 
-def _bind_unix(path: Path) -> socket.socket:
+def _bind_unix(path: Path, mode: int) -> socket.socket:
+    """A listening socket whose file has at most the permissions `mode`, from the moment that it exists."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
@@ -73,6 +73,7 @@ def _bind_unix(path: Path) -> socket.socket:
             else:
                 raise ConfigError(f"cannot listen on {path}: a server listens there already")
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        os.fchmod(listener.fileno(), mode)  # Linux gives the file these permissions, less those of the umask
         listener.bind(str(path))
         listener.listen(_BACKLOG)
     except OSError as error:

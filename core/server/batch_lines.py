@@ -16,7 +16,7 @@ import msgspec
 
 from ..interfaces.errors import RequestError
 from .calls import RouteCalls
-from .strict_json import parse_json
+from .strict_json import BodyParser
 
 #: Batches within batches.
 _NOT_BATCHED = frozenset(("/v1/batches", "/v1/files"))
@@ -56,6 +56,7 @@ class BatchLines:
         self._urls = [path for path in batch_routes(calls) if url in (None, path)]
         self._max_line_bytes = max_line_bytes
         self._width = width
+        self._parser = BodyParser()
         self._owner = owner
 
     async def run(
@@ -90,7 +91,7 @@ class BatchLines:
     async def _answer(self, name: str, line: bytes) -> LineResult:
         custom_id: str | None = None
         try:
-            value = self._read(line)
+            value = await self._read(line)
             custom_id = _name(value)
             url, body = self._target(value)
         except RequestError as refusal:
@@ -105,10 +106,10 @@ class BatchLines:
         error = None if answer.status < 400 else _error(answer.status, answer.body)
         return _result(name, custom_id, response, error)
 
-    def _read(self, line: bytes) -> dict[str, Any]:
+    async def _read(self, line: bytes) -> dict[str, Any]:
         if len(line) > self._max_line_bytes:
             raise RequestError(400, f"the line exceeds {self._max_line_bytes} bytes (--max-body-bytes)")
-        value = parse_json(line)
+        value = await self._parser.parse(line)
         if not isinstance(value, dict):
             raise RequestError(400, "the line must be a JSON object")
         return value

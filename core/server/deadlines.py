@@ -42,11 +42,16 @@ def set_deadline(scope: Scope, body: Any, most: float | None) -> None:
 def _seconds(asked: Any, where: str) -> float:
     try:
         seconds = math.nan if isinstance(asked, bool) else float(asked)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last: an integer of hundreds of digits
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise RequestError(400, f"{where} must be a number of seconds above 0, got {str(asked)[:80]!r}", param=where)
+        raise RequestError(400, f"{where} must be a number of seconds above 0, got {_shown(asked)}", param=where)
     return seconds
+
+
+def _shown(asked: Any) -> str:
+    """The value for an error; Python refuses to write an integer of thousands of digits."""
+    return "a number of too many digits" if isinstance(asked, int) and abs(asked) > 1 << 64 else f"{str(asked)[:80]!r}"
 
 
 def until_deadline(stream: AsyncGenerator[T, None], scope: Scope | None) -> AsyncGenerator[T, None]:

@@ -68,7 +68,7 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: Certificates | None = N
     own = logging.getLogger("uvicorn")
     own.handlers.clear()
     own.parent = logging.getLogger("frame")  # one format for all lines
-    logging.getLogger("uvicorn.access").addFilter(_worth_a_line)
+    logging.getLogger("uvicorn.access").addFilter(_access_line)
     if level == "info" and config.uvicorn_log_level is None:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its account of start and end says nothing new
     server = Server(settings)
@@ -77,14 +77,16 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: Certificates | None = N
     return server
 
 
-def _worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn's access log is of a request that is not polled, or that failed.
+def _access_line(record: logging.LogRecord) -> bool:
+    """Takes the query out of a record of uvicorn's access log, since clients put keys there.
 
-    503 is what probes ask for again and again until the engine is ready.
+    Drops the record of a polled path unless it failed; 503 is what probes get until the engine is ready.
     """
     match record.args:
-        case (_, _, str(path), _, int(status)):
-            return path.partition("?")[0] not in _POLLED or (status >= 400 and status != 503)
+        case (client, method, str(target), protocol, int(status)):
+            path = target.partition("?")[0]
+            record.args = (client, method, path, protocol, status)
+            return path not in _POLLED or (status >= 400 and status != 503)
     return True
 
 

@@ -22,7 +22,7 @@ from .deadlines import set_deadline
 from .errors import ERROR_SHAPE, ErrorShapes, error_body, retry_headers
 from .keys import KeyRing
 from .limits import KeyLimits
-from .strict_json import parse_json
+from .strict_json import BodyParser
 from .uploads import Uploads
 
 #: Answered without a key and without an engine.
@@ -79,6 +79,7 @@ class Ingress:
         self._max_headers = max_headers
         self._app = app
         self._keys = KeyRing(keys)
+        self._parser = BodyParser()
         self._max_body_bytes = max_body_bytes
         self._problem = problem
         #: admitted requests that have not been answered yet
@@ -174,7 +175,7 @@ class Ingress:
             return receive
         if body:
             _check_type(scope)
-            scope[JSON_BODY] = parse_json(body)
+            scope[JSON_BODY] = await self._parser.parse(body)
         self._bound(scope, done, known=owner is not None)
         return _replay(body, receive)
 

@@ -6,6 +6,7 @@ Knows no route.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Container, Iterator
 
@@ -14,10 +15,28 @@ from pydantic import ValidationError
 from ..interfaces.errors import RequestError
 from ..interfaces.sampling import SamplingParams
 
+logger = logging.getLogger("frame.server")
+
+#: Names of ignored request fields that get a line in the log.
+_MAX_IGNORED_NAMES = 64
 #: How pydantic calls a value in its messages; ours name the field instead.
 _PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary) should\b")
 #: Branches of unions, as they stand in an error's place.
 _BRANCHES = ("str", "int", "float", "bool", "list", "dict")
+
+
+class IgnoredFields:
+    """Logs each name of a request field that nothing reads, once."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def __call__(self, name: str) -> None:
+        """Notes a name; clients may make up as many as they like, so there is a bound."""
+        if name in self._names or len(self._names) >= _MAX_IGNORED_NAMES:
+            return
+        self._names.add(name)
+        logger.warning("requests carry the field %.80r, which is ignored (--strict-fields refuses it)", name)
 
 
 @contextlib.contextmanager

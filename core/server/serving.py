@@ -38,7 +38,7 @@ from .client_disconnect import event_stream, race_request
 from .ingress import JSON_BODY, OWNER
 from .metrics import ServerMetrics
 from .prompt_texts import PromptTexts
-from .refusals import field_error, refusals
+from .refusals import IgnoredFields, field_error, refusals
 from .reports import Reporter
 from .scoring import score_texts
 from .turn import AssistantTurn, OutputParsers
@@ -107,7 +107,9 @@ class ServingHost:
             max_logprobs=self.config.model.max_logprobs,
             max_n=server.max_n,
             max_prompts=server.max_prompts,
+            max_inputs=server.max_inputs,
             max_outputs=server.max_outputs,
+            ignored=IgnoredFields(),
             max_messages=server.max_messages,
             max_stop=server.max_stop,
             max_stop_length=server.max_stop_length,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -25,7 +26,7 @@ from .openai_answers import (
     json_response,
 )
 from .openai_bodies import CompletionBody
-from .openai_logprobs import TextLogprobs, TokenTexts, prompt_logprobs
+from .openai_logprobs import TextLogprobs, TextPlace, TokenTexts, prompt_logprobs
 
 Stream = AsyncGenerator[tuple[int, Any], None]
 
@@ -69,7 +70,7 @@ class _Completion:
         self._texts = TokenTexts(
             serving.token_bytes, body.return_tokens_as_token_ids or config.server.return_tokens_as_token_ids
         )
-        self._offsets: dict[int, int] = {}
+        self._places: defaultdict[int, TextPlace] = defaultdict(TextPlace)
         self._begun: set[int] = set()
 
     async def start(self) -> Stream:
@@ -118,7 +119,7 @@ class _Completion:
             async for number, output in outputs:
                 await self._see(number, output)
                 self._keep_best(output)
-                choices += [self._choice(number, output, completion, 0) for completion in output.outputs]
+                choices += [self._choice(number, output, completion) for completion in output.outputs]
                 if output.kv_transfer_params is not None:
                     answer.kv_transfer_params = output.kv_transfer_params
         finally:
@@ -160,8 +161,7 @@ class _Completion:
                     if plain and completion.finish_reason is None and index in self._begun:
                         found.append(frames.text(index, completion.text))
                         continue
-                    choice = self._choice(number, output, completion, self._offsets.get(index, 0))
-                    self._offsets[index] = self._offsets.get(index, 0) + len(choice.text)
+                    choice = self._choice(number, output, completion)
                     found.append(frames.choice(choice, self._usage.usage() if continuous else None))
                 yield found[0] if len(found) == 1 else b"".join(found)
                 first = await anext(outputs, None)
@@ -179,7 +179,7 @@ class _Completion:
             output.prompt = await self._serving.detokenize(list(output.prompt_token_ids))
         self._usage.see(number, output)
 
-    def _choice(self, number: int, output: Any, completion: Any, offset: int) -> TextChoice:
+    def _choice(self, number: int, output: Any, completion: Any) -> TextChoice:
         body = self._body
         index = number * self._n + completion.index
         begins = index not in self._begun
@@ -187,7 +187,7 @@ class _Completion:
         echo = (output.prompt or "") if body.echo and begins else ""
         choice = TextChoice(index, echo + completion.text, None, completion.finish_reason, completion.stop_reason)
         if body.logprobs is not None:
-            choice.logprobs = self._logprobs(output, completion, offset, echo)
+            choice.logprobs = self._logprobs(output, completion, self._places[index], echo)
         if body.prompt_logprobs is not None and begins:
             choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
         if body.return_token_ids:
@@ -195,12 +195,15 @@ class _Completion:
             choice.prompt_token_ids = list(output.prompt_token_ids or ()) if begins else UNSET
         return choice
 
-    def _logprobs(self, output: Any, completion: Any, offset: int, echo: str) -> TextLogprobs:
+    def _logprobs(self, output: Any, completion: Any, place: TextPlace, echo: str) -> TextLogprobs:
         top = self._body.logprobs or 0
         answer = TextLogprobs([], [], [], [])
-        if echo and output.prompt_logprobs is not None:
-            answer = self._texts.text(output.prompt_token_ids, output.prompt_logprobs, top, 0)
-        drawn = self._texts.text(completion.token_ids, completion.logprobs or (), top, offset + len(echo))
+        if echo:
+            place.enter_prompt(echo)
+            if output.prompt_logprobs is not None:
+                answer = self._texts.text(output.prompt_token_ids, output.prompt_logprobs, top, place)
+            place.leave_prompt()
+        drawn = self._texts.text(completion.token_ids, completion.logprobs or (), top, place)
         for name in TextLogprobs.__struct_fields__:
             getattr(answer, name).extend(getattr(drawn, name))
         return answer

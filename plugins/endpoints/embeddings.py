@@ -11,7 +11,7 @@ from frame.core.interfaces.endpoint import Endpoint
 
 from .names import response_name
 from .openai_answers import json_response
-from .pooling_answers import Pooled, PooledItem, encoded, pool_all, usage_of
+from .pooling_answers import Pooled, PooledItem, pool_all, usage_of
 from .pooling_bodies import EmbeddingBody
 
 
@@ -34,7 +34,7 @@ class EmbeddingsEndpoint(Endpoint):
         params = body.params(task="embed", dimensions=body.dimensions, normalize=body.normalize)
         outputs = await serving.race(request, pool_all(serving, body, params, name))
         items = [
-            PooledItem(index, "embedding", embedding=encoded(output.outputs.data, body.encoding_format))
+            PooledItem(index, "embedding", embedding=body.encoded(output.outputs.data))
             for index, output in enumerate(outputs)
         ]
         usage = usage_of([len(output.prompt_token_ids) for output in outputs])

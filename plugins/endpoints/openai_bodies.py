@@ -51,6 +51,12 @@ class GenerationBody(SamplingFields):
         "guided_regex": _GRAMMAR,
         "guided_choice": _GRAMMAR,
         "guided_grammar": _GRAMMAR,
+        "regex": _GRAMMAR,
+        "ebnf": _GRAMMAR,
+        "json_schema": "send response_format",
+        "early_stopping": "beam search is there in Python only",
+        "repetition_detection": "outputs are not searched for repetitions; send max_tokens",
+        "media_io_kwargs": "prompts are text",
         "logits_processors": "processors are named on the command line",
     }
 
@@ -69,18 +75,27 @@ class GenerationBody(SamplingFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     kv_transfer_params: Settings | None = None
+    # taken where they ask for what is done anyhow
+    length_penalty: float | None = Field(None, ge=-1e4, le=1e4)
+    thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_INT)
     # taken, as OpenAI's clients send them; nothing here depends on them
     prompt_cache_key: Name | None = None
     safety_identifier: Name | None = None
     service_tier: Name | None = None
 
-    @model_validator(mode="before")
+    @field_validator("length_penalty")
     @classmethod
-    def _read_vllm_names(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "vllm_xargs" in data and "extra_args" not in data:
-            data = dict(data)
-            data["extra_args"] = data.pop("vllm_xargs")
-        return data
+    def _no_beams(cls, value: float | None) -> float | None:
+        if value not in (None, 1.0):
+            raise ValueError(f"is for beam search, which is there in Python only; leave it out, got {value}")
+        return value
+
+    @field_validator("thinking_token_budget")
+    @classmethod
+    def _no_budget(cls, value: int | None) -> int | None:
+        if value not in (None, -1):
+            raise ValueError(f"is not served: reasoning and answer share max_tokens; leave it out, got {value}")
+        return value
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationBody:
@@ -156,20 +171,20 @@ class CompletionBody(GenerationBody):
         return list(self.prompt)
 
 
-def check_prompts(value: Any, info: ValidationInfo) -> Any:
-    """Says plainly what is wrong, and counts before anything is converted."""
+def check_prompts(value: Any, info: ValidationInfo, limit: str = "max_prompts") -> Any:
+    """Says plainly what is wrong, and counts before anything is converted; `limit` is the setting that bounds them."""
     if isinstance(value, str):
         return value
     limits = limits_of(info)
     if not isinstance(value, list) or not value:
         raise ValueError("must be text, token ids, or a non-empty list of either")
-    kinds = {type(item) for item in value}
+    kinds = set(map(type, value))
     if kinds == {int}:
         return _check_ids(value)
     if kinds not in ({str}, {list}):
         raise ValueError("must be text, token ids, or a list of either, not a mixture")
-    if limits is not None and len(value) > limits.max_prompts:
-        raise ValueError(f"must hold at most {limits.max_prompts} prompts (--max-prompts), got {len(value)}")
+    if limits is not None:
+        at_most(len(value), limit, info, limit.removeprefix("max_"))
     return [_check_ids(item) for item in value] if kinds == {list} else value
 
 
@@ -177,10 +192,10 @@ def _check_ids(ids: list[Any]) -> list[Any]:
     """One prompt of token ids, as it is."""
     if len(ids) > MAX_TOKEN_LIST:
         raise ValueError(f"must have at most {MAX_TOKEN_LIST} token ids")
-    for token in ids:
-        if type(token) is not int or not 0 <= token <= MAX_INT:
-            raise ValueError(f"must hold token ids from 0 to {MAX_INT}, got {token!r:.80}")
-    return ids
+    if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) <= MAX_INT:
+        return ids
+    wrong = next(token for token in ids if type(token) is not int or not 0 <= token <= MAX_INT)
+    raise ValueError(f"must hold token ids from 0 to {MAX_INT}, got {wrong!r:.80}")
 
 
 class Message(BoundedModel):

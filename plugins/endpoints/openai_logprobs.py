@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -43,6 +44,33 @@ class TextLogprobs(Struct):
     top_logprobs: list[dict[str, float] | None]
 
 
+class TextPlace:
+    """The character of a choice's text at which the next token begins; it never moves backwards."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self._prompt: str | None = None
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def enter_prompt(self, text: str) -> None:
+        """The next tokens are those of the echoed `text`, which lacks some of them, such as a start token."""
+        self._prompt = text
+
+    def leave_prompt(self) -> None:
+        """The next token is the first one after the echoed text."""
+        if self._prompt is not None:
+            self.offset, self._prompt = len(self._prompt), None
+            self._decoder.reset()
+
+    def advance(self, data: bytes) -> None:
+        """Passes a token with these UTF-8 bytes, which may be a part of a character."""
+        text = self._decoder.decode(data)
+        if self._prompt is not None:
+            shown = (one for one in (text, text.lstrip()) if self._prompt.startswith(one, self.offset))
+            text = next(shown, "")
+        self.offset += len(text)
+
+
 class TokenTexts:
     """How tokens are shown in log-probabilities: their text, or "token_id:N"."""
 
@@ -69,14 +97,14 @@ class TokenTexts:
         text, data = self(token_id)
         return text, max(entry.logprob, _FLOOR), list(data)
 
-    def text(self, token_ids: Iterable[int], positions: Iterable[Any], top: int, offset: int) -> TextLogprobs:
-        """Log-probabilities of a piece of a completion whose text starts at character `offset`."""
+    def text(self, token_ids: Iterable[int], positions: Iterable[Any], top: int, place: TextPlace) -> TextLogprobs:
+        """Log-probabilities of a piece of a completion that begins at `place`, which moves to its end."""
         answer = TextLogprobs([], [], [], [])
         for token_id, entries in zip(token_ids, positions, strict=False):
             text, data = self(token_id)
-            answer.text_offset.append(offset)
+            answer.text_offset.append(place.offset)
             answer.tokens.append(text)
-            offset += len(data.decode(errors="replace"))
+            place.advance(data)
             if entries is None:
                 answer.token_logprobs.append(None)
                 answer.top_logprobs.append(None)

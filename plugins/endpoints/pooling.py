@@ -13,7 +13,7 @@ from frame.core.interfaces.endpoint import Endpoint
 
 from .names import response_name
 from .openai_answers import json_response
-from .pooling_answers import ClassItem, Pooled, PooledItem, encoded, pool_all, usage_of
+from .pooling_answers import ClassItem, Pooled, PooledItem, pool_all, usage_of
 from .pooling_bodies import ClassifyBody, PoolingBody
 
 
@@ -44,8 +44,7 @@ class PoolingEndpoint(Endpoint):
         )
         outputs = await serving.race(request, pool_all(serving, body, params, name))
         items = [
-            PooledItem(index, "pooling", data=encoded(output.outputs.data, body.encoding_format))
-            for index, output in enumerate(outputs)
+            PooledItem(index, "pooling", data=body.encoded(output.outputs.data)) for index, output in enumerate(outputs)
         ]
         return _answer(name, model, items, outputs)
 

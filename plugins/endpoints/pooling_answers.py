@@ -74,11 +74,14 @@ class Reranked(Struct):
     meta: Any = UNSET
 
 
-def encoded(values: np.ndarray, encoding: str) -> Any:
-    """A row or rows as lists of numbers, or as base64."""
-    if encoding == "base64":
-        return base64.b64encode(np.ascontiguousarray(values, "<f4").tobytes()).decode()
-    return values.tolist()
+def to_base64(values: np.ndarray, dtype: str, *, big: bool = False) -> str:
+    """The bytes of a row or rows in float32, float16 or bfloat16, rounded to the nearest; `big`: big-endian."""
+    kind = {"float32": "f4", "float16": "f2", "bfloat16": "u2"}[dtype]
+    if dtype == "bfloat16":  # its bits are the upper half of a float32's
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        values = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    with np.errstate(over="ignore"):  # what float16 cannot hold is infinite there
+        return base64.b64encode(np.ascontiguousarray(values, (">" if big else "<") + kind).tobytes()).decode()
 
 
 def usage_of(counts: Sequence[int]) -> PoolingUsage:

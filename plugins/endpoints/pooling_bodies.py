@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frame import PoolingParams
 from frame.core.interfaces.schema import MAX_INT, BoundedModel, Name, Text, TokenIds, at_most
 
 from .openai_bodies import check_prompts
+from .pooling_answers import to_base64
 
-_MAX_LIST = 1 << 16  # the setting that counts, max_prompts, is usually far lower
+_MAX_LIST = 1 << 16  # the setting that counts, max_inputs, is usually far lower
 _MANY = Field(min_length=1, max_length=_MAX_LIST, fail_fast=True)
 
 Prompts = Text | TokenIds | Annotated[list[Text], _MANY] | Annotated[list[TokenIds], _MANY]
@@ -45,14 +48,19 @@ class PoolingFields(BoundedModel):
 class InputBody(PoolingFields):
     """`input` is text, token ids, or a list of either."""
 
-    not_served: ClassVar[Mapping[str, str]] = {"messages": "inputs are text or token ids"}
+    not_served: ClassVar[Mapping[str, str]] = {
+        "messages": "inputs are text or token ids",
+        "chat_template": "inputs are text or token ids",
+        "mm_processor_kwargs": "inputs are text or token ids",
+        "media_io_kwargs": "inputs are text or token ids",
+    }
 
     input: Prompts
 
     @field_validator("input", mode="before")
     @classmethod
     def _check_input(cls, value: Any, info: ValidationInfo) -> Any:
-        return check_prompts(value, info)
+        return check_prompts(value, info, "max_inputs")
 
     def prompts(self) -> list[dict[str, Any]]:
         """The inputs, one or many, as prompts."""
@@ -66,29 +74,57 @@ class EmbeddingBody(InputBody):
     """`POST /v1/embeddings`."""
 
     encoding_format: Literal["float", "base64"] = "float"
+    embed_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    endianness: Literal["native", "little", "big"] = "little"
     dimensions: int | None = Field(None, ge=1, le=MAX_INT)
     normalize: bool | None = None
 
+    @model_validator(mode="after")
+    def _bytes_have_a_layout(self) -> EmbeddingBody:
+        if self.encoding_format == "float" and self.embed_dtype != "float32":
+            raise ValueError(f"embed_dtype needs encoding_format='base64', got {self.embed_dtype!r}")
+        return self
 
-class ClassifyBody(InputBody):
-    """`POST /classify`."""
+    def encoded(self, values: np.ndarray) -> Any:
+        """A row or rows in the form that is asked for."""
+        if self.encoding_format == "float":
+            return values.tolist()
+        return to_base64(values, self.embed_dtype, big=(self.endianness.replace("native", sys.byteorder)) == "big")
+
+
+class ActivationFields(BoundedModel):
+    """Whether scores go through the model's activation; `activation` and `softmax` are older names for it."""
 
     use_activation: bool | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_names(cls, data: Any) -> Any:
+        old = [name for name in ("activation", "softmax") if isinstance(data, dict) and name in data]
+        if not old:
+            return data
+        values = {name: value for name, value in data.items() if name not in old}
+        given = [data[name] for name in (*old, "use_activation") if data.get(name) is not None]
+        if any(value is not given[0] for value in given):
+            raise ValueError(f"use_activation and {' and '.join(old)} say different things; send use_activation")
+        return {**values, "use_activation": given[0]} if given else values
 
-class PoolingBody(EmbeddingBody):
+
+class ClassifyBody(ActivationFields, InputBody):
+    """`POST /classify`."""
+
+
+class PoolingBody(ActivationFields, EmbeddingBody):
     """`POST /pooling`."""
 
     task: Task | None = None
-    use_activation: bool | None = None
 
 
-class ScoreBody(PoolingFields):
+class ScoreBody(ActivationFields, PoolingFields):
     """`POST /score`: one text with one or many, or many pairwise. `data_1`, `data_2` and `queries`, `documents` too."""
 
     text_1: Text | Texts
     text_2: Text | Texts
-    use_activation: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -104,7 +140,7 @@ class ScoreBody(PoolingFields):
     @field_validator("text_1", "text_2")
     @classmethod
     def _bound_texts(cls, value: str | list[str], info: ValidationInfo) -> str | list[str]:
-        at_most(1 if isinstance(value, str) else len(value), "max_prompts", info, "texts")
+        at_most(1 if isinstance(value, str) else len(value), "max_inputs", info, "texts")
         return value
 
     @model_validator(mode="after")
@@ -147,7 +183,7 @@ class RerankBody(PoolingFields):
     @classmethod
     def _bound_documents(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, list):
-            at_most(len(value), "max_prompts", info, "documents")
+            at_most(len(value), "max_inputs", info, "documents")
         return value
 
     def texts(self) -> list[str]:

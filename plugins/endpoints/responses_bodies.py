@@ -90,6 +90,18 @@ class InputBody(SamplingFields):
         "context_management": "the conversation is taken as it is sent",
         "access_programs": "there are none",
         "personality": "there are none",
+        "previous_input_messages": "send all messages in input, or previous_response_id",
+        "enable_response_messages": "the response has the output alone",
+        "messages": "send input",
+        "response_format": "send text.format",
+        "chat_template": "the server's chat template is used",
+        "mm_processor_kwargs": "inputs are text",
+        "media_io_kwargs": "inputs are text",
+        "kv_transfer_params": "send it to /v1/chat/completions",
+        "max_tokens": "send max_output_tokens",
+        "max_completion_tokens": "send max_output_tokens",
+        "prompt_logprobs": "send it to /v1/completions",
+        "thinking_token_budget": "reasoning and answer share max_output_tokens",
     }
 
     model: Name | None = None

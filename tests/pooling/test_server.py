@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def running(folder: Any) -> Iterator[Running]:
-    arguments = ("--hf-overrides.is_matryoshka", "true", "--served-model-name", "tiny", "--max-prompts", "8")
+    arguments = ("--hf-overrides.is_matryoshka", "true", "--served-model-name", "tiny", "--max-inputs", "8")
     with server(REAL, str(folder), *arguments, "--enable-chunked-processing", "--disable-access-log") as running:
         yield running
 
@@ -166,7 +166,7 @@ def test_what_the_model_cannot_do_is_one_clear_400(running: Running, path: str, 
         ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "x", "truncate_prompt_tokens": 0}, "at least 1"),
         ({"input": "x", "truncate_prompt_tokens": 900}, "at most the model's 128"),
-        ({"input": ["x"] * 9}, "at most 8 prompts"),
+        ({"input": ["x"] * 9}, "at most 8 inputs"),
         ({"input": "x", "dimensions": 0}, "dimensions"),
     ],
 )

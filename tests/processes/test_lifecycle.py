@@ -20,7 +20,7 @@ from frame.core.config.errors import ConfigError
 from frame.core.config.server import ServerConfig
 from frame.core.config.tree import FrameConfig
 from frame.core.processes.launcher import Launcher
-from frame.core.processes.listeners import bind
+from frame.core.processes.listeners import bind, bind_admin
 from tests.server.running import FAKE, REAL, Running, alive, server, until
 
 BODY = {"prompt": "once upon a time", "max_tokens": 300, "ignore_eos": True}
@@ -374,3 +374,24 @@ def check_strict_fields_request_ids_and_templates(client: httpx.Client) -> None:
     assert "tempreture" in response.json()["error"]["message"]
     assert len(response.headers["x-request-id"]) == 32
     assert client.post("/v1/completions", json={**BODY, "max_tokens": 2}).status_code == 200
+
+
+def test_socket_files_are_closed_to_others_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    listen = socket.socket.listen
+
+    def noting(self: socket.socket, *backlog: int) -> None:  # until then nobody can connect
+        modes.append(Path(self.getsockname()).stat().st_mode & 0o777)
+        listen(self, *backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", noting)
+    before = os.umask(0)
+    try:
+        with bind(ServerConfig(uds=str(tmp_path / "public"))):
+            pass
+        admin = bind_admin(ServerConfig(admin_uds=str(tmp_path / "admin")))
+        assert admin is not None
+        admin.close()
+    finally:
+        os.umask(before)
+    assert modes == [0o660, 0o600]

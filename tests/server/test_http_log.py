@@ -81,3 +81,11 @@ def test_what_is_polled_has_a_line_only_when_it_fails(handler: Kept, path: str, 
     arguments = ("127.0.0.1:5000", "GET", path, "1.1", status)
     logging.getLogger("uvicorn.access").error('%s - "%s %s HTTP/%s" %d', *arguments)
     assert [path in line for line in handler.lines] == [True] * told
+
+
+def test_what_a_query_holds_is_not_written(handler: Kept) -> None:
+    make_server(application, ServerConfig())
+    logging.getLogger("frame").addHandler(handler)
+    arguments = ("127.0.0.1:5000", "GET", "/v1/models?key=secret", "1.1", 200)
+    logging.getLogger("uvicorn.access").error('%s - "%s %s HTTP/%s" %d', *arguments)
+    assert handler.lines == ['127.0.0.1:5000 - "GET /v1/models HTTP/1.1" 200']

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from frame.core.interfaces import RequestError
 from frame.core.server.ingress import JSON_BODY, Ingress, respond
 from frame.core.server.keys import KeyRing
 from frame.core.server.limits import KeyLimits
-from frame.core.server.strict_json import MAX_DEPTH, parse_json
+from frame.core.server.strict_json import MAX_DEPTH, BodyParser, parse_json
 
 
 class Recorder:
@@ -199,6 +200,29 @@ def test_depth_counts_brackets_outside_strings_only() -> None:
     mixed = b'{"a":[' * (MAX_DEPTH // 2 + 1) + b"]}" * (MAX_DEPTH // 2 + 1)
     with pytest.raises(RequestError):
         parse_json(mixed)
+
+
+@pytest.mark.parametrize(
+    ("unit", "words"),
+    [(b"{},", "arrays, objects and strings"), (b'"a",', "arrays, objects and strings"), (b"1,", "values")],
+)
+def test_bodies_of_too_many_parts_are_refused_before_they_are_built(unit: bytes, words: str) -> None:
+    body = b'{"x": [' + (unit * ((8 << 20) // len(unit)))[:-1] + b"]}"
+    with pytest.raises(RequestError, match=words):
+        parse_json(body)
+    few = b'{"x": [' + (unit * 50_000)[:-1] + b"]}"
+    assert len(parse_json(few)["x"]) == 50_000
+
+
+async def test_a_large_body_leaves_the_loop_free() -> None:
+    body = b'{"x": [' + b'"' + b"\\n" * (4 << 20) + b'"]}'
+    parsing = asyncio.create_task(BodyParser().parse(body))
+    turns = 0
+    while not parsing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert len((await parsing)["x"][0]) == 4 << 20
+    assert turns > 3  # parsed here, it would have been done in the first one
 
 
 @pytest.mark.parametrize("unit", [b"[]", b'"', b'\\"', b"[", b'"\\', b"{", b"\\"])
