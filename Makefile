@@ -16,7 +16,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
-	@echo "Installing frame and its packages into $(VENV): once, about 500 MB, some minutes."
+	@echo "Installing frame and its packages into $(VENV) (once; it takes some minutes)."
 	$(PIP_WITH_PROGRESS) --editable '.[fast,grammars]'
 	touch $@
 
