@@ -22,7 +22,7 @@ from ..interfaces.engine import EngineOutput
 from ..interfaces.wire import encode
 from .channel import Channel, FrameTooLargeError, same_user
 from .child_process import describe
-from .journal import NullJournal, journal_name
+from .journal import PULSE_SECONDS, NullJournal, journal_name
 from .messages import LAST_WORDS_SECONDS, Abort, Add, Call, Hello, Outputs, Reply, ToEngine, Verdict, Weights
 from .stats_history import StatsHistory
 
@@ -121,9 +121,7 @@ class EngineHost:
         accepting.start()
         try:
             while self._running:
-                wait = not (self._engine.has_unfinished() or self._engine.has_idle_work())
-                self._journal.beat(wait)
-                self._drain(wait)
+                self._drain(wait=not (self._engine.has_unfinished() or self._engine.has_idle_work()))
                 if self._running:
                     self._journal.beat(idle=False)
                     self._route(self._step())
@@ -156,13 +154,25 @@ class EngineHost:
 
     def _drain(self, wait: bool) -> None:
         """Handles everything that has arrived; waits for the first of it when there is nothing else to do."""
+        self._journal.beat(idle=False)
         try:
-            item = self._inbox.get(block=wait)
+            item = self._first() if wait else self._inbox.get_nowait()
             while True:
                 self._handle(*item)
                 item = self._inbox.get_nowait()
         except Empty:
             return
+
+    def _first(self) -> tuple[_Client | None, Any]:
+        """Waits for the next message, and shows meanwhile that this process runs."""
+        while True:
+            try:
+                item = self._inbox.get(timeout=PULSE_SECONDS)
+            except Empty:
+                self._journal.beat(idle=False)
+            else:
+                self._journal.beat(idle=True)  # a control method may take longer than any step
+                return item
 
     def _handle(self, client: _Client | None, message: Any) -> None:
         if client is None:

@@ -18,6 +18,8 @@ from ..interfaces.step import StepPlan
 #: Launched steps that are remembered; more are never in flight.
 _STEPS = 32
 _NAME_BYTES = 128
+#: Most time between two beats of an engine that waits for work.
+PULSE_SECONDS = 0.5
 _HEADER = 8
 _LAUNCHED, _ANSWERED, _SLOTS, _BEATS, _IDLE, _CLEARED = range(6)
 
@@ -49,7 +51,7 @@ class NullJournal:
         """The oldest launched step was answered."""
 
     def beat(self, idle: bool) -> None:
-        """The loop goes round; `idle` while it waits for work."""
+        """The loop goes round, at least every `PULSE_SECONDS` while it waits; `idle`: what follows has no limit."""
 
     def clear(self) -> None:
         """No request is under suspicion any more."""
@@ -111,7 +113,7 @@ class JournalReader:
 
     @property
     def beats(self) -> int | None:
-        """Rounds of the engine's loop so far; None while it waits for work or does not run yet."""
+        """Rounds of the engine's loop so far; None while it does what has no limit, or does not run yet."""
         header = self._header()
         return None if not header[_BEATS] or header[_IDLE] else int(header[_BEATS])
 

@@ -20,7 +20,7 @@ from ..interfaces.client import EngineDeadError, EngineInfo
 from ..registry import Registry
 from .blame import Blame
 from .child import STOP_SECONDS, Child, frame_command, memory_file, write_config
-from .journal import JournalReader
+from .journal import PULSE_SECONDS, JournalReader
 from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Weights
 from .standby import EngineChild, Standby
 
@@ -187,7 +187,7 @@ class EngineSupervisor:
         return f"{death}: {failed.error}", killed or failed.killed
 
     async def _end_when_hung(self, engine: EngineChild) -> None:
-        journal, limit = JournalReader(engine.journal), self._config.server.hang_seconds
+        journal, limit = JournalReader(engine.journal), max(self._config.server.hang_seconds, 4 * PULSE_SECONDS)
         last, since = journal.beats, time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, limit / 4))

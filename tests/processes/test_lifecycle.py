@@ -82,6 +82,16 @@ def test_an_engine_that_hangs_or_that_a_request_ends_is_replaced(running: Runnin
     assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).status_code == 200
 
 
+def test_an_engine_that_is_stopped_while_it_waits_is_replaced(running: Running) -> None:
+    until(lambda: running.engine().status_code == 200)
+    pid, count = running.children()["engine"], running.text.count("hung: no step ended")
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: running.text.count("hung: no step ended") > count, 30)
+    assert not alive(pid)
+    answer = httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 3}, timeout=60)
+    assert answer.status_code == 200
+
+
 def test_a_killed_api_process_is_started_again(running: Running) -> None:
     pid, count = running.children()["api"], running.text.count("serving demo at")
     os.kill(pid, signal.SIGKILL)
