@@ -130,13 +130,14 @@ class Engine:
         stats.busy_seconds = self._busy_seconds
         return stats
 
-    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
         """Control methods: reset_prefix_cache, worker (any method of every worker), and the workers' own by name."""
         arguments = dict(arguments or {})
         if method == "reset_prefix_cache":
             return self._reset_prefix_cache(**arguments)
         if method == "worker":
-            return self.executor.call(arguments.pop("method"), arguments)
+            name, limit = arguments.pop("method"), {} if timeout is None else {"timeout": timeout}
+            return self.executor.call(name, arguments, **limit)
         if method in ("start_profile", "stop_profile"):
             return self.executor.call(method, arguments)[0]
         control: dict[str, Callable[..., Any]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
-from ..config.tree import FrameConfig
+from ..config.tree import FrameConfig, ModelConfig
 from ..interfaces.client import EngineClient, EngineDeadError
 from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingParams
@@ -17,7 +17,7 @@ from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from ..processes.background_client import BackgroundEngine
 from ..registry import Registry
 from .front import Front, tokenizer_source
-from .llm_engine import refuse_unserved
+from .llm_engine import refuse_unserved, sleep_keeps
 from .metrics import Metric
 from .output_streams import RequestStreams
 from .outputs import RequestOutput
@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 #: characters from which text is tokenised on a thread, so that other streams go on
 _LONG_TEXT = 8192
+#: between two questions whether paused requests have ended
+_POLL_SECONDS = 0.02
 
 
 class AsyncLLM:
@@ -100,6 +102,7 @@ class AsyncLLM:
         *,
         lora_request: Any = None,
         priority: int = 0,
+        trace_headers: Mapping[str, str] | None = None,
         kv_transfer: dict[str, Any] | None = None,
         **unused: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -107,8 +110,10 @@ class AsyncLLM:
 
         Cancelling the task or closing the generator aborts the request. Raises `InvalidRequest` for what cannot be
         served, `EngineDeadError` when there is no engine and none will come; when the engine dies, the stream goes on
-        with the next one, or ends with finish_reason "error" when there is none.
+        with the next one, or ends with finish_reason "error" when there is none. `trace_headers` change nothing: the
+        server's sinks take them from HTTP requests.
         """
+        del trace_headers
         refuse_unserved(lora_request=lora_request, **unused)
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         self._start()
@@ -212,7 +217,43 @@ class AsyncLLM:
         logger.info("running %d, waiting %d, KV cache %.1f%% used", stats.running, stats.waiting, 100 * stats.kv_usage)
 
     async def is_tracing_enabled(self) -> bool:
-        return False
+        """Whether requests are traced, which a server with `--metrics-sinks otel` does."""
+        return self._owned is None and "otel" in self.config.observability.metrics_sinks
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """What was asked for of the model, with the length and the dtype that the engine chose."""
+        info = self._client.info
+        return self.config.model.model_copy(update={"max_model_len": info.max_model_len, "dtype": info.dtype})
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """The tasks of a pooling model with its default first; "generate" for any other."""
+        pooling = self._client.info.pooling
+        return ("generate",) if pooling is None else tuple(pooling.tasks)
+
+    async def pause_generation(
+        self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
+        """Holds requests back until `resume_generation`; new ones wait.
+
+        "abort" ends those that run, "wait" returns when they have ended, "keep" freezes them. `clear_cache` empties the
+        prefix cache. `wait_for_inflight_requests` is an old name for "wait". Raises `RuntimeError` for what is wrong.
+        """
+        arguments = {"mode": "wait" if wait_for_inflight_requests else mode, "clear_cache": clear_cache}
+        while await self._client.call("pause", arguments) and arguments["mode"] == "wait":
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def resume_generation(self) -> None:
+        """Ends a pause."""
+        await self._client.call("resume")
+
+    async def is_paused(self) -> bool:
+        """Whether `pause_generation` holds requests back."""
+        return bool(await self._client.call("is_paused"))
+
+    async def is_sleeping(self) -> bool:
+        """Whether memory was given back by `sleep` and not taken again."""
+        return bool(await self._client.call("is_sleeping"))
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Empties the prefix cache; running requests are recomputed if asked, else their blocks make this False."""
@@ -225,7 +266,10 @@ class AsyncLLM:
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> list[Any]:
-        """Calls a method of every worker by name, with keyword arguments; returns the answers by rank."""
+        """Calls a method of every worker by name, with keyword arguments; returns the answers by rank.
+
+        Raises `TimeoutError` when there is none after `timeout` seconds; the workers go on with it.
+        """
         if not isinstance(method, str) or args:
             raise ValueError("workers of another process take a method by name and keyword arguments only")
         call = self._client.call("worker", {"method": method, **(kwargs or {})})
@@ -240,8 +284,8 @@ class AsyncLLM:
         return await self._client.call("stop_profile")
 
     async def sleep(self, level: int = 1) -> None:
-        """Frees device memory; raises where the platform cannot."""
-        await self._client.call("sleep", {"keep": ["weights"] if level == 1 else []})
+        """Frees device memory; raises where the platform cannot, and `ValueError` for a level that is none."""
+        await self._client.call("sleep", {"keep": sleep_keeps(level)})
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Takes the memory back."""

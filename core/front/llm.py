@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Self
 
 from ..config.flat import from_flat
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
@@ -200,8 +200,14 @@ class LLM(PoolingCalls):
         self.llm_engine.wake_up(tags)
 
     def close(self) -> None:
-        """Frees the device; also happens when the object goes."""
+        """Frees the device; also happens when the object goes, or at the end of `with LLM(…) as llm:`."""
         self.llm_engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def __del__(self) -> None:
         engine = getattr(self, "llm_engine", None)
@@ -233,7 +239,8 @@ class LLM(PoolingCalls):
         try:
             for position, (prompt, params) in enumerate(pairs):
                 request_id = str(next(self.request_counter))
-                engine.add_request(request_id, prompt, params, priority=priorities[position])
+                with _naming(position, len(pairs)):
+                    engine.add_request(request_id, prompt, params, priority=priorities[position])
                 positions[request_id] = position
             with Progress(use_tqdm, len(pairs), "Processed prompts", "prompt") as progress:
                 while positions:
@@ -251,6 +258,17 @@ class LLM(PoolingCalls):
 
     def _generate_quietly(self, prompts: list[TokensPrompt], params: SamplingParams) -> list[RequestOutput]:
         return self.generate(prompts, params, use_tqdm=False)
+
+
+@contextmanager
+def _naming(position: int, count: int) -> Iterator[None]:
+    """A refusal inside says which of several prompts it is about."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if count == 1:
+            raise
+        raise InvalidRequest(f"prompt {position} of {count}: {error}", error.param) from error
 
 
 def _check_type(params: Any) -> None:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: what `sleep` keeps, by level
-_SLEEP_KEEPS = {1: ("weights",), 2: ()}
-
 
 class LLMEngine:
     """An engine and its front, driven by the caller: `add_request`, then `step` until nothing is unfinished."""
@@ -143,12 +140,13 @@ class LLMEngine:
     ) -> list[Any]:
         """Calls `method` on every worker: by name, or `method(worker, *args, **kwargs)` where workers live here.
 
-        Returns the answers by rank. `timeout` only bounds workers of other processes.
+        Returns the answers by rank. Raises `TimeoutError` when there is none after `timeout` seconds; a worker of this
+        thread (executor 'inline') takes no timeout, which is a `ValueError`.
         """
-        del timeout
         keywords = dict(kwargs or {})
+        limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         if isinstance(method, str) and not args:
-            return list(self.core.call("worker", {"method": method, **keywords}))
+            return list(self.core.call("worker", {"method": method, **keywords}, **limit))
         if self.config.executor.executor != "inline":
             raise ValueError(
                 "workers of other processes take a method by name and keyword arguments only; use executor 'inline' "
@@ -161,7 +159,7 @@ class LLMEngine:
                 return getattr(worker, name)(*given, **keywords)
             return name(worker, *given, **keywords)
 
-        return list(self.core.call("worker", {"method": "run", "function": function, "args": tuple(args)}))
+        return list(self.core.call("worker", {"method": "run", "function": function, "args": tuple(args)}, **limit))
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls `func(model)` in every worker; returns the answers by rank."""
@@ -180,13 +178,12 @@ class LLMEngine:
 
         Raises `NotImplementedError` where the platform cannot.
         """
-        if level not in _SLEEP_KEEPS:
-            raise ValueError(f"sleep level must be 1 or 2, got {level!r}")
+        keep = sleep_keeps(level)
         if self.front.num_unfinished:
             raise RuntimeError(
                 f"{self.front.num_unfinished} requests are unfinished; finish or abort them before sleep"
             )
-        self.core.call("sleep", {"keep": list(_SLEEP_KEEPS[level])})
+        self.core.call("sleep", {"keep": keep})
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Takes the memory back: "weights", "kv_cache", or all."""
@@ -195,6 +192,13 @@ class LLMEngine:
     def close(self) -> None:
         """Frees the device and stops workers. May be called twice."""
         self.core.close()
+
+
+def sleep_keeps(level: int) -> list[str]:
+    """What `sleep` keeps on this level; raises `ValueError` for one that there is not."""
+    if level not in (1, 2):
+        raise ValueError(f"sleep level must be 1 or 2, got {level!r}")
+    return ["weights"] if level == 1 else []
 
 
 def refuse_unserved(**arguments: Any) -> None:

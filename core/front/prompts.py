@@ -84,7 +84,7 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:
             continue
         if key not in _NOT_SERVED:
             raise InvalidRequest(f"no prompt field {key!r}; there are: {', '.join(_KEYS)}", "prompt")
-        if prompt[key]:
+        if not _is_empty(prompt[key]):
             raise InvalidRequest(f"prompt field {key!r} is not served; there are: {', '.join(_KEYS)}", "prompt")
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
     if text is None and ids is None:
@@ -94,6 +94,11 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise InvalidRequest(f"'cache_salt' must be a non-empty string, got {salt!r}", "cache_salt")
     return ParsedPrompt(text=text, salt=salt) if ids is None else _of_ids(text, ids, salt)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a field says nothing: a tensor or an array always does, and must not be asked for its truth."""
+    return value is None or (isinstance(value, (Mapping, Sequence)) and not value)
 
 
 def _of_ids(text: str | None, ids: Any, salt: str | None) -> ParsedPrompt:

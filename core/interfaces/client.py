@@ -61,8 +61,11 @@ class EngineCore(Protocol):
     def stats(self) -> EngineStats:
         """Counters and gauges now."""
 
-    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
-        """Control methods by name: pauses, sleep, profiles, reset_prefix_cache, update_weights, worker (RPC)."""
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
+        """Control methods by name: pauses, sleep, profiles, reset_prefix_cache, update_weights, worker (RPC).
+
+        `timeout` bounds what workers of other processes do for `worker`; raises `TimeoutError`.
+        """
 
     def check(self) -> None:
         """Raises `RuntimeError` when the engine can serve no more, for example because a worker is dead."""

@@ -39,8 +39,12 @@ class WorkerProtocol(Protocol):
     def sample(self, masks: bytes = b"") -> StepHandle:
         """Samples the step executed last."""
 
-    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
-        """Calls a control method by name: the RPC of `collective_rpc`, profiling, sleep."""
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
+        """Calls a control method by name: the RPC of `collective_rpc`, profiling, sleep.
+
+        Raises `TimeoutError` when there is no answer after `timeout` seconds, which then goes unheard; `ValueError`
+        for a timeout where the worker runs in the calling thread.
+        """
 
     def check(self) -> None:
         """Raises `RuntimeError` when the worker cannot serve any more."""
@@ -85,8 +89,11 @@ class Executor(ABC):
         """Asks for the tokens of the step executed last; `masks` are packed `TokenMasks`, or empty."""
 
     @abstractmethod
-    def call(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
-        """Calls a method of every worker by name; returns the answers by rank. Plain data only across processes."""
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
+        """Calls a method of every worker by name; returns the answers by rank. Plain data only across processes.
+
+        `timeout` as in `WorkerProtocol.call`; only given where a caller of `collective_rpc` asked for it.
+        """
 
     @property
     def max_in_flight(self) -> int:

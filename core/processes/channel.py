@@ -98,9 +98,12 @@ class Channel:
         data = self._read(length)
         return None if data is None else decode(bytes(data), self._kind)
 
-    def readable(self) -> bool:
-        """Whether a message (or the end) has begun to arrive, so that `receive` would not wait for the peer."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+    def readable(self, seconds: float = 0) -> bool:
+        """Whether a message (or the end) has begun to arrive, so that `receive` would not wait for the peer.
+
+        Waits for it so long.
+        """
+        return bool(select.select([self._socket], [], [], max(0, seconds))[0])
 
     def close(self) -> None:
         """Ends the conversation; the peer and a thread that reads here see the end."""

@@ -94,8 +94,13 @@ class Worker:
     def sample(self, masks: bytes = b"") -> StepHandle:
         return self.runner.sample(masks)
 
-    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
         """Calls a public method of the worker by name: profiling, sleep, facts, and `collective_rpc`."""
+        if timeout is not None:
+            raise ValueError(
+                f"{method} cannot be bounded to {timeout:g} seconds: the worker runs in the thread that calls it; "
+                "leave timeout out, or use executor 'process'"
+            )
         target = getattr(self, method, None)
         if method.startswith("_") or not callable(target):
             known = ", ".join(sorted(name for name in vars(type(self)) if not name.startswith("_")))

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -126,6 +127,7 @@ class RemoteWorker:
         self._progress = progress
         self._steps: deque[RemoteStep] = deque()
         self._values: deque[Value | Failure | Started] = deque()
+        self._num_unheard = 0  # answers to come for which nobody waits any more
         with theirs:
             self._process = subprocess.Popen(
                 python_command("frame", "worker", str(theirs.fileno())),
@@ -155,12 +157,12 @@ class RemoteWorker:
         self._steps.append(RemoteStep(self))
         return self._steps[-1]
 
-    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
         for name, value in (arguments or {}).items():
             if callable(value):
                 raise ValueError(f"{method}: {name} is a callable, which cannot travel to a worker process; name it")
         self._send(Call(method, arguments))
-        answer = self._next_value()
+        answer = self._next_value(None if timeout is None else (method, timeout))
         return answer.value if isinstance(answer, Value) else None
 
     def check(self) -> None:
@@ -189,11 +191,20 @@ class RemoteWorker:
             self._steps.popleft().answer = message.result
         elif isinstance(message, Failure) and message.step is not None:
             self._steps.popleft().answer = WorkerError(f"{message.kind}: {message.message}")
+        elif self._num_unheard:  # answers come in the order of the questions
+            self._num_unheard -= 1
         else:
             self._values.append(message)
 
-    def _next_value(self) -> Value | Started:
+    def _next_value(self, limit: tuple[str, float] | None = None) -> Value | Started:
+        """The next answer that somebody waits for; `limit` names the method and its seconds."""
+        latest = None if limit is None else time.monotonic() + limit[1]
         while not self._values:
+            if limit is not None and latest is not None and not self._channel.readable(latest - time.monotonic()):
+                self._num_unheard += 1
+                raise TimeoutError(
+                    f"a worker did not answer {limit[0]} within {limit[1]:g} seconds; it goes on with it"
+                )
             self.read_one()
         answer = self._values.popleft()
         if isinstance(answer, Failure):

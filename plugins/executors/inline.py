@@ -25,8 +25,8 @@ class InlineExecutor(Executor):
     def sample(self, masks: bytes = b"") -> StepHandle:
         return self._worker.sample(masks)
 
-    def call(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
-        return [self._worker.call(method, arguments)]
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
+        return [self._worker.call(method, arguments, timeout)]
 
     def close(self) -> None:
         self._worker.close()

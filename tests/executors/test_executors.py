@@ -109,6 +109,18 @@ def test_worker_methods_are_called_by_name_only(remote):
     assert engine.call("is_sleeping") is False
 
 
+def test_a_call_that_takes_too_long_ends_and_its_answer_is_nobodys(remote, expected):
+    pid = remote.executor._worker._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(TimeoutError, match=r"a worker did not answer describe within 0\.2 seconds; it goes on with it"):
+        remote.call("worker", {"method": "describe"}, timeout=0.2)
+    os.kill(pid, signal.SIGCONT)
+    with pytest.raises(RuntimeError, match="no worker method 'fly'"):
+        remote.call("worker", {"method": "fly"}, timeout=60)
+    add(remote, logprobs=2)
+    assert drain(remote) == expected
+
+
 class Local(LogitsProcessor):
     """Defined where no other process finds it."""
 

@@ -47,6 +47,7 @@ def refuse(params):
         ([1, "a"], {}, "flat list of 64-bit integers, got 'a'", "prompt"),
         ([[1], [2, 3]], {}, "prompt token ids must be a flat list", "prompt"),
         ({"prompt_embeds": [1.0]}, {}, "prompt field 'prompt_embeds' is not served", "prompt"),
+        ({"prompt_embeds": np.ones((2, 3))}, {}, "prompt field 'prompt_embeds' is not served", "prompt"),
         ({"promt": "a"}, {}, "no prompt field 'promt'; there are: prompt, prompt_token_ids, cache_salt", "prompt"),
         ({"cache_salt": "a"}, {}, "a prompt needs 'prompt' or 'prompt_token_ids'", "prompt"),
         ({"prompt": "a", "cache_salt": ""}, {}, "'cache_salt' must be a non-empty string", "cache_salt"),

@@ -266,3 +266,52 @@ async def test_control_calls(make, tokenizer):
     assert llm.get_default_sampling_params() == SamplingParams()
     with pytest.raises(ValueError, match="by name and keyword arguments only"):
         await llm.collective_rpc(print)
+
+
+async def test_sleep_has_two_levels(make):
+    llm, client = make(lambda request: [5])
+    for level in (1, 2):
+        await llm.sleep(level)
+    assert client.engine.calls == [("sleep", {"keep": ["weights"]}), ("sleep", {"keep": []})]
+    for level in (0, 7):
+        with pytest.raises(ValueError, match=f"sleep level must be 1 or 2, got {level}"):
+            await llm.sleep(level)
+
+
+async def test_pauses_have_the_names_and_defaults_of_vllm(make):
+    llm, client = make(lambda request: [5])
+    running = [3, 1, 0]
+    client.engine.call = lambda method, arguments: (
+        calls.append((method, arguments)) or (running.pop(0) if method == "pause" else method == "is_paused")
+    )
+    calls = []
+    await llm.pause_generation(mode="wait", clear_cache=False)
+    assert calls == [("pause", {"mode": "wait", "clear_cache": False})] * 3
+    running, calls = [2, 2], []
+    await llm.pause_generation()
+    await llm.pause_generation(mode="keep")
+    assert calls == [("pause", {"mode": mode, "clear_cache": True}) for mode in ("abort", "keep")]
+    assert (await llm.is_paused(), await llm.is_sleeping()) == (True, False)
+    await llm.resume_generation()
+    assert calls[-1][0] == "resume"
+
+
+async def test_facts_of_the_model(make):
+    llm, _ = make(lambda request: [5])
+    assert (llm.model_config.max_model_len, llm.model_config.dtype) == (64, "float32")
+    assert await llm.get_supported_tasks() == ("generate",)
+    stream = llm.generate([1], SamplingParams(max_tokens=1), "traced", trace_headers={"traceparent": "00-1-2-01"})
+    assert [output.finished async for output in stream] == [True]
+    llm.config = from_flat({"model": "x", "metrics_sinks": ["otel"]})
+    assert await llm.is_tracing_enabled() is True
+
+
+async def test_a_call_of_workers_ends_in_time(make):
+    llm, client = make(lambda request: [5])
+
+    async def never(method, arguments=None):
+        await asyncio.Event().wait()
+
+    client.call = never
+    with pytest.raises(TimeoutError):
+        await llm.collective_rpc("describe", timeout=0.05)

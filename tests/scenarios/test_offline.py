@@ -331,10 +331,36 @@ def test_workers_and_the_model_can_be_reached(llm):
     assert facts["platform"] == "cpu"
     with pytest.raises(ValueError, match="no worker method 'fly'"):
         llm.collective_rpc("fly")
+    with pytest.raises(ValueError, match=r"describe cannot be bounded to 5 seconds: .* use executor 'process'"):
+        llm.collective_rpc("describe", timeout=5)
     before = texts(llm.generate("hello there", GREEDY, use_tqdm=False))
     llm.sleep()
     llm.wake_up()
     assert texts(llm.generate("hello there", GREEDY, use_tqdm=False)) == before
+
+
+def test_a_refusal_names_the_prompt(llm):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=r"^prompt 2 of 3: prompt field 'prompt_embeds' is not served"):
+        llm.generate(["a", "b", {"prompt_embeds": torch.ones(2, 4)}], GREEDY, use_tqdm=False)
+    with pytest.raises(ValueError, match=r"^prompt field 'prompt_embeds' is not served"):
+        llm.generate({"prompt_embeds": torch.ones(2, 4)}, GREEDY, use_tqdm=False)
+
+
+def test_the_engine_ends_with_the_context(llm):
+    from frame import LLM
+
+    class Engine:
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    engine = Engine()
+    with LLM.from_engine(engine) as inside:
+        assert not engine.closed
+        assert isinstance(inside, LLM)
+    assert engine.closed
 
 
 def test_bad_words_never_appear(llm):

@@ -181,7 +181,7 @@ class FakeWorker:
             raise RuntimeError("there is no executed step to sample")
         return FakeHandle(executed)
 
-    def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
         """`describe` and `echo`; anything else raises `ValueError`."""
         self.calls.append(f"call {method}")
         if method == "describe":
@@ -269,8 +269,8 @@ class FakeExecutor(Executor):
     def sample(self, masks: bytes = b"") -> StepHandle:
         return self.worker.sample(masks)
 
-    def call(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
-        return [self.worker.call(method, arguments)]
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
+        return [self.worker.call(method, arguments, timeout)]
 
     def close(self) -> None:
         self.worker.close()
