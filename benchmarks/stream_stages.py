@@ -61,12 +61,12 @@ class Stages:
         from frame.core.config.tree import FrameConfig
         from frame.core.front.async_llm import AsyncLLM
         from frame.core.front.front import tokenizer_source
+        from frame.core.front.turn import build_parsers
         from frame.core.interfaces.client import EngineInfo
         from frame.core.processes.client import RemoteEngine
         from frame.core.registry import Registry
         from frame.core.server.app import build_app, make_endpoints
         from frame.core.server.serving import ServingHost
-        from frame.core.server.turn import build_parsers
 
         info = EngineInfo(
             max_model_len=65536, vocab_size=32000, num_blocks=1, block_size=16, platform="fake", attention=["fake"],

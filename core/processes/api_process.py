@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
+from ..front.turn import OutputParsers, build_parsers
 from ..registry import Registry
 from ..server.app import build_admin, build_app, make_endpoints
 from ..server.certificates import tls_context
@@ -27,7 +28,6 @@ from ..server.ingress import Ingress
 from ..server.limits import KeyLimits
 from ..server.reports import Reporter
 from ..server.serving import ServingHost
-from ..server.turn import OutputParsers, build_parsers
 from .channel import AsyncChannel
 from .child_process import describe, die_with_parent
 from .client import RemoteEngine

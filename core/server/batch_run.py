@@ -19,6 +19,7 @@ from ..config.checkpoint import read_checkpoint
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
 from ..front.progress_bar import Progress
+from ..front.turn import build_parsers
 from ..interfaces.client import EngineDeadError
 from ..processes.client import start_engine
 from ..registry import Registry
@@ -26,7 +27,6 @@ from .app import build_app, make_endpoints
 from .batch_lines import LATER, BatchLines, LineResult, line_id
 from .calls import RouteCalls
 from .serving import ServingHost
-from .turn import build_parsers
 
 
 @dataclass

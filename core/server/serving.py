@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..config.tree import FrameConfig
+from ..front.turn import AssistantTurn, OutputParsers
 from ..interfaces.client import EngineDeadError
 from ..interfaces.endpoint import RequestError
 from ..interfaces.engine import EngineStats
@@ -41,7 +42,6 @@ from .prompt_texts import PromptTexts
 from .refusals import IgnoredFields, field_error, refusals
 from .reports import Reporter
 from .scoring import score_texts
-from .turn import AssistantTurn, OutputParsers
 from .watched_runs import WatchedRuns
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 
 from frame import LLM, RequestOutputKind, SamplingParams
 from frame.core.config.tree import FrameConfig
+from frame.core.front.turn import OutputParsers
 from frame.core.interfaces.errors import RequestError
 from frame.core.registry import Registry
-from frame.core.server.turn import OutputParsers
 from frame.interfaces import StructuredOutputsParams
 
 pytest.importorskip("llguidance")

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from frame.core.front.outputs import CompletionOutput, RequestOutput
 from frame.core.front.pooled_outputs import PoolingOutput, PoolingRequestOutput
+from frame.core.front.turn import AssistantTurn, OutputParsers
 from frame.core.interfaces.endpoint import RequestError
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingFacts, PoolingParams
@@ -23,7 +24,6 @@ from frame.core.server.batch_lines import BatchLines, LineResult, batch_routes
 from frame.core.server.client_disconnect import event_stream, race_request
 from frame.core.server.ingress import JSON_BODY, OWNER
 from frame.core.server.scoring import Score
-from frame.core.server.turn import AssistantTurn, OutputParsers
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BoundedModel)

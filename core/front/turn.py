@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..config.tree import FrameConfig
-from ..interfaces.endpoint import RequestError
+from ..interfaces.errors import RequestError
 from ..interfaces.parser import (
     AssistantMessage,
     CallArguments,
@@ -33,7 +33,7 @@ from ..registry import Registry
 from .tools import ToolChoice, read_tools
 
 if TYPE_CHECKING:
-    from ..front.front import Front
+    from .front import Front
 
 
 def _no_token(text: str) -> int | None:
@@ -90,7 +90,7 @@ class OutputParsers:
 
 def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> OutputParsers:
     """The parsers that the configuration names, over the tokenizer of `front`; raises `PluginError`."""
-    from ..front.template import ChatOptions
+    from .template import ChatOptions
 
     server, tokenizer = config.server, front.source.get_or_none()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config.errors import near
-from ..interfaces.endpoint import RequestError
+from ..interfaces.errors import RequestError
 from ..interfaces.parser import Tool
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
