@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .context_length import derive_max_model_len
+from .context_length import MAX_LENGTH, derive_max_model_len
 from .errors import ConfigError
-from .json_file import read_json, read_optional
+from .json_file import check_files, read_json, read_optional
 from .mappings import merge
 from .pooling import PoolingPlan, read_pooling
 from .tree import FrameConfig
@@ -21,10 +21,18 @@ from .tree import FrameConfig
 DEMO_FOLDER = Path(__file__).parents[2] / "plugins" / "models" / "demo"
 #: What the demo model is served as, and may be asked for by.
 DEMO_NAME = "demo"
-_SIZES = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
-    "n_embd", "n_layer", "n_head", "max_position_embeddings",
-)  # fmt: skip
+#: Sizes that config.json may state, and the most that is taken: far above any model, and below what makes Python,
+#: numpy or torch fail in the middle of a start.
+_SIZES = {
+    "hidden_size": 1 << 20, "num_hidden_layers": 1 << 12, "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14, "head_dim": 1 << 14, "intermediate_size": 1 << 22, "n_embd": 1 << 20, "n_layer": 1 << 12, "n_head": 1 << 14,
+    "max_position_embeddings": MAX_LENGTH, "vocab_size": 1 << 24,
+}  # fmt: skip
+#: The same for sizes that may be 0 where a model lacks the part.
+_OPTIONAL_SIZES = {
+    "moe_intermediate_size": 1 << 22, "shared_expert_intermediate_size": 1 << 22, "num_experts": 1 << 16,
+    "num_local_experts": 1 << 16, "n_routed_experts": 1 << 16, "type_vocab_size": 1 << 24, "sliding_window": MAX_LENGTH,
+}  # fmt: skip
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -69,6 +77,7 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
     `max_model_len` above what the model was made for.
     """
     folder = find_folder(config.model.model, config.model.revision)
+    check_files(folder)
     hf = merge(read_json(folder / "config.json", "a checkpoint has one"), config.model.hf_overrides)
     architecture = _architecture(hf, folder)
     text = _text_part(hf, folder)
@@ -166,12 +175,17 @@ def _check_sizes(text: Mapping[str, Any], folder: Path) -> None:
     for key in _SIZES:
         if isinstance(text.get(key), (str, int, float)):
             _positive(text, key, folder)
+    for key, most in _OPTIONAL_SIZES.items():
+        if isinstance(text.get(key), (int, float)) and not 0 <= text[key] <= most:
+            raise ConfigError(f"{key} in {folder / 'config.json'} must be from 0 to {most}, got {text[key]!r:.80}")
 
 
 def _positive(text: Mapping[str, Any], key: str, folder: Path) -> int:
     value = text.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{key} in {folder / 'config.json'} must be a positive integer, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _SIZES[key]:
+        raise ConfigError(
+            f"{key} in {folder / 'config.json'} must be a positive integer up to {_SIZES[key]}, got {value!r:.80}"
+        )
     return value
 
 

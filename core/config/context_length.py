@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,8 @@ _LENGTH_KEYS = (
 _EXTENDED = frozenset(("su", "longrope", "llama3", "default", "mrope", "proportional"))
 #: Families whose first position comes after that of the padding token, so that fewer are left.
 _SHIFTED_POSITIONS = frozenset(("roberta", "xlm-roberta", "camembert"))
+#: Most tokens that a model may state.
+MAX_LENGTH = 2**31 - 1
 #: A model that states no length gets this one.
 _FALLBACK = 2048
 
@@ -39,7 +40,7 @@ def derive_max_model_len(text: Mapping[str, Any]) -> int:
         factor = max(factor, _number("rope factor", rope["factor"]))
         if kind == "yarn" and rope.get("original_max_position_embeddings") is not None:
             length = _number("original_max_position_embeddings", rope["original_max_position_embeddings"])
-    return int(length * factor)
+    return min(int(length * factor), MAX_LENGTH)
 
 
 def rope_parameters(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -55,6 +56,6 @@ def rope_parameters(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{name} of the model must be a positive number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_LENGTH:
+        raise ConfigError(f"{name} of the model must be a positive number up to {MAX_LENGTH}, got {value!r:.80}")
     return float(value)

@@ -1,12 +1,51 @@
-"""The JSON files of a checkpoint folder, with errors of one sentence."""
+"""The files of a checkpoint folder, with errors of one sentence.
+
+Only regular files are opened, and small ones read up to a bound: a pipe would wait forever for somebody to write.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+
+#: Most bytes of a small file, and of those that grow with the vocabulary or the number of tensors.
+_MAX_BYTES, _MAX_LIST_BYTES = 16 << 20, 512 << 20
+_LISTS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "tekken.json", "spiece.model")
+_READ = (".json", ".jinja", ".txt", ".model", ".safetensors")
+
+
+def check_files(folder: Path) -> None:
+    """Raises `ConfigError` unless everything in `folder` that is read by its name is a regular file of sound size."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(_READ))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}") from None
+    for name in names:
+        if (folder / name).exists():  # a broken link is as good as no file
+            _check(folder / name, os.stat(folder / name))
+
+
+def _check(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
+        raise ConfigError(f"{path} is {kind}, where a file is needed")
+    is_list = path.name in _LISTS or path.name.endswith(".index.json")
+    most = _MAX_LIST_BYTES if is_list else _MAX_BYTES
+    if path.suffix != ".safetensors" and found.st_size > most:
+        raise ConfigError(f"{path} has {found.st_size} bytes; such a file may have at most {most}")
+
+
+def _read_bytes(path: Path) -> bytes:
+    """The bytes of a file that `_check` takes; opening it waits for nobody."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        _check(path, os.fstat(descriptor))
+        return file.read(_MAX_LIST_BYTES)
 
 
 def read_json(path: Path, needed: str = "") -> dict[str, Any]:
@@ -32,10 +71,12 @@ def read_list(path: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path, needed: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(_read_bytes(path))
     except FileNotFoundError:
         raise ConfigError(f"no {path.name} in {path.parent}; {needed}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
         raise ConfigError(f"{path} is not valid JSON: {error}") from None

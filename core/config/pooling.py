@@ -30,6 +30,8 @@ _ENDINGS: tuple[tuple[str, Purpose | None], ...] = (
 #: 1_Pooling/config.json's switches -> pooler
 _MODES = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
 _MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
+#: Classes of a model without names for them.
+_MAX_LABELS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,14 @@ def _labels(hf: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes, in order; config.json states names or only their number, and two is the default."""
     names = hf.get("id2label")
     if isinstance(names, Mapping) and names:
+        if not all(str(index).isascii() and str(index).isdigit() for index in names):
+            raise ConfigError(f"id2label in config.json must map numbers to names, got {next(iter(names))!r:.80}")
         ordered = sorted(names.items(), key=lambda item: int(item[0]))
         return tuple(str(name) for _, name in ordered)
-    return tuple(f"LABEL_{index}" for index in range(int(hf.get("num_labels") or 2)))
+    number = hf.get("num_labels") or 2
+    if not isinstance(number, int) or not 1 <= number <= _MAX_LABELS:
+        raise ConfigError(f"num_labels in config.json must be an integer up to {_MAX_LABELS}, got {number!r:.80}")
+    return tuple(f"LABEL_{index}" for index in range(number))
 
 
 def _activation(hf: Mapping[str, Any], num_labels: int) -> Activation:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..config.json_file import check_files
 from .prompts import InvalidRequest
 from .special_frame import SpecialFrame, read_frame
 from .token_bytes import Pieces, read_pieces
@@ -35,6 +36,7 @@ def _load(folder: Path) -> Any:
             f"folder {str(folder)!r} has no tokenizer ({', '.join(_FILES)}): "
             "pass token ids, or name one with 'tokenizer'"
         )
+    check_files(folder)
     try:
         kind = json.loads((folder / "tokenizer_config.json").read_text()).get("tokenizer_class")
     except (OSError, ValueError, AttributeError):

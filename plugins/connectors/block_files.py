@@ -72,7 +72,7 @@ class BlockFiles:
         """
         path = self._path(space, key)
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
                 sound = _read_checked(file.fileno(), _owner(space, key), out)
             if sound:
                 os.utime(path)
@@ -144,7 +144,8 @@ def _check_private(root: Path) -> None:
 
 
 def _read_checked(descriptor: int, owner: bytes, out: np.ndarray) -> bool:
-    if os.fstat(descriptor).st_size != HEADER.size + out.nbytes:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size != HEADER.size + out.nbytes:
         return False
     header = os.read(descriptor, HEADER.size)
     if len(header) != HEADER.size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -219,5 +220,71 @@ def test_demo_is_the_demo_model_unless_there_is_such_a_folder(tmp_path, monkeypa
 
 @pytest.mark.parametrize(("name", "value"), [("hidden_size", -4), ("num_attention_heads", "x"), ("head_dim", 0.5)])
 def test_sizes_that_no_model_has_are_named(folder, name, value):
-    with pytest.raises(ConfigError, match=f"{name} in .*config.json must be a positive integer, got {value!r}"):
+    with pytest.raises(
+        ConfigError, match=f"{name} in .*config.json must be a positive integer up to [0-9]+, got {value!r}"
+    ):
         read(folder, hf_overrides={name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("hidden_size", 1 << 20), ("num_hidden_layers", 4096), ("vocab_size", 1 << 24), ("num_experts", 1 << 16),
+     ("max_position_embeddings", 2**31 - 1)],
+)  # fmt: skip
+def test_sizes_have_an_upper_bound(folder, name, most):
+    (folder / "config.json").write_text(json.dumps({**LLAMA, name: most}))
+    read(folder)
+    (folder / "config.json").write_text(json.dumps({**LLAMA, name: most + 1}))
+    with pytest.raises(ConfigError, match=f"{name} in .*config.json must be .* {most}, got {most + 1}$"):
+        read(folder)
+
+
+def test_numbers_that_python_cannot_turn_into_floats_get_one_sentence(folder):
+    rope = {"rope_parameters": {"rope_type": "linear", "factor": 10**400}}
+    for content in ({**LLAMA, **rope}, {**LLAMA, "max_position_embeddings": 10**400}):
+        (folder / "config.json").write_text(json.dumps(content))
+        with pytest.raises(ConfigError, match=r"up to 2147483647, got 10{40}"):
+            read(folder)
+    (folder / "config.json").write_text('{"vocab_size": ' + "9" * 5000 + "}")
+    with pytest.raises(ConfigError, match=r"is not valid JSON: Exceeds the limit"):
+        read(folder)
+
+
+@pytest.mark.parametrize("number", [10**9, "many", -1])
+def test_a_number_of_classes_is_bounded(folder, number):
+    (folder / "config.json").write_text(
+        json.dumps({**LLAMA, "architectures": ["LlamaForSequenceClassification"], "num_labels": number})
+    )
+    with pytest.raises(ConfigError, match=r"num_labels in config.json must be an integer up to"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "modules.json", "tokenizer.json", "chat_template.jinja", "a.safetensors"],
+)
+@pytest.mark.parametrize(("kind", "words"), [("pipe", "is a pipe"), ("folder", "is a folder"), ("device", "is a pipe")])
+def test_what_is_no_file_is_refused_before_it_is_opened(folder, name, kind, words):
+    (folder / name).unlink(missing_ok=True)
+    make = {"pipe": os.mkfifo, "folder": Path.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}
+    make[kind](folder / name)
+    with pytest.raises(ConfigError, match=f"{re.escape(name)} {words}"):
+        read(folder)
+
+
+def test_a_file_of_a_hundred_megabytes_is_not_read(folder):
+    with (folder / "config.json").open("wb") as file:
+        file.truncate(100_000_000)
+    with pytest.raises(ConfigError, match=r"config.json has 100000000 bytes; such a file may have at most 16777216"):
+        read(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(folder / "nothing")
+    with pytest.raises(ConfigError, match=r"no config.json in"):
+        read(folder)
+
+
+def test_a_generation_config_that_is_named_may_be_no_pipe(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    os.mkfifo(other / "generation_config.json")
+    with pytest.raises(ConfigError, match="is a pipe"):
+        read(folder, generation_config=str(other))

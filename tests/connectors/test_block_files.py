@@ -191,3 +191,13 @@ def test_readers_see_whole_blocks_while_several_write(tmp_path):
             thread.join()
     assert wrong == []
     assert hits > 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_file_is_a_miss_and_nobody_waits(files, tmp_path, kind):
+    files.write(SPACE, KEY, make_block())
+    path = path_of(tmp_path)
+    path.unlink()
+    {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[kind](path)
+    assert read(files) is None
+    assert path.exists() == (kind == "folder")
