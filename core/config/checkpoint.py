@@ -25,7 +25,8 @@ DEMO_NAME = "demo"
 #: numpy or torch fail in the middle of a start.
 _SIZES = {
     "hidden_size": 1 << 20, "num_hidden_layers": 1 << 12, "num_attention_heads": 1 << 14,
-    "num_key_value_heads": 1 << 14, "head_dim": 1 << 14, "intermediate_size": 1 << 22, "n_embd": 1 << 20, "n_layer": 1 << 12, "n_head": 1 << 14,
+    "num_key_value_heads": 1 << 14, "head_dim": 1 << 14, "intermediate_size": 1 << 22,
+    "n_embd": 1 << 20, "n_layer": 1 << 12, "n_head": 1 << 14,
     "max_position_embeddings": MAX_LENGTH, "vocab_size": 1 << 24,
 }  # fmt: skip
 #: The same for sizes that may be 0 where a model lacks the part.
