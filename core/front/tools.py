@@ -9,12 +9,15 @@ from typing import Any
 
 from ..config.errors import near
 from ..interfaces.errors import RequestError
-from ..interfaces.parser import Tool
+from ..interfaces.parser import Tool, json_type
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _CHOICES = "none, auto, required, {'type': 'function', …} and {'type': 'allowed_tools', …}"
 _MAX_DEPTH = 32
+#: Keywords that hold schemas, and those that hold schemas by name.
+_SCHEMAS = frozenset(("items", "anyOf", "oneOf", "allOf", "additionalProperties"))
+_NAMED_SCHEMAS = frozenset(("properties", "$defs", "definitions"))
 
 
 @dataclass(frozen=True)
@@ -94,14 +97,32 @@ def _read_tool(definition: Any, where: str) -> Tool:
     if parameters is None:
         parameters = {}
     _check_schema(parameters, f"{where}.function.parameters")
-    return Tool(name, parameters, description, bool(function.get("strict")))
+    return Tool(name, _with_json_types(parameters), description, bool(function.get("strict")))
+
+
+def _with_json_types(schema: Any) -> Any:
+    """The schema with JSON's names of types, of which programming languages have other ones."""
+    if isinstance(schema, list):
+        return [_with_json_types(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = dict(schema)
+    kind = schema.get("type")
+    if isinstance(kind, (str, list)):
+        found["type"] = json_type(kind) if isinstance(kind, str) else [json_type(str(one)) for one in kind]
+    for name in _SCHEMAS.intersection(schema):
+        found[name] = _with_json_types(schema[name])
+    for name in _NAMED_SCHEMAS.intersection(schema):
+        if isinstance(schema[name], Mapping):
+            found[name] = {key: _with_json_types(value) for key, value in schema[name].items()}
+    return found
 
 
 def _check_schema(schema: Any, where: str) -> None:
     """Refuses what is no schema of an object; its finer points are the grammar's to judge."""
     if not isinstance(schema, Mapping):
         raise _wrong(f"{where} must be a JSON schema, got {schema!r:.80}")
-    if schema.get("type", "object") != "object":
+    if json_type(str(schema.get("type", "object"))) != "object":
         raise _wrong(f"{where} must have type 'object', got {schema['type']!r:.80}")
     waiting: list[tuple[Any, str, int]] = [(schema, where, 0)]
     while waiting:
@@ -125,7 +146,7 @@ def _check_schema(schema: Any, where: str) -> None:
 def _check_type(kind: Any, where: str) -> None:
     kinds = kind if isinstance(kind, list) else [] if kind is None else [kind]
     for one in kinds:
-        if one not in _TYPES:
+        if not isinstance(one, str) or json_type(one) not in _TYPES:
             raise _wrong(f"{where}.type must be one of {', '.join(_TYPES)}, got {one!r:.80}")
 
 

@@ -249,10 +249,10 @@ class _TurnReader:
         self._num_tokens += len(token_ids)
 
     def num_reasoning_tokens(self, encode: Callable[[str], list[int]]) -> int:
-        """Tokens before the one that ends the reasoning; where no single one does, those of the reasoning's text."""
+        """Tokens before the one that ends the reasoning; where none does, those of the reasoning's text."""
         if not self.reasoning:
             return 0
-        if self.end_token is None:
+        if self.end_token is None or (self._num_until_end is None and (self.num_calls or self.message.content)):
             return len(encode("".join(self.reasoning)))
         return self._num_tokens if self._num_until_end is None else self._num_until_end
 

@@ -11,6 +11,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
@@ -69,14 +70,26 @@ class Tool:
         return _types(properties.get(argument) if isinstance(properties, Mapping) else None)
 
 
+#: Types as schemas write them that were made from the types of a programming language → JSON's.
+_LOOSE_TYPES: Mapping[str, str] = MappingProxyType({
+    "str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number", "double": "number",
+    "bool": "boolean", "dict": "object", "map": "object", "list": "array", "tuple": "array", "none": "null",
+})  # fmt: skip
+
+
+def json_type(name: str) -> str:
+    """JSON's name of a schema's type: "float" is "number"; a name that is not known stays."""
+    return _LOOSE_TYPES.get(name.lower(), name)
+
+
 def _types(schema: Any, depth: int = 0) -> frozenset[str]:
     if not isinstance(schema, Mapping) or depth > 4:
         return frozenset()
     kind = schema.get("type")
     if isinstance(kind, str):
-        return frozenset((kind,))
+        return frozenset((json_type(kind),))
     if isinstance(kind, Sequence):
-        return frozenset(one for one in kind if isinstance(one, str))
+        return frozenset(json_type(one) for one in kind if isinstance(one, str))
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, Sequence) and values and all(isinstance(value, str) for value in values):
         return frozenset(("string",))

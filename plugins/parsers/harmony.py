@@ -23,7 +23,7 @@ from frame.interfaces import (
 )
 
 from .calls import NAME
-from .scan import JsonSpan, Markers, Scan
+from .scan import JsonSpan, Markers, Scan, Stops
 
 SPECIAL_TOKENS = (
     "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>",
@@ -31,6 +31,7 @@ SPECIAL_TOKENS = (
 _HEADS = Markers(("<|start|>", "<|channel|>", "<|message|>"))
 _BODY = Markers(("<|message|>",))
 _ENDS = Markers(("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"))
+_STOPS = Stops(_ENDS.texts)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _MAX_HEAD = 1024
@@ -155,9 +156,9 @@ class HarmonyReader(OutputReader):
             self._events.append(CallEnd(self._num_calls - 1))
             return self._after(marker)
         if self._scan.text[self._scan.at] == "{":
-            self._span, self._state = JsonSpan(), self._in_arguments
+            self._span, self._state = JsonSpan(_STOPS), self._in_arguments
         else:
-            self._state = self._after_arguments
+            self._state = self._in_text_arguments
         return True
 
     def _in_arguments(self) -> bool:
@@ -170,8 +171,17 @@ class HarmonyReader(OutputReader):
             self._state = self._after_arguments
         return done
 
+    def _in_text_arguments(self) -> bool:
+        """Arguments that are no JSON object are the whole message, as it is written."""
+        text, marker = self._scan.until(_ENDS)
+        if text:
+            self._arguments(text)
+        if marker is not None:
+            self._events.append(CallEnd(self._num_calls - 1))
+        return self._after(marker)
+
     def _after_arguments(self) -> bool:
-        """What follows the arguments in their message, or stands in their place, is content."""
+        """What follows the arguments in their message is content."""
         if not self._scan.skip_space():
             return False
         self._kind, self._fresh, self._state = Content, True, self._in_body

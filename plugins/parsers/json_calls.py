@@ -10,14 +10,14 @@ from frame.interfaces import ParserRequest
 
 from .calls import MAX_NAME, CallReader, State
 from .literals import whole_characters
-from .scan import JsonSpan, Markers
+from .scan import JsonSpan, Markers, Stops
 
 
 class JsonCall:
     """One call as a JSON object: `{"name": …, "arguments": {…}}`, in any order, further fields left out.
 
     Driven by a reader: `step` reads what is there. Arguments are passed on as they are written once the name is known;
-    arguments that are text holding JSON are unpacked.
+    arguments that are text holding JSON are unpacked. `stops` end a call whose brackets do not.
     """
 
     def __init__(
@@ -26,8 +26,10 @@ class JsonCall:
         known_only: bool = False,
         names: Sequence[str] = ("name",),
         arguments: Sequence[str] = ("arguments", "parameters"),
+        stops: Stops | None = None,
     ) -> None:
         self._reader = reader
+        self._stops = stops or Stops()
         self._known_only = known_only
         self._names = names
         self._arguments = arguments
@@ -84,6 +86,8 @@ class JsonCall:
     def _in_key(self) -> bool:
         if not self._collect():
             return False
+        if self._broken:
+            return self._fail()
         key = _loads("".join(self._texts))
         self._key = key if isinstance(key, str) else ""
         if self._known_only and self._key not in (*self._names, *self._arguments, "id", "type"):
@@ -119,11 +123,15 @@ class JsonCall:
         self._reader.arguments(piece)
         if done:
             self._streaming, self._state = False, self._before_key
+            if self._broken:
+                return self._complete()
         return done
 
     def _in_value(self) -> bool:
         if not self._collect():
             return False
+        if self._broken:
+            return self._fail()
         text, self._state = "".join(self._texts), self._before_key
         if self._key in self._names and self._name is None:
             name = _loads(text)
@@ -182,9 +190,13 @@ class JsonCall:
         return done
 
     def _begin_value(self, state: State) -> bool:
-        self._span, self._state = JsonSpan(), state
+        self._span, self._state = JsonSpan(self._stops), state
         self._texts.clear()
         return True
+
+    @property
+    def _broken(self) -> bool:
+        return self._span is not None and self._span.broken
 
     def _piece(self) -> tuple[str, bool]:
         if self._span is None or self._reader.scan.empty:
@@ -221,6 +233,7 @@ class JsonCallReader(CallReader):
         self._begin = Markers(begin)
         self._closers = Markers(closers)
         self._separators = Markers((*separators, *closers))
+        self._stops = Stops(closers, begin)
         self._bare = bare
         self._keys = keys
         self._marked = False
@@ -267,7 +280,7 @@ class JsonCallReader(CallReader):
             self._in_list = True
             self.scan.at += 1
         elif character == "{":
-            self._call = JsonCall(self, self._bare and not self._marked, *self._keys)
+            self._call = JsonCall(self, self._bare and not self._marked, *self._keys, self._stops)
             self.state = self._in_call
         elif character == "]" and self._in_list:
             self.scan.at += 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from frame.interfaces import ParserRequest
 
 from .calls import MAX_NAME, CallReader
-from .scan import JsonSpan, Markers
+from .scan import JsonSpan, Markers, Stops
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class NamedCallReader(CallReader):
         self._after_name = Markers((*form.separators, form.identifier, *form.closers, "{"))
         self._after_id = Markers((*form.separators, "{"))
         self._between = Markers((*form.begin, *form.opener, *form.closers))
+        self._stops = Stops(form.closers, (*form.begin, *form.opener))
         self._name = self._id = ""
         self._span = JsonSpan()
 
@@ -114,7 +115,7 @@ class NamedCallReader(CallReader):
             return False
         if self.scan.text[self.scan.at] == "{":
             self._begin_call()
-            self._span, self.state = JsonSpan(), self._in_arguments
+            self._span, self.state = JsonSpan(self._stops), self._in_arguments
             return True
         closer = self.scan.over(self._between)
         if closer is None:

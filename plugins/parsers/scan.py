@@ -13,6 +13,9 @@ _IN_STRING = re.compile(r'["\\]')
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _AFTER_SCALAR = re.compile(r"[\s,:;{}\[\]\"<]")
 _NO_SPACE = re.compile(r"\S")
+#: White space that may stand between two markers which together end a value.
+_MAX_SPACE = 16
+_SOME_SPACE = re.compile(rf"\s{{0,{_MAX_SPACE + 1}}}")
 
 
 class Markers:
@@ -140,10 +143,46 @@ class Scan:
         return marker
 
 
-class JsonSpan:
-    """Finds the end of one JSON value by its brackets and quotes; whether it is right inside is not checked."""
+class Stops:
+    """Markers that end a JSON value which its brackets do not end, because some are missing.
 
-    def __init__(self) -> None:
+    Any of them does outside of quoted text. Inside it, where a text may quote them, only one of `closers` does, and
+    only when another marker or the end of the output follows.
+    """
+
+    def __init__(self, closers: Iterable[str] = (), others: Iterable[str] = ()) -> None:
+        self._closers = frozenset(closers)
+        self.markers = Markers((*self._closers, *others))
+
+    def quoted(self, scan: Scan, at: int, marker: str) -> bool | None:
+        """Whether the marker at a place inside quoted text ends the value all the same; None: not to be told yet."""
+        return marker in self._closers and follows(scan, at + len(marker), self.markers)
+
+
+def follows(scan: Scan, at: int, markers: Markers) -> bool | None:
+    """Whether only a little white space stands between a place and a marker, or the end; None: not to be told yet."""
+    match = _SOME_SPACE.match(scan.text, at)
+    end = at if match is None else match.end()
+    if end - at > _MAX_SPACE:
+        return False
+    if end >= len(scan.text):
+        return True if scan.ended else None
+    marker = markers.at(scan.text, end, scan.ended)
+    return None if marker is None else bool(marker)
+
+
+_NO_STOPS = Stops()
+
+
+class JsonSpan:
+    """Finds the end of one JSON value by its brackets and quotes; whether it is right inside is not checked.
+
+    `broken`: one of `stops`, which is left unread, has ended it instead.
+    """
+
+    def __init__(self, stops: Stops = _NO_STOPS) -> None:
+        self.broken = False
+        self._stops = stops
         self._depth = 0
         self._in_string = False
         self._scalar: bool | None = None
@@ -155,18 +194,33 @@ class JsonSpan:
         if self._scalar:
             match = _AFTER_SCALAR.search(scan.text, scan.at)
             return scan.take(len(scan.text) if match is None else match.start()), match is not None or scan.ended
-        text, at = scan.text, scan.at
-        while at < len(text):
-            match = (_IN_STRING if self._in_string else _STRUCTURE).search(text, at)
+        at, text, markers = scan.at, scan.text, self._stops.markers
+        while True:
+            stop, marker = markers.find(text, at, scan.ended) if markers.texts else (len(text), None)
+            at, done = self._structure(text, at, stop, scan.ended)
+            if done or marker is None or at < stop:
+                return scan.take(min(at, len(text))), done
+            if at > stop:  # its first character is escaped
+                continue
+            ends = not self._in_string or self._stops.quoted(scan, stop, marker)
+            if ends is None:
+                return scan.take(stop), False
+            if ends:
+                self.broken = True
+                return scan.take(stop), True
+            at, done = self._structure(text, stop, stop + 1, scan.ended)
+
+    def _structure(self, text: str, at: int, stop: int, ended: bool) -> tuple[int, bool]:
+        """Follows brackets and quotes up to a place; where it came to, and whether the value is complete there."""
+        while at < stop:
+            match = (_IN_STRING if self._in_string else _STRUCTURE).search(text, at, stop)
             if match is None:
-                at = len(text)
-                break
+                return stop, False
             at = match.end()
             character = match.group()
             if character == "\\":
-                if at == len(text) and not scan.ended:
-                    at -= 1  # until what it escapes is there
-                    break
+                if at == len(text) and not ended:
+                    return at - 1, False  # until what it escapes is there
                 at += 1
                 continue
             if character == '"':
@@ -174,5 +228,5 @@ class JsonSpan:
             else:
                 self._depth += 1 if character in "{[" else -1
             if self._depth <= 0 and not self._in_string:
-                return scan.take(at), True
-        return scan.take(min(at, len(text))), False
+                return at, True
+        return at, False

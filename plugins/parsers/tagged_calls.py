@@ -6,6 +6,7 @@ complete, by the grammar of JSON and of literals; what does not convert stays te
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,11 @@ from frame.interfaces import ParserRequest, Tool
 
 from .calls import MAX_NAME, CallReader
 from .literals import LiteralError, read_json, read_literal, to_json
-from .scan import Markers
+from .scan import Markers, follows
 
+#: What a key may look like where it ends a value that is not ended.
+_MAX_KEY = 64
+_KEY = rf"[\w.\-]{{1,{_MAX_KEY}}}"
 _TEXT = frozenset(("string",))
 _NOT_TEXT = frozenset(("integer", "number", "boolean", "null", "object", "array"))
 
@@ -50,11 +54,15 @@ class TaggedCallReader(CallReader):
         self._outside = Markers((*form.begin, *form.opener))
         self._begin = Markers(form.begin)
         self._after_name = Markers((form.name_end, form.key_begin, form.end))
-        self._inside = Markers((form.key_begin, form.end))
+        self._inside = Markers((form.key_begin, form.end, *form.closers))
         self._key_ends = Markers((form.key_end, *(text for text, _ in form.typed_key_ends)))
         self._value_begin = Markers((form.value_begin,))
-        self._value_end = Markers((form.value_end,))
-        self._call_end = Markers((form.end,))
+        self._value_end = Markers((form.value_end, form.key_begin, form.end, *form.closers))
+        self._call_end = Markers((form.end, *form.closers, *form.opener, *form.begin))
+        self._next_key = re.compile(
+            rf"{re.escape(form.key_begin)}{_KEY}(?:{'|'.join(map(re.escape, self._key_ends.texts))})"
+        )
+        self._longest_key = len(form.key_begin) + _MAX_KEY + max(map(len, self._key_ends.texts))
         self._between = Markers((*form.begin, *form.opener, *form.closers))
         self._head = ""
         self._key: list[str] = []
@@ -121,7 +129,8 @@ class TaggedCallReader(CallReader):
         if marker == self._form.key_begin:
             self._key = []
             self.state = self._in_key
-        elif marker == self._form.end:
+        elif marker:
+            self.scan.at -= 0 if marker == self._form.end else len(marker)
             self.arguments("}" if self._num_arguments else "{}")
             self._finish_call()
         else:
@@ -154,17 +163,46 @@ class TaggedCallReader(CallReader):
         text, marker = self.scan.until(self._value_end)
         if self._value is None:
             return False
-        self.arguments(self._value.feed(text, marker is not None))
-        if marker is not None:
+        ends = None if marker is None else self._ends_value(marker)
+        if marker is None or ends is None:
+            self.scan.at -= len(marker or "")
+            self.arguments(self._value.feed(text, False))
+            return False
+        if not ends:
+            text += marker
+        elif marker != self._form.value_end:
+            self.scan.at -= len(marker)
+        self.arguments(self._value.feed(text, ends))
+        if ends:
             self.state = self._before_key
-        return marker is not None
+        return True
+
+    def _ends_value(self, marker: str) -> bool | None:
+        """Whether a marker that was read ends the value, whose own end may be missing; None: not to be told yet.
+
+        Values may quote the other markers. So a key must be a whole one, and the call's end be followed by a marker,
+        or by nothing, in formats that write more after it.
+        """
+        form, scan = self._form, self.scan
+        if marker == form.value_end or (marker == form.end and not form.closers):
+            return True
+        if marker != form.key_begin:
+            return follows(scan, scan.at, self._between)
+        start = scan.at - len(marker)
+        if self._next_key.match(scan.text, start):
+            return True
+        return False if scan.ended or len(scan.text) - start >= self._longest_key else None
 
     def _broken(self) -> bool:
+        """What is no argument stays as it is, up to the end of the call or the beginning of another."""
         text, marker = self.scan.until(self._call_end)
         self.arguments(text)
-        if marker is not None:
-            self._finish_call()
-        return marker is not None
+        if marker is None:
+            return False
+        if marker != self._form.end:
+            self.scan.at -= len(marker)
+        self._finish_call()
+        return True
 
     def _finish_call(self) -> None:
         self.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -9,17 +10,23 @@ from frame.interfaces import Content, OutputEvent, OutputReader, ParserRequest, 
 
 from .scan import Markers, Scan
 
+_CALL_TAG = "<tool_call>"
+#: How a call goes on after that tag; text that merely names the tag does not.
+_CALL_HEAD = re.compile(r'\s{0,16}(?:\{\s{0,16}"|<function=|[\w.\-]{1,64}\s{0,16}<(?:arg_key>|/tool_call>))')
+_MAX_HEAD = 128
+
 
 class TagReader(OutputReader):
     """Reasoning from `begin` to `end`, at most once and first in the output; content after it.
 
     `inside`: the output starts in the reasoning, so that `begin` may be missing. White space around the tags is
-    dropped.
+    dropped. A tool call that begins with one of `calls` ends the reasoning, too.
     """
 
-    def __init__(self, begin: str, end: str, inside: bool) -> None:
+    def __init__(self, begin: str, end: str, inside: bool, calls: Sequence[str] = ()) -> None:
         self._begin = Markers((begin,))
-        self._end = Markers((end,))
+        self._close = end
+        self._end = Markers((end, *calls))
         self._scan = Scan()
         self._inside = inside
         self._state = "start"
@@ -76,7 +83,28 @@ class TagReader(OutputReader):
             self._events.append(Content("".join(self._space)))
 
     def _read_reasoning(self) -> None:
-        text, marker = self._scan.until(self._end)
+        while self._state == "reasoning":
+            text, marker = self._scan.until(self._end)
+            ends = None if marker is None else marker == self._close or self._is_call(marker)
+            if marker is not None and marker != self._close and ends is not False:
+                self._scan.at -= len(marker)
+            self._say(text + marker if marker is not None and ends is False else text)
+            if ends is None:
+                return
+            if ends:
+                self._state = "after" if marker == self._close else "content"
+
+    def _is_call(self, marker: str) -> bool | None:
+        """Whether a marker that was read begins a call, and is not only spoken of; None: not to be told yet."""
+        if marker != _CALL_TAG:
+            return True
+        rest = self._scan.text[self._scan.at : self._scan.at + _MAX_HEAD]
+        if _CALL_HEAD.match(rest):
+            return True
+        return False if self._scan.ended or len(rest) == _MAX_HEAD else None
+
+    def _say(self, text: str) -> None:
+        """Reasoning; white space at its end waits for what follows."""
         body = text.rstrip()
         if body:
             first = self._space if self._spoken else ()
@@ -85,18 +113,20 @@ class TagReader(OutputReader):
             self._spoken = True
         else:
             self._space.append(text)
-        if marker is not None:
-            self._state = "after"
 
     _spoken = False
 
 
 class TagParser(ReasoningParser):
-    """Reasoning in tags. A subclass says which; `implicit`: the model reasons without writing the first."""
+    """Reasoning in tags. A subclass says which; `implicit`: the model reasons without writing the first.
+
+    `calls` begin tool calls, which models write without closing the reasoning now and then.
+    """
 
     begin: ClassVar[str] = "<think>"
     close: ClassVar[str] = "</think>"
     implicit: ClassVar[bool] = False
+    calls: ClassVar[Sequence[str]] = ()
 
     def tokens(self) -> Sequence[str]:
         """Both tags."""
@@ -104,7 +134,7 @@ class TagParser(ReasoningParser):
 
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader that starts inside when the prompt has opened the reasoning, and outside when it has closed it."""
-        return TagReader(self.begin, self.close, self.inside(request))
+        return TagReader(self.begin, self.close, self.inside(request), self.calls if request.tools else ())
 
     def inside(self, request: ParserRequest) -> bool:
         """Whether the output starts in the reasoning."""
@@ -119,11 +149,14 @@ class TagParser(ReasoningParser):
 class ThinkParser(TagParser):
     """`<think>…</think>`: Qwen3, GLM-4.5 and others, whose template or output opens it."""
 
+    calls = (_CALL_TAG, "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>")
+
 
 class ImplicitThinkParser(TagParser):
     """`…</think>`: DeepSeek-R1 and others that always reason."""
 
     implicit = True
+    calls = (_CALL_TAG, "<minimax:tool_call>", "<｜tool▁calls▁begin｜>")
 
 
 class MistralThinkParser(TagParser):
@@ -131,6 +164,7 @@ class MistralThinkParser(TagParser):
 
     begin = "[THINK]"
     close = "[/THINK]"
+    calls = ("[TOOL_CALLS]",)
 
 
 class GraniteThinkParser(TagParser):
@@ -145,3 +179,4 @@ class SeedThinkParser(TagParser):
 
     begin = "<seed:think>"
     close = "</seed:think>"
+    calls = ("<seed:tool_call>",)

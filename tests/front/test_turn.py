@@ -10,6 +10,7 @@ import pytest
 
 from frame import SamplingParams
 from frame.core.config.tree import FrameConfig
+from frame.core.front.tools import read_tools
 from frame.core.front.turn import OutputParsers
 from frame.core.interfaces.errors import RequestError
 from frame.core.registry import Registry
@@ -129,6 +130,27 @@ def test_types_of_arguments() -> None:
     found = ["/".join(sorted(tool.types_of(name))) for name in [*schema, "other"]]
     assert found == ["string", "integer/null", "string", "string", "null/string", "", "", "", ""]
     assert ParserRequest(tools=(tool,)).tool("g") is None
+
+
+def test_types_of_programming_languages_are_those_of_json() -> None:
+    parameters = {
+        "type": "dict",
+        "properties": {"a": {"type": "float"}, "b": {"type": ["int", "null"]}, "c": {"items": {"type": "str"}}},
+        "default": {"type": "float"},
+    }
+    (tool,) = read_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}], None).tools
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {"a": {"type": "number"}, "b": {"type": ["integer", "null"]}, "c": {"items": {"type": "string"}}},
+        "default": {"type": "float"},
+    }
+
+
+def test_reasoning_that_a_call_ends_counts_up_to_the_call() -> None:
+    turn = parsers("hermes", "qwen3").turn(tools=[F])
+    turn.read(completion('<think>Hm.\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'))
+    assert (turn.message().reasoning, [call.name for call in turn.message().calls]) == ("Hm.", ["f"])
+    assert turn.num_reasoning_tokens() == 3
 
 
 def test_reasoning_of_messages_has_both_names() -> None:

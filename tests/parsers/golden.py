@@ -24,6 +24,19 @@ TOOLS = (
     ),
     Tool("get_time"),
     Tool("search", {"type": "object", "properties": {"query": {"type": "string"}}}),
+    Tool(
+        "loose",
+        {
+            "properties": {
+                "ratio": {"type": "float"},
+                "count": {"type": "int"},
+                "really": {"type": "bool"},
+                "table": {"type": "dict"},
+                "rows": {"type": "list"},
+                "label": {"type": "str"},
+            }
+        },
+    ),
 )
 
 
@@ -105,6 +118,10 @@ CASES: dict[str, list[Case]] = {
         Case(hermes('{"title": 1}'), [], hermes('{"title": 1}')),
         Case(hermes('{"name": "a b", "arguments": {}}'), [], hermes('{"name": "a b", "arguments": {}}')),
         Case("5 < 6 <tool", [], "5 < 6 <tool"),
+        Case(
+            hermes('{"name": "search", "arguments": {"query": "say </tool_call> or <tool_call>"}}'),
+            [("search", {"query": "say </tool_call> or <tool_call>"})],
+        ),
     ],
     "llama3_json": [
         Case(obj("get_weather", key="parameters"), [PARIS]),
@@ -133,6 +150,23 @@ CASES: dict[str, list[Case]] = {
         Case("<function=get_weather>\n<parameter=city>\nParis</parameter><parameter=days>3</parameter></function>", [PARIS]),
         Case(fn("other", a="1", b="x", c="[1]"), [("other", {"a": 1, "b": "x", "c": [1]})]),
         Case("<tool_call>\nno function\n</tool_call>", [], "<tool_call>\nno function\n</tool_call>"),
+        Case(
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n<parameter=days>\n3\n</function>\n</tool_call>\n"
+            + fn("get_time") + "\nDone.",
+            [PARIS, TIME], "Done.",
+        ),
+        Case(
+            "<tool_call>\n<function=search>\n<parameter=query>\na\n</tool_call>\n" + fn("get_time"),
+            [("search", {"query": "a"}), TIME],
+        ),
+        Case(
+            fn("search", query="</function> ends it,\n<parameter= begins one"),
+            [("search", {"query": "</function> ends it,\n<parameter= begins one"})],
+        ),
+        Case(
+            fn("loose", ratio="3", count="4", really="True", table="{'a': 1}", rows="[1]", label="5"),
+            [("loose", {"ratio": 3, "count": 4, "really": True, "table": {"a": 1}, "rows": [1], "label": "5"})],
+        ),
     ],
     "glm45": [
         Case(f"Right.\n{glm('get_weather', city='Paris', days='3')}\n{glm('get_time')}", [PARIS, TIME], "Right."),
@@ -144,6 +178,11 @@ CASES: dict[str, list[Case]] = {
             "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value><arg_key>days</arg_key>"
             "<arg_value>3</arg_value></tool_call>",
             [PARIS],
+        ),
+        Case(
+            "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris<arg_key>days</arg_key><arg_value>3</tool_call>"
+            "Done.",
+            [PARIS], "Done.",
         ),
     ],
     "pythonic": [
@@ -248,6 +287,65 @@ CASES: dict[str, list[Case]] = {
     ],
 }  # fmt: skip
 
+
+#: Outputs of calls whose arguments are no JSON: the text, the calls as (name, arguments as written), and the content.
+BROKEN: dict[str, list[tuple[str, list[tuple[str, str]], str]]] = {
+    "hermes": [
+        (
+            hermes('{"name": "search", "arguments": {"query": "a"') + "\n" + hermes(obj("get_time", "{}")) + "\nDone.",
+            [("search", '{"query": "a"\n'), ("get_time", "{}")],
+            "Done.",
+        ),
+        (
+            hermes('{"name": "search", "arguments": {"query": "a}}') + "\n" + hermes(obj("get_time", "{}")),
+            [("search", '{"query": "a}}\n'), ("get_time", "{}")],
+            "",
+        ),
+        (
+            hermes('{"name": "search", "arguments": {"query": [1'),
+            [("search", '{"query": [1\n')],
+            "",
+        ),
+    ],
+    "kimi_k2": [
+        (
+            "<|tool_calls_section_begin|>" + kimi("search", 0, '{"query": {"a": 1}') + kimi("get_time", 1, "{}")
+            + "<|tool_calls_section_end|>Done.",
+            [("search", '{"query": {"a": 1}'), ("get_time", "{}")],
+            "Done.",
+        ),
+        (
+            "<|tool_calls_section_begin|>" + kimi("search", 0, '{"query": "a') + kimi("get_time", 1, "{}"),
+            [("search", '{"query": "a'), ("get_time", "{}")],
+            "",
+        ),
+    ],
+    "deepseek_v31": [
+        (
+            section(ds31("search", '{"query": "a"'), ds31("get_time", "{}")),
+            [("search", '{"query": "a"'), ("get_time", "{}")],
+            "",
+        ),
+    ],
+    "deepseek_v3": [
+        (
+            section(ds("search", '{"query": ["a"'), ds("get_time", "{}")),
+            [("search", '{"query": ["a"'), ("get_time", "{}")],
+            "",
+        ),
+    ],
+    "openai": [
+        (message("commentary", "Paris", "<|call|>", "functions.search").replace(" <|constrain|>json", ""),
+         [("search", "Paris")], ""),
+        (message("commentary", '{"query": "a"', "<|end|>", "functions.search") + START + message("final", "Done."),
+         [("search", '{"query": "a"')], "Done."),
+    ],
+    "qwen3_coder": [
+        (f"<tool_call>\n<function=search>\nquery: a\n</tool_call>\n{fn('get_time')}",
+         [("search", "query: a\n"), ("get_time", "{}")], ""),
+    ],
+}  # fmt: skip
+
 #: Reasoning parser → (prompt's end, output, reasoning, content).
 REASONING: dict[str, list[tuple[str, str, str, str]]] = {
     "qwen3": [
@@ -259,6 +357,11 @@ REASONING: dict[str, list[tuple[str, str, str, str]]] = {
         ("", "<think>never ends", "never ends", ""),
         ("", "Yes, <think> is a tag.", "", "Yes, <think> is a tag."),
         ("", "<think>a</think>b<think>c</think>", "a", "b<think>c</think>"),
+        ("", f"<think>Look.\n{hermes(obj('get_time', '{}'))}", "Look.", hermes(obj("get_time", "{}"))),
+        ("", f"<think>Look.\n{fn('get_time')}\nx", "Look.", fn("get_time") + "\nx"),
+        ("", f"<think>Look.\n{glm('get_time')}", "Look.", glm("get_time")),
+        ("", "<think>Write <tool_call> tags.</think>Yes.", "Write <tool_call> tags.", "Yes."),
+        ("", "<think>Look.<|tool_calls_section_begin|>x", "Look.", "<|tool_calls_section_begin|>x"),
     ],
     "deepseek_r1": [
         ("", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),

@@ -22,7 +22,7 @@ from frame.interfaces import (
     Reasoning,
     joined,
 )
-from tests.parsers.golden import CASES, REASONING, TOOLS
+from tests.parsers.golden import BROKEN, CASES, REASONING, TOOLS
 
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -67,6 +67,16 @@ def test_golden_outputs(name: str, case: Any) -> None:
         assert (said.content, said.reasoning) == (case.content, case.reasoning)
         if case.ids is not None:
             assert [call.id for call in said.calls] == case.ids
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls", "content"), [(name, *one) for name in BROKEN for one in BROKEN[name]]
+)
+def test_a_broken_call_ends_at_its_marker(name: str, text: str, calls: list[tuple[str, str]], content: str) -> None:
+    for pieces in ([text], list(text)):
+        said = message(read(parser("tool-parser", name), pieces))
+        assert [(call.name, call.arguments) for call in said.calls] == calls
+        assert said.content == content
 
 
 THOUGHTS = [(name, *case) for name, cases in REASONING.items() for case in cases]
@@ -119,7 +129,7 @@ def test_a_stream_equals_the_whole(name: str) -> None:
     found = parser("tool-parser", name)
 
     @QUICK
-    @given(cut(near_golden([case.text for case in CASES[name]])))
+    @given(cut(near_golden([*(case.text for case in CASES[name]), *(one[0] for one in BROKEN.get(name, ()))])))
     def check(example: tuple[str, list[str]]) -> None:
         text, pieces = example
         whole = read(found, [text])
@@ -175,7 +185,7 @@ def test_arguments_are_complete_json_when_the_call_ends(name: str) -> None:
             if isinstance(event, CallArguments):
                 assert isinstance(json.loads(event.text), dict)
             if isinstance(event, CallBegin):
-                assert event.name in ("get_weather", "get_time", "search", "other")
+                assert event.name in ("get_weather", "get_time", "search", "other", "loose")
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
