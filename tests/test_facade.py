@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +34,7 @@ for name in sys.argv[1:]:
 
 
 def test_modules_for_plugin_authors():
-    names = ["interfaces", "layers", "ops", "plugins", "testing"]
+    names = ["interfaces", "layers", "ops", "plugins", "settings", "testing"]
     subprocess.run([sys.executable, "-c", FIRST, *names], check=True)
 
 
@@ -47,3 +50,17 @@ def test_unknown_names_are_attribute_errors():
         frame.nonsense  # noqa: B018
     with pytest.raises(ImportError):
         from frame.interfaces import nonsense  # noqa: F401
+
+
+@pytest.mark.parametrize("name", ["frame", "frame.interfaces", "frame.layers", "frame.ops", "frame.settings"])
+def test_type_checkers_see_the_names_that_are_there(name):
+    module = importlib.import_module(name)
+    tree = ast.parse(Path(module.__file__).read_text())
+    blocks = [one for one in tree.body if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"]
+    seen = {}
+    for one in (one for block in blocks for one in block.body if isinstance(one, ast.ImportFrom)):
+        home = importlib.import_module("." * one.level + one.module, "frame") if one.level else one.module
+        home = home if one.level else importlib.import_module(home)
+        seen |= {alias.asname: getattr(home, alias.name) for alias in one.names}
+    assert sorted(seen) == sorted({*module.__all__} - {"__version__"})
+    assert all(getattr(module, own) is value for own, value in seen.items())

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.linear_invariant import CACHE_BYTES, microseconds, random
-from frame.kernels import linear as one_row
-from frame.kernels import linear_rows, norm, norm_linear
+from frame.kernels import linear as one_row, linear_rows, norm, norm_linear
 from frame.kernels.activation import silu_mul
 from frame.kernels.hopper import hopper_rows
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse

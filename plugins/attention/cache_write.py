@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from frame.core.ops import Ops
 from frame.kernels.attention import write_kv
+from frame.ops import Ops
 
 
 def store(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
 
 from .cache_write import store
 from .flash_libraries import LIBRARIES, FlashLibrary

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.attention import AttentionBatch, AttentionSpec, LayerParams
+from frame.interfaces import AttentionBatch, AttentionSpec, LayerParams
 
 
 class FlashLibrary(ABC):

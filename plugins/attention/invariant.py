@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.attention import LayerParams
-from frame.core.ops.attention import dequantize_kv
+from frame.interfaces import LayerParams
+from frame.ops import dequantize_kv
 
 from .paging import StepRows, row_slots
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.attention import AttentionBatch
+from frame.interfaces import AttentionBatch
 
 #: (query [n, H, L, D], keys and values [n, Hk, L, D], mask) → [n, H, L, D]
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]

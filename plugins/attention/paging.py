@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.attention import AttentionBatch, AttentionSpec
+from frame.interfaces import AttentionBatch, AttentionSpec
 
 #: Queries of a prompt are attended in tiles of this many, so that no mask is larger than this times the context.
 TILE = 256

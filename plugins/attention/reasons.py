@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from frame.core.interfaces.attention import AttentionSpec
+from frame.interfaces import AttentionSpec
 
 
 @dataclass(frozen=True)

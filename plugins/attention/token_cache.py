@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from frame.core.ops.attention import quantize_kv
+from frame.ops import quantize_kv
 
 
 class Workspace:

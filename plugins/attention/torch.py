@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
-from frame.core.ops.attention import dequantize_kv
+from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.ops import dequantize_kv
 
 from .invariant import InvariantRow, invariant_row
 from .own_rows import OwnRows, own_rows

@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
-from frame.kernels import attention as kernels
-from frame.kernels import cascade
-from frame.kernels import decode as decode_kernel
+from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.kernels import attention as kernels, cascade, decode as decode_kernel
 from frame.kernels.decode import DecodeLaunch
 from frame.kernels.row_order import longest_first
 

@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
-from frame.core.interfaces.endpoint import Command
-from frame.core.registry import Registry
+from frame.interfaces import Command
+from frame.settings import Registry
 
 _PACKAGES = (
     "frame-llm", "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "msgspec",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from frame.core.interfaces.endpoint import Command
+from frame.interfaces import Command
 
 from .terminal import INTERRUPTED, TerminalClient, TerminalError, add_client_arguments, show
 

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from frame.core.config.compat import TRANSLATIONS, UNUSED
-from frame.core.config.flag_parser import FlagParser
-from frame.core.config.leaves import leaves
-from frame.core.interfaces.endpoint import Command
-from frame.core.named_plugins import ENGINE_PLUGINS, TEXT_PLUGINS
-from frame.core.registry import Registry
+from frame.interfaces import Command
+from frame.settings import ENGINE_PLUGINS, TEXT_PLUGINS, FlagParser, Registry, leaves
 
 _HEAD = "# Made by `frame completion {shell}`; make it again after an update or a new plugin.\n"
 _FOREIGN = frozenset((*TRANSLATIONS, *UNUSED, "plugin"))

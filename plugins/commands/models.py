@@ -7,12 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from frame.core.config.checkpoint import read_checkpoint
-from frame.core.config.errors import ConfigError
-from frame.core.config.flat import from_flat
-from frame.core.config.stored_tensors import read_header
-from frame.core.interfaces.endpoint import Command
-from frame.core.registry import Registry
+from frame.interfaces import Command
+from frame.settings import ConfigError, Registry, from_flat, read_checkpoint, read_header
 
 from .terminal import TerminalClient, TerminalError, add_client_arguments
 

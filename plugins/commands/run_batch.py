@@ -13,13 +13,9 @@ from pathlib import Path
 from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
-from frame.core.config.checkpoint import read_checkpoint
-from frame.core.config.errors import ConfigError
-from frame.core.config.flag_parser import FlagParser
-from frame.core.config.flags import add_config_flags, config_from_arguments
-from frame.core.interfaces.endpoint import Command
-from frame.core.registry import Registry
 from frame.core.server.fetch import FetchError, FetchRules, download, upload
+from frame.interfaces import Command
+from frame.settings import ConfigError, FlagParser, Registry, add_config_flags, config_from_arguments, read_checkpoint
 
 _MAX_WIDTH = 4096
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from frame.core.interfaces.kv import KVLayout
-from frame.core.interfaces.wire import encode
+from frame.interfaces import KVLayout, encode
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):

@@ -12,10 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frame.core.interfaces.connector import ConnectorScheduler, RequestView
-from frame.core.interfaces.kv import KVLayout, StateKV
-from frame.core.interfaces.step import StepPlan, TransferReport
-from frame.core.interfaces.wire import decode, encode
+from frame.interfaces import (
+    ConnectorScheduler,
+    KVLayout,
+    RequestView,
+    StateKV,
+    StepPlan,
+    TransferReport,
+    decode,
+    encode,
+)
 
 from .block_messages import BlockStep, Move, blocks_name
 

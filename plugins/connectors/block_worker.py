@@ -15,10 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.connector import ConnectorWorker
-from frame.core.interfaces.kv import KVLayout
-from frame.core.interfaces.step import TransferReport
-from frame.core.interfaces.wire import decode, encode
+from frame.interfaces import ConnectorWorker, KVLayout, TransferReport, decode, encode
 
 from .block_messages import BlockStep, Move
 

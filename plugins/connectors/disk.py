@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from frame.core.interfaces.connector import RequestView
-from frame.core.interfaces.kv import KVLayout
+from frame.interfaces import KVLayout, RequestView
 
 from .block_files import BlockFiles
 from .block_scheduler import BlockScheduler

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from frame.core.interfaces.kv import KVLayout
+from frame.interfaces import KVLayout
 
 from .block_files import BlockFiles
 from .block_messages import BlockStep

@@ -13,8 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from frame.core.interfaces.connector import RequestView
-from frame.core.interfaces.kv import KVLayout
+from frame.interfaces import KVLayout, RequestView
 
 from .block_messages import BlockStep
 from .block_scheduler import BlockScheduler

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from frame.core.interfaces.wire import decode, encode
+from frame.interfaces import decode, encode
 
 T = TypeVar("T")
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from frame.core.interfaces.kv import KVLayout
-from frame.core.interfaces.step import TransferReport
+from frame.interfaces import KVLayout, TransferReport
 
 from .block_messages import BlockStep, Move
 from .block_worker import BlockWorker, batches

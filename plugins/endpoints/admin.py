@@ -11,8 +11,7 @@ from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from frame.core.interfaces.endpoint import Endpoint, RequestError
-from frame.interfaces import BoundedModel
+from frame.interfaces import BoundedModel, Endpoint, RequestError
 
 _POLL_SECONDS = 0.05
 

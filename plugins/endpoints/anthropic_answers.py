@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from frame.core.interfaces.errors import ErrorShape, RequestError
-from frame.core.interfaces.parser import CallArguments, CallBegin, Content, OutputEvent, Reasoning
+from frame.interfaces import CallArguments, CallBegin, Content, ErrorShape, OutputEvent, Reasoning, RequestError
 
 _TYPES: Mapping[int, str] = MappingProxyType({
     401: "authentication_error",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from frame import StructuredOutputsParams
-from frame.core.interfaces.schema import MAX_INT, BoundedModel, Name, SamplingFields, Text, at_most, limits_of
+from frame.interfaces import MAX_INT, BoundedModel, Name, SamplingFields, Text, at_most, limits_of
 
 _MANY = Field(max_length=1 << 16, fail_fast=True)  # the setting that counts is usually far lower
 _TOOLS = Field(max_length=512, fail_fast=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from frame.core.interfaces.errors import RequestError
+from frame.interfaces import RequestError
 
 from .anthropic_bodies import AnthropicMessage, ConversationBody, Object
 from .replies import Conversation

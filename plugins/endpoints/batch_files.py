@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from frame.core.interfaces.errors import RequestError
+from frame.interfaces import RequestError
 
 Object = dict[str, Any]
 

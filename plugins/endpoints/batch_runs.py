@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from frame.core.interfaces.errors import RequestError
+from frame.interfaces import RequestError
 
 from .batch_files import FileStore, write_json
 

@@ -17,9 +17,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
-from frame.core.interfaces.endpoint import Endpoint
-from frame.core.interfaces.errors import RequestError
-from frame.core.interfaces.schema import BoundedModel, Name, Settings, few
+from frame.interfaces import BoundedModel, Endpoint, Name, RequestError, Settings, few
 
 from .batch_files import FileRecord, FileStore
 from .batch_runs import BatchRecord, BatchStore

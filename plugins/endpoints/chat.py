@@ -12,8 +12,7 @@ from fastapi.responses import Response
 from msgspec import UNSET
 
 from frame import RequestOutputKind
-from frame.core.interfaces.endpoint import Endpoint
-from frame.core.interfaces.parser import Content, OutputEvent
+from frame.interfaces import Content, Endpoint, OutputEvent
 
 from .chat_messages import delta_of, message_for_template, whole_message
 from .names import response_name

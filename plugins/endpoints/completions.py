@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from msgspec import UNSET
 
 from frame import RequestOutputKind
-from frame.core.interfaces.endpoint import Endpoint
+from frame.interfaces import Endpoint
 
 from .merging import merge
 from .names import response_name

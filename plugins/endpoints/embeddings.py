@@ -7,7 +7,7 @@ import time
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from frame.core.interfaces.endpoint import Endpoint
+from frame.interfaces import Endpoint
 
 from .names import response_name
 from .openai_answers import json_response

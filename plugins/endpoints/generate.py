@@ -13,11 +13,11 @@ from msgspec import UNSET, Struct, UnsetType
 from pydantic import Field, ValidationInfo, field_validator
 
 from frame import RequestOutputKind
-from frame.core.interfaces.endpoint import Endpoint
-from frame.core.interfaces.schema import (
+from frame.interfaces import (
     MAX_INT,
     MAX_TOKEN_LIST,
     BoundedModel,
+    Endpoint,
     Name,
     SamplingFields,
     Settings,

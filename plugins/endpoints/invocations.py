@@ -12,8 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, model_validator
 
-from frame.core.interfaces.endpoint import Endpoint, RequestError
-from frame.core.interfaces.schema import BoundedModel, Name
+from frame.interfaces import BoundedModel, Endpoint, Name, RequestError
 
 _ROUTES = (
     ("/v1/chat/completions", ("messages",)),

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from frame.core.interfaces.endpoint import Endpoint
+from frame.interfaces import Endpoint
 
 from .anthropic_answers import AnthropicErrors, Blocks, event, stop_fields
 from .anthropic_bodies import ConversationBody, MessagesBody

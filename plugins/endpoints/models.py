@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from frame.core.interfaces.endpoint import Endpoint
+from frame.interfaces import Endpoint
 
 
 class ModelCard(msgspec.Struct):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from frame import StructuredOutputsParams
-from frame.core.interfaces.schema import (
+from frame.interfaces import (
     MAX_INT,
     MAX_TOKEN_LIST,
     BoundedModel,

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from frame.core.interfaces.endpoint import Endpoint
+from frame.interfaces import Endpoint
 
 _FOLDER = Path(__file__).with_name("static")
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from frame.core.interfaces.endpoint import Endpoint
+from frame.interfaces import Endpoint
 
 from .names import response_name
 from .openai_answers import json_response

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frame import PoolingParams
-from frame.core.interfaces.schema import MAX_INT, BoundedModel, Name, Text, TokenIds, at_most
+from frame.interfaces import MAX_INT, BoundedModel, Name, Text, TokenIds, at_most
 
 from .openai_bodies import check_prompts
 from .pooling_answers import to_base64

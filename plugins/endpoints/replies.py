@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frame import RequestOutputKind
-from frame.core.interfaces.parser import OutputEvent
-from frame.core.interfaces.schema import SamplingFields
+from frame.interfaces import OutputEvent, SamplingFields
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from frame.core.interfaces.endpoint import Endpoint
-from frame.core.interfaces.errors import RequestError
+from frame.interfaces import Endpoint, RequestError
 
 from .replies import Conversation, Reply
 from .responses_bodies import InputBody, ResponsesBody

@@ -8,17 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frame import StructuredOutputsParams
-from frame.core.interfaces.schema import (
-    MAX_INT,
-    BoundedModel,
-    Name,
-    SamplingFields,
-    Settings,
-    Text,
-    at_most,
-    bound_logprobs,
-    few,
-)
+from frame.interfaces import MAX_INT, BoundedModel, Name, SamplingFields, Settings, Text, at_most, bound_logprobs, few
 
 from .structured import StructuredOutputs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from frame.core.interfaces.errors import RequestError
+from frame.interfaces import RequestError
 
 Object = dict[str, Any]
 

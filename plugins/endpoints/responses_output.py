@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from frame.core.interfaces.parser import CallArguments, CallBegin, Content, OutputEvent, Reasoning
+from frame.interfaces import CallArguments, CallBegin, Content, OutputEvent, Reasoning
 
 Object = dict[str, Any]
 

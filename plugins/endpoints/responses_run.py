@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from frame.core.interfaces.errors import RequestError
+from frame.interfaces import RequestError
 
 from .openai_logprobs import TokenTexts
 from .replies import Conversation, Piece, Reply

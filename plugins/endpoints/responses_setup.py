@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from frame.core.interfaces.errors import RequestError
+from frame.interfaces import RequestError
 
 from .replies import Conversation, Reply
 from .responses_bodies import InputBody, ResponsesBody

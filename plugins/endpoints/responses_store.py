@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from frame.core.interfaces.errors import RequestError
+from frame.interfaces import RequestError
 
 Object = dict[str, Any]
 

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from frame import __version__
-from frame.core.interfaces.endpoint import Endpoint, RequestError
+from frame.interfaces import Endpoint, RequestError
 
 
 class ServerEndpoint(Endpoint):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from frame import StructuredOutputsParams
-from frame.core.interfaces.schema import BoundedModel, Name, Text
+from frame.interfaces import BoundedModel, Name, Text
 
 _MAX_CHOICES = 4096
 _MAX_TAGS = 256

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, model_validator
 
-from frame.core.interfaces.endpoint import Endpoint
-from frame.core.interfaces.schema import BoundedModel, Name, Text, TokenIds, few
+from frame.interfaces import BoundedModel, Endpoint, Name, Text, TokenIds, few
 
 from .openai_bodies import Message, Object
 

@@ -11,13 +11,12 @@ from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from frame.core.interfaces.endpoint import Endpoint, RequestError
-from frame.interfaces import BoundedModel
+from frame.interfaces import BoundedModel, Endpoint, RequestError
 
 _MAX_NAME = 128
 
 
-class RpcBody(BoundedModel):
+class RpcBody(BoundedModel):  # type: ignore[no-redef]  # mypy: the field has the name of an argument of __init__
     """Which method, and its keyword arguments as JSON."""
 
     not_served: ClassVar[Mapping[str, str]] = {"args": "give arguments by name, as kwargs"}

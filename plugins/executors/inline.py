@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from frame.core.interfaces.executor import Executor, StepHandle, WorkerFactory
-from frame.core.interfaces.kv import KVLayout
-from frame.core.interfaces.step import StepPlan
+from frame.interfaces import Executor, KVLayout, StepHandle, StepPlan, WorkerFactory
 
 
 class InlineExecutor(Executor):

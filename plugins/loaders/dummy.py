@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.loader import LazyTensor, WeightLoader
+from frame.interfaces import LazyTensor, WeightLoader
 
 
 class DummyLoader(WeightLoader):

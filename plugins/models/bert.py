@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.model import Build, ModelOutput
+from frame.interfaces import Build, ModelOutput
 
 from .encoder import Encoder
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from frame.core.interfaces.model import Build, ForwardStep, Model
-from frame.core.layers import Linear, RotaryEmbedding, normed_linear, normed_silu_mul
+from frame.interfaces import Build, ForwardStep, Model
+from frame.layers import Linear, RotaryEmbedding, normed_linear, normed_silu_mul
 
 Gate = Callable[[Tensor], Tensor]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frame.core.interfaces.model import Build, ForwardStep, Model, ModelOutput
+from frame.interfaces import Build, ForwardStep, Model, ModelOutput
 
 #: In place: what they are given is the widest tensor of a layer and nobody else's.
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from frame.core.interfaces.model import Build
-from frame.core.layers import RotaryEmbedding
+from frame.interfaces import Build
+from frame.layers import RotaryEmbedding
 
 from .decoder import Decoder, GatedMLP, RotaryAttention, SandwichLayer, gate_activation, head_shape, sliding_window
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from frame.core.interfaces.model import Build
-from frame.core.layers import RotaryEmbedding
+from frame.interfaces import Build
+from frame.layers import RotaryEmbedding
 
 from .decoder import RotaryAttention, head_shape, sliding_window
 from .gemma2 import GemmaDecoder, sandwich

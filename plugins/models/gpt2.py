@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frame.core.interfaces.model import Build, ForwardStep, Model
+from frame.interfaces import Build, ForwardStep, Model
 
 from .decoder import first_hidden
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from frame.core.interfaces.model import Build
-from frame.core.layers import RotaryEmbedding
+from frame.interfaces import Build
+from frame.layers import RotaryEmbedding
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape, switched_window
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from frame.core.interfaces.model import Build
-from frame.core.layers import RotaryEmbedding, normed_linear
+from frame.interfaces import Build
+from frame.layers import RotaryEmbedding, normed_linear
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation, head_shape
 from .qwen3 import qwen3_attention

@@ -10,17 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.platform import (
-    SMALL_COPY_BYTES,
-    HostCopy,
-    Memory,
-    MemorySnapshot,
-    Platform,
-    PlatformSpec,
-    Streams,
-)
-from frame.core.ops import Ops
-from frame.core.ops.linear import rows_are_alike
+from frame.interfaces import SMALL_COPY_BYTES, HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
+from frame.ops import Ops, rows_are_alike
 
 from .cpu_ops import CpuOps
 from .options import CpuOptions

@@ -12,11 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.ops import Ops
-from frame.core.ops.experts import fused_experts_invariant
-from frame.core.ops.linear import linear_invariant
-from frame.core.ops.rows import each_row
-from frame.core.ops.step import StepBuffers, StepSizes
+from frame.ops import Ops, StepBuffers, StepSizes, each_row, fused_experts_invariant, linear_invariant
 
 #: Where W xᵀ is 1.2 to 2 times as fast as x Wᵀ (MKL, float32, one thread or two): this many rows, and weights of at
 #: least this many elements.

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.pooling import Pooler, PoolerRows, PoolerSizes
-from frame.core.ops import Ops
+from frame.interfaces import Pooler, PoolerRows, PoolerSizes
+from frame.ops import Ops
 
 
 class LastPooler(Pooler):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.pooling import Pooler, PoolerRows
+from frame.interfaces import Pooler, PoolerRows
 
 
 class AllPooler(Pooler):

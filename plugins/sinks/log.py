@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from frame.core.interfaces.report import MetricsSink, RequestReport
+from frame.interfaces import MetricsSink, RequestReport
 
 #: Settings of a request that are numbers; texts among them, such as stop strings, could tell what was asked.
 _PARAMS = (

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from frame.core.interfaces.report import MetricsSink, RequestReport
+from frame.interfaces import MetricsSink, RequestReport
 
 from .otel_options import TraceOptions
 

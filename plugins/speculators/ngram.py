@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.speculator import DraftContext, Drafts, Speculator
+from frame.interfaces import DraftContext, Drafts, Speculator
 
 from .ngram_options import NgramOptions
 

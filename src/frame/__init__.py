@@ -5,36 +5,38 @@ The public names. Each is imported on first use, so `import frame` is quick and 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .lazy import lazy_names
+
 if TYPE_CHECKING:
-    from .core.config.arguments import AsyncEngineArgs as AsyncEngineArgs
-    from .core.config.arguments import EngineArgs as EngineArgs
+    __version__: str
+    from .core.config.arguments import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
+    from .core.front.async_llm import AsyncLLM as AsyncLLM, AsyncLLMEngine as AsyncLLMEngine
     from .core.front.beam import BeamSearchParams as BeamSearchParams
     from .core.front.llm import LLM as LLM
     from .core.front.llm_engine import LLMEngine as LLMEngine
     from .core.front.logprobs import Logprob as Logprob
-    from .core.front.outputs import CompletionOutput as CompletionOutput
-    from .core.front.outputs import RequestOutput as RequestOutput
-    from .core.front.pooled_outputs import ClassificationOutput as ClassificationOutput
-    from .core.front.pooled_outputs import ClassificationRequestOutput as ClassificationRequestOutput
-    from .core.front.pooled_outputs import EmbeddingOutput as EmbeddingOutput
-    from .core.front.pooled_outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
-    from .core.front.pooled_outputs import PoolingOutput as PoolingOutput
-    from .core.front.pooled_outputs import PoolingRequestOutput as PoolingRequestOutput
-    from .core.front.pooled_outputs import ScoringOutput as ScoringOutput
-    from .core.front.pooled_outputs import ScoringRequestOutput as ScoringRequestOutput
-    from .core.front.prompts import PromptType as PromptType
-    from .core.front.prompts import TextPrompt as TextPrompt
-    from .core.front.prompts import TokensPrompt as TokensPrompt
+    from .core.front.outputs import CompletionOutput as CompletionOutput, RequestOutput as RequestOutput
+    from .core.front.pooled_outputs import (
+        ClassificationOutput as ClassificationOutput,
+        ClassificationRequestOutput as ClassificationRequestOutput,
+        EmbeddingOutput as EmbeddingOutput,
+        EmbeddingRequestOutput as EmbeddingRequestOutput,
+        PoolingOutput as PoolingOutput,
+        PoolingRequestOutput as PoolingRequestOutput,
+        ScoringOutput as ScoringOutput,
+        ScoringRequestOutput as ScoringRequestOutput,
+    )
+    from .core.front.prompts import PromptType as PromptType, TextPrompt as TextPrompt, TokensPrompt as TokensPrompt
     from .core.hookspecs import hookimpl as hookimpl
     from .core.interfaces.pooling_params import PoolingParams as PoolingParams
-    from .core.interfaces.provider import API_VERSION as API_VERSION
-    from .core.interfaces.provider import Provider as Provider
-    from .core.interfaces.sampling import RequestOutputKind as RequestOutputKind
-    from .core.interfaces.sampling import SamplingParams as SamplingParams
-    from .core.interfaces.sampling import StructuredOutputsParams as StructuredOutputsParams
+    from .core.interfaces.provider import API_VERSION as API_VERSION, Provider as Provider
+    from .core.interfaces.sampling import (
+        RequestOutputKind as RequestOutputKind,
+        SamplingParams as SamplingParams,
+        StructuredOutputsParams as StructuredOutputsParams,
+    )
     from .core.registry import ModelRegistry as ModelRegistry
 
 _HOMES = {
@@ -62,23 +64,19 @@ _HOMES = {
     "interfaces.pooling_params": ("PoolingParams",),
     "front.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
 #: Modules that are attributes of `frame` without an import of their own.
-_MODULES = frozenset(("interfaces", "kernels", "layers", "ops", "plugins", "testing"))
+_MODULES = ("interfaces", "kernels", "layers", "ops", "plugins", "settings", "testing")
+_find, _, _names = lazy_names(__name__, "frame.core", _HOMES, _MODULES)
+__all__ = sorted((*_names, "__version__"))  # pyright: ignore[reportUnsupportedDunderAll]
 
-__all__ = sorted((*_HOME, "__version__"))
+if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
 
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("frame-llm")
-    if name in _HOME:
-        return getattr(import_module(f".core.{_HOME[name]}", __name__), name)
-    if name in _MODULES:
-        return import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return version("frame-llm")
+        return _find(name)
 
 
 def __dir__() -> list[str]:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from frame.core.config.errors import ConfigError
 from frame.plugins.commands.bench import metrics, plots, report, sweep

@@ -7,8 +7,7 @@ import re
 from dataclasses import asdict, fields
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from frame.core.config.arguments import AsyncEngineArgs, EngineArgs
 from frame.core.config.compat import TRANSLATIONS, UNUSED

@@ -6,8 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from frame.plugins.connectors.block_files import HEADER, INCOMING, ROOT, BlockFiles
 

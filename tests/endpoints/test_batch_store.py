@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frame.core.interfaces import RequestError
+from frame.interfaces import RequestError
 from frame.plugins.endpoints import batch_files, batch_runs
 from frame.plugins.endpoints.batch_files import FileStore
 from frame.plugins.endpoints.batch_runs import BatchRecord, BatchStore

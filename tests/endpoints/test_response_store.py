@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from frame.core.interfaces import RequestError
+from frame.interfaces import RequestError
 from frame.plugins.endpoints.responses_store import ResponseStore, StoredResponse
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from frame.core.config.flat import from_flat
 from frame.core.engine.cache.common_prefixes import SharedPrefixes

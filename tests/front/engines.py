@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from frame.core.interfaces import EngineInfo, EngineOutput, EngineStats, LogprobRows
+from frame.interfaces import EngineInfo, EngineOutput, EngineStats, LogprobRows
 
 INFO = EngineInfo(
     max_model_len=64, vocab_size=400, num_blocks=8, block_size=16, platform="fake", attention=["fake"], dtype="float32"

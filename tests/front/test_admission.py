@@ -5,7 +5,7 @@ import pytest
 
 from frame.core.front.input_processor import Admission, Limits, default_sampling_params, derive_seed
 from frame.core.front.prompts import InvalidRequest, as_prompts, parse_prompt
-from frame.core.interfaces import SamplingParams, StructuredOutputsParams
+from frame.interfaces import SamplingParams, StructuredOutputsParams
 
 LIMITS = Limits(max_model_len=32, vocab_size=400, max_logprobs=5, priorities=False)
 

@@ -10,8 +10,8 @@ from frame.core.config.flat import from_flat
 from frame.core.front.async_llm import AsyncLLM
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.template import ChatOptions
-from frame.core.interfaces import EngineDeadError, EngineOutput, RequestOutputKind, SamplingParams
 from frame.core.registry import Registry
+from frame.interfaces import EngineDeadError, EngineOutput, RequestOutputKind, SamplingParams
 
 from .engines import FakeEngine
 from .test_front import checkpoint

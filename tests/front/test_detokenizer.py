@@ -3,8 +3,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from frame.core.front.detokenizer import PieceDetokenizer, WindowDetokenizer, make_detokenizer
 

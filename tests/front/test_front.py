@@ -4,8 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from frame.core.config.checkpoint import Checkpoint
 from frame.core.config.flat import from_flat
@@ -13,7 +12,7 @@ from frame.core.front.front import Front
 from frame.core.front.outputs import CompletionOutput, FlatLogprobs, RequestOutput
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.tokenizer import TokenizerSource
-from frame.core.interfaces import EngineOutput, RequestOutputKind, SamplingParams
+from frame.interfaces import EngineOutput, RequestOutputKind, SamplingParams
 
 from .engines import INFO, FakeEngine, rows
 
@@ -218,7 +217,7 @@ def test_abort_ends_all_outputs_of_a_request(source, tokenizer):
 
 
 def test_errors_of_one_request_reach_its_caller(source):
-    from frame.core.interfaces import EngineOutput
+    from frame.interfaces import EngineOutput
 
     front = make_front(source)
     front.submit("r", "hello", SamplingParams())

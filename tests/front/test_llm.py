@@ -9,7 +9,7 @@ from frame.core.front.llm import LLM
 from frame.core.front.llm_engine import LLMEngine
 from frame.core.front.metrics import Counter, Gauge, Histogram, Vector
 from frame.core.front.prompts import InvalidRequest
-from frame.core.interfaces import RequestOutputKind, SamplingParams
+from frame.interfaces import RequestOutputKind, SamplingParams
 
 from .engines import INFO, FakeEngine
 from .test_front import checkpoint
@@ -210,7 +210,7 @@ def test_beam_search_finds_the_best_of_a_small_tree(source, tokenizer, width, le
 
     import numpy as np
 
-    from frame.core.interfaces import EngineOutput, LogprobRows
+    from frame.interfaces import EngineOutput, LogprobRows
 
     eos = tokenizer.eos_token_id
     table = {  # last token -> (token, probability), best first

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from frame.core.ops import experts as reference
-from frame.kernels import experts as kernels
-from frame.kernels import routing
+from frame.kernels import experts as kernels, routing
 from frame.kernels.expert_launch import Launch, Tile, invariant_launch, rule, vector_launch
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 from frame.plugins.platforms.cuda.platform import CudaOps

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from frame.core.ops import Ops, activation, norm, rotary
-from frame.kernels import activation as activation_kernels
-from frame.kernels import linear as linear_kernels
-from frame.kernels import norm as norm_kernels
-from frame.kernels import norm_linear as norm_linear_kernels
-from frame.kernels import rotary as rotary_kernels
+from frame.kernels import (
+    activation as activation_kernels,
+    linear as linear_kernels,
+    norm as norm_kernels,
+    norm_linear as norm_linear_kernels,
+    rotary as rotary_kernels,
+)
 
 pytestmark = pytest.mark.gpu
 

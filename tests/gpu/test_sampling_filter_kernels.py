@@ -7,8 +7,7 @@ import os
 import pytest
 import torch
 
-from frame.core.ops import random as noise
-from frame.core.ops import sampling
+from frame.core.ops import random as noise, sampling
 from frame.kernels import filters as kernels
 from frame.kernels.sampling import draw
 

@@ -9,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from frame.core.ops import random as noise
-from frame.core.ops import sampling
+from frame.core.ops import random as noise, sampling
 from frame.kernels import sampling as kernels
 from frame.kernels.noise import gumbel_noise, noise_size
 from frame.kernels.reach import bar_of, over_bar

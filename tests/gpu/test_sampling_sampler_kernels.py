@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from frame.core.interfaces import TokenMasks
 from frame.core.interfaces.platform import Streams
 from frame.core.ops import Ops
 from frame.core.worker.sample.sampler import Sampler
+from frame.interfaces import TokenMasks
 from frame.kernels import filters, logits, logprobs, sampling
 from frame.plugins.platforms.cpu import HostStreams
 from tests.worker.sampling import new_request

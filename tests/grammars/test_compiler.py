@@ -13,8 +13,8 @@ from frame.core.engine.grammar.compiler import MAX_PENDING, GrammarCompiler, mak
 from frame.core.engine.grammar.progress import GrammarProgress
 from frame.core.engine.grammar.trial import GrammarTrial
 from frame.core.engine.request import QueueFullError
-from frame.core.interfaces import Grammar, GrammarBackend, GrammarMatcher, StructuredOutputsParams
 from frame.core.registry import PluginError, Registry
+from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, StructuredOutputsParams
 
 
 class FakeGrammar(Grammar):

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import validate
 
 from frame import LLM, SamplingParams, StructuredOutputsParams
-from frame.core.interfaces import EngineRequest
+from frame.interfaces import EngineRequest
 
 SCHEMA = {
     "type": "object",

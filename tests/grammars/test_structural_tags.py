@@ -9,7 +9,7 @@ import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.front.vocabulary import TokenizerVocabulary
-from frame.core.interfaces import StructuredOutputsParams
+from frame.interfaces import StructuredOutputsParams
 from frame.plugins.grammars.guidance import GuidanceBackend
 from frame.testing import tokenizers
 

@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from frame.core.interfaces import SamplingParams, decode, encode
 from frame.core.interfaces.sampling import StructuredOutputsParams
+from frame.interfaces import SamplingParams, decode, encode
 
 
 def test_defaults_ask_for_nothing_special():

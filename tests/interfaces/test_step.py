@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from frame.core.interfaces import TokenMasks
+from frame.interfaces import TokenMasks
 
 
 @pytest.mark.parametrize(("rows", "width"), [(3, 2), (1, 1), (0, 4)])

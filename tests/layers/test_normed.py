@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from frame.core.layers import Linear, RMSNorm, normed_linear, normed_silu_mul
 from frame.core.ops import Ops
+from frame.layers import Linear, RMSNorm, normed_linear, normed_silu_mul
 from tests.layers.test_weights import make_build
 
 SIZE = 8

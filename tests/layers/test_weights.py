@@ -8,9 +8,9 @@ import torch
 
 from frame.core.interfaces.loader import LazyTensor, WeightLoader
 from frame.core.interfaces.model import ForwardStep, Groups, Model
-from frame.core.layers import ModelBuild, WeightError, load_weights
 from frame.core.ops import Ops
 from frame.core.parallel.group import SingleGroup
+from frame.layers import ModelBuild, WeightError, load_weights
 
 
 class MemoryTensor(LazyTensor):

@@ -9,10 +9,10 @@ from torch import Tensor
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.attention import AttentionBackend, LayerParams
 from frame.core.interfaces.model import ForwardStep, Groups, Model
-from frame.core.layers import ModelBuild, load_weights
 from frame.core.ops import Ops
 from frame.core.parallel.group import ProcessGroup, SingleGroup
 from frame.core.registry import Registry
+from frame.layers import ModelBuild, load_weights
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 
 

@@ -9,8 +9,8 @@ import torch
 
 from frame.core.config.tree import FrameConfig, LoadConfig
 from frame.core.interfaces.model import Model
-from frame.core.layers import load_weights
 from frame.core.registry import Registry
+from frame.layers import load_weights
 from frame.plugins.loaders.dummy import DummyLoader
 from frame.testing.checkpoints import FAMILIES, make_checkpoint
 from tests.layers.ranks import run_ranks

@@ -2,8 +2,7 @@ import math
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from frame.core.ops import logits as ops
 

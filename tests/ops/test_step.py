@@ -1,7 +1,6 @@
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from frame.core.ops import step
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from frame.plugins import parsers
 from frame.plugins.parsers.literals import MAX_DEPTH, LiteralError, read_json, read_literal, to_json

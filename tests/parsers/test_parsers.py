@@ -7,8 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from frame.core.config.tree import FrameConfig
 from frame.core.registry import Registry

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from frame.core.interfaces import EngineOutput, EngineRequest, SamplingParams
 from frame.core.processes.channel import AsyncChannel, Channel, FrameTooLargeError, listen, pack, same_user
 from frame.core.processes.messages import Abort, Add, FromEngine, Outputs, ToEngine
+from frame.interfaces import EngineOutput, EngineRequest, SamplingParams
 
 
 def test_messages_survive_the_trip() -> None:

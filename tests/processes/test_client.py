@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from frame.core.config.tree import FrameConfig
-from frame.core.interfaces import EngineDeadError, EngineOutput, EngineRequest, SamplingParams
 from frame.core.interfaces.client import BrokenEngineError
 from frame.core.processes import engine_host, standby
 from frame.core.processes.channel import Channel, listen, pack
@@ -26,6 +25,7 @@ from frame.core.processes.engine_host import EngineHost
 from frame.core.processes.journal import NullJournal
 from frame.core.processes.messages import Call, EngineUp, FromEngine, Hello, Outputs, Stage, Verdict
 from frame.core.processes.standby import EngineChild
+from frame.interfaces import EngineDeadError, EngineOutput, EngineRequest, SamplingParams
 from tests.server.fake_engine import FakeEngine
 from tests.server.running import alive, until
 

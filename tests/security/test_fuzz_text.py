@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pydantic import ValidationError
 
 from frame.core.config.tree import FrameConfig
@@ -19,14 +18,13 @@ from frame.core.engine.cache.hashing import BlockHasher
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.template import ChatOptions, render_chat
 from frame.core.front.tokenizer import Tokenizer
-from frame.core.interfaces import RequestError
 from frame.core.interfaces.errors import ErrorShape
 from frame.core.interfaces.schema import BoundedModel, Limits
 from frame.core.registry import Registry
 from frame.core.server.errors import ERROR_SHAPE, error_body, error_event
 from frame.core.server.fetch import FetchError, FetchRules, parse_url
 from frame.core.server.strict_json import MAX_DEPTH, parse_json
-from frame.interfaces import ParserRequest
+from frame.interfaces import ParserRequest, RequestError
 from frame.plugins.endpoints.anthropic_answers import AnthropicErrors, event
 from frame.plugins.endpoints.openai_answers import Delta, DeltaChoice, Frames
 from frame.testing import tokenizers as tiny

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frame.core.bounded_process import BoundedProcess, Ready, Refused
+from frame.core.processes.bounded_process import BoundedProcess, Ready, Refused
 from frame.core.processes.python_command import python_command
 from tests.server.running import FAKE, Running
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 from frame.core.config.tree import FrameConfig
-from frame.core.interfaces import RequestError
 from frame.core.registry import Registry
 from frame.core.server import batch_lines
 from frame.core.server.app import build_app, make_endpoints
 from frame.core.server.batch_lines import BatchLines, line_id
 from frame.core.server.deadlines import DEADLINE
 from frame.core.server.ingress import REQUEST
+from frame.interfaces import RequestError
 from frame.testing.fake_serving import FakeServing
 
 HELLO = [{"role": "user", "content": "hello"}]

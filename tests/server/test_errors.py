@@ -10,8 +10,8 @@ import httpx
 from fastapi import APIRouter, Request
 
 from frame.core.config.tree import FrameConfig
-from frame.core.interfaces import Endpoint, ErrorShape, RequestError
 from frame.core.server.app import build_app
+from frame.interfaces import Endpoint, ErrorShape, RequestError
 from frame.testing.fake_serving import FakeServing
 
 

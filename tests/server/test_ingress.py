@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from frame.core.interfaces import RequestError
 from frame.core.server.ingress import JSON_BODY, Ingress, respond
 from frame.core.server.keys import KeyRing
 from frame.core.server.limits import KeyLimits
 from frame.core.server.strict_json import MAX_DEPTH, BodyParser, parse_json
+from frame.interfaces import RequestError
 
 
 class Recorder:

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -24,10 +25,9 @@ _OURS = "frame."
 def contract() -> dict[str, Any]:
     """Everything that a plugin may rely on, by area and name."""
     import frame
-    from frame import interfaces, layers, testing
+    from frame import interfaces, layers, ops, settings, testing
     from frame.core import hookspecs
     from frame.core.offers import KINDS
-    from frame.ops import Ops
 
     hooks = {name: str(inspect.signature(hook)) for name, hook in vars(hookspecs).items() if name.startswith("frame_")}
     return {
@@ -37,7 +37,8 @@ def contract() -> dict[str, Any]:
         "frame": sorted(frame.__all__),
         "frame.interfaces": _names(interfaces),
         "frame.layers": _names(layers),
-        "frame.ops": {"Ops": dict(_members(Ops))},
+        "frame.ops": _names(ops),
+        "frame.settings": _names(settings),
         "frame.testing": sorted(testing.__dir__()),
     }
 
@@ -51,9 +52,9 @@ def _names(module: ModuleType) -> dict[str, Any]:
 def _describe(value: Any) -> Any:
     if inspect.isclass(value):
         return _describe_class(value)
-    if inspect.isfunction(value):
+    if inspect.isfunction(inspect.unwrap(value) if callable(value) else value):
         return _signature(value)
-    return str(value)
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def _describe_class(kind: type[Any]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from frame.core.interfaces import NewRequest, SamplingParams, StepResult
 from frame.core.ops import Ops
 from frame.core.worker.sample.sampler import Sampler
+from frame.interfaces import NewRequest, SamplingParams, StepResult
 from frame.plugins.platforms.cpu import HostStreams
 
 VOCAB = 40

@@ -2,10 +2,8 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from frame.core.interfaces import SamplingParams
 from frame.core.interfaces.batch_logits import (
     AdapterLogitsProcessor,
     BatchLogitsProcessor,
@@ -14,6 +12,7 @@ from frame.core.interfaces.batch_logits import (
 )
 from frame.core.worker.sample.batch_processors import BatchProcessorAdapter, DenseRows
 from frame.core.worker.sample.request_processors import RequestProcessors
+from frame.interfaces import SamplingParams
 from tests.worker.sampling import VOCAB, add, draw, make_sampler, new_request, some_logits
 
 ONE_WAY, SWAP = MoveDirectionality.UNIDIRECTIONAL, MoveDirectionality.SWAP

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from frame.core.config.tree import FrameConfig, ModelConfig
-from frame.core.interfaces import LogitsProcessor, Provider, SamplingParams
 from frame.core.interfaces.batch_logits import AdapterLogitsProcessor, BatchLogitsProcessor
 from frame.core.offers import Offer, PluginError
 from frame.core.registry import Registry
 from frame.core.worker.sample.batch_processors import BatchProcessorAdapter
 from frame.core.worker.sample.processors import load_processors, request_check
 from frame.core.worker.sample.request_processors import RequestProcessors
+from frame.interfaces import LogitsProcessor, Provider, SamplingParams
 from tests.worker.sampling import add, draw, make_sampler, new_request, some_logits
 
 CPU = torch.device("cpu")

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from frame.core.interfaces import LogprobRows, StepPlan
 from frame.core.ops import Ops
 from frame.core.worker.sample import prompt_logprobs
 from frame.core.worker.sample.prompt_logprobs import PromptLogprobs
+from frame.interfaces import LogprobRows, StepPlan
 from frame.plugins.platforms.cpu import HostStreams
 from tests.worker.sampling import new_request
 

@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from frame.core.interfaces import SamplingParams, TokenMasks, encode
+from frame.interfaces import SamplingParams, TokenMasks, encode
 from tests.worker.sampling import EOS, VOCAB, add, draw, make_sampler, new_request, sample, some_logits
 
 GREEDY = {"temperature": 0.0}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from frame.core.config.errors import ConfigError
+from frame.settings import ConfigError
 
 from .event_stream import EventStream
 from .record import BenchRequest, RequestRecord

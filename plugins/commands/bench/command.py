@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-from frame.core.interfaces.endpoint import Command
+from frame.interfaces import Command
 
 from .output import check_outputs
 from .subcommand_parser import SubcommandParser

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from frame.core.config.errors import ConfigError, near
+from frame.settings import ConfigError, near
 
 from .record import BenchRequest
 from .text_source import TextSource

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from frame.core.ops import Ops
+from frame.ops import Ops
 
 _HEAD_DIM, _BLOCK, _EXPERTS = 64, 16, 64
 

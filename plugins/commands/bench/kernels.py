@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from frame.core.config.errors import ConfigError, near
-from frame.core.interfaces.endpoint import Command
+from frame.interfaces import Command
+from frame.settings import ConfigError, near
 
 from .metrics import percentile
 from .output import add_output_flags, finish, progress_bar, stamp

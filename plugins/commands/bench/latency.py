@@ -8,8 +8,8 @@ import statistics
 import time
 from typing import Any
 
-from frame.core.config.errors import ConfigError
-from frame.core.interfaces.endpoint import Command
+from frame.interfaces import Command
+from frame.settings import ConfigError
 
 from .metrics import percentile
 from .offline import IdSource, add_engine_flags, as_prompts, engine_config, engine_facts, start_engine

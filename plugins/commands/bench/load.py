@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
-from frame.core.config.errors import ConfigError
+from frame.settings import ConfigError
 
 from .arrivals import arrival_times
 from .client import Target, http_client, send

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from frame.core.config.errors import ConfigError
+from frame.settings import ConfigError
 
 from .record import RequestRecord
 

@@ -10,11 +10,15 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from frame.core.config.checkpoint import find_folder, read_checkpoint
-from frame.core.config.errors import ConfigError
-from frame.core.config.flag_parser import FlagParser
-from frame.core.config.flags import add_config_flags, config_from_arguments
-from frame.core.config.tree import FrameConfig
+from frame.settings import (
+    ConfigError,
+    FlagParser,
+    FrameConfig,
+    add_config_flags,
+    config_from_arguments,
+    find_folder,
+    read_checkpoint,
+)
 
 from .output import add_output_flags
 from .text_source import TextSource, TokenizerSource

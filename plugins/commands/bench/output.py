@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from frame.core.config.errors import ConfigError
+from frame.settings import ConfigError
 
 from .plots import Plot
 from .report import Table, fact_table, page, shown, write_text

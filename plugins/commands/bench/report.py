@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from frame.core.config.errors import ConfigError
+from frame.settings import ConfigError
 
 from .plots import Plot, svg
 

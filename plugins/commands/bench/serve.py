@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from frame.core.config.errors import ConfigError
-from frame.core.config.flag_parser import FlagParser, read_json, read_mapping
-from frame.core.interfaces.endpoint import Command
+from frame.interfaces import Command
+from frame.settings import ConfigError, FlagParser, read_json, read_mapping
 
 from .client import Target
 from .datasets import add_dataset_flags, make_requests

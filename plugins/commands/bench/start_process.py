@@ -27,7 +27,7 @@ def main(output: str) -> int:
     del torch
     stage("import torch")
     from frame import LLM, LLMEngine, SamplingParams
-    from frame.core.config.tree import FrameConfig
+    from frame.settings import FrameConfig
 
     config: Any = FrameConfig.model_validate(began["config"])
     stage("import the engine")

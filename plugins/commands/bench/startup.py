@@ -14,11 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from frame.core.config.checkpoint import find_folder
-from frame.core.config.errors import ConfigError
-from frame.core.config.flag_parser import FlagParser
-from frame.core.config.flags import add_config_flags
-from frame.core.interfaces.endpoint import Command
+from frame.interfaces import Command
+from frame.settings import ConfigError, FlagParser, add_config_flags, find_folder
 
 from .metrics import percentile
 from .offline import engine_config

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from frame.core.config.errors import near
-from frame.core.config.flag_parser import FlagParser
+from frame.settings import FlagParser, near
 
 
 class SubcommandParser(FlagParser):

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from frame.core.config.errors import ConfigError
-from frame.core.interfaces.endpoint import Command
+from frame.interfaces import Command
+from frame.settings import ConfigError
 
 from .output import add_output_flags, finish, progress_bar, stamp
 from .plots import Plot, Series

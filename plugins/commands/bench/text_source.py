@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from frame.core.config.errors import ConfigError
+from frame.settings import ConfigError
 
 #: Short common words: nearly every tokenizer has each of them, with its space, as one token.
 _WORDS = tuple(
@@ -98,7 +98,7 @@ class TokenizerSource:
 def text_source(tokenizer: str | None, model: str | None) -> TextSource:
     """The tokenizer that was named, else that of a local model folder, else words."""
     if tokenizer is not None:
-        from frame.core.config.checkpoint import find_folder
+        from frame.settings import find_folder
 
         path = Path(tokenizer).expanduser()
         return TokenizerSource(path if path.is_file() else find_folder(tokenizer))

@@ -7,9 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from frame.core.config.checkpoint import read_checkpoint
-from frame.core.config.errors import ConfigError
-from frame.core.interfaces.endpoint import Command
+from frame.interfaces import Command
+from frame.settings import ConfigError, read_checkpoint
 
 from .datasets import add_dataset_flags, make_requests
 from .metrics import METRICS, summary

@@ -6,11 +6,8 @@ import argparse
 import json
 from typing import Any, cast
 
-from frame.core.config.checkpoint import read_checkpoint
-from frame.core.config.errors import ConfigError
-from frame.core.config.flag_parser import FlagParser
-from frame.core.config.flags import add_config_flags, config_from_arguments
-from frame.core.interfaces.endpoint import Command
+from frame.interfaces import Command
+from frame.settings import ConfigError, FlagParser, add_config_flags, config_from_arguments, read_checkpoint
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 

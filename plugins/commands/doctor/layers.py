@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from frame.core.config.checkpoint import Checkpoint
-from frame.core.config.errors import ConfigError
-from frame.core.config.model_config import ModelConfig
-from frame.core.interfaces.kv import AnyKVSpec, FullKV, SlidingKV
+from frame.interfaces import AnyKVSpec, FullKV, SlidingKV
+from frame.settings import Checkpoint, ConfigError, ModelConfig
 
 #: Families whose every layer has the window, where there is one; with True only if `use_sliding_window` is on.
 _EVERY_LAYER = {"mistral": False, "qwen3_moe": True}

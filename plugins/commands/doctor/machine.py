@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from frame.core.config.errors import ConfigError
+from frame.settings import ConfigError
 
 _SECONDS = 20
 

@@ -1,6 +1,6 @@
 """Memory, capacity and load time of a checkpoint on a device. Arithmetic alone: nothing is loaded, torch is not needed.
 
-The KV cache follows the engine's own layout (`frame.core.interfaces.kv_layout`); the rules of the default platforms'
+The KV cache follows the engine's own layout (`frame.interfaces.plan_layout`); the rules of the default platforms'
 memory are restated here, and tests hold them against engines.
 """
 
@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from frame.core.config.checkpoint import Checkpoint
-from frame.core.config.errors import ConfigError
-from frame.core.config.tree import FrameConfig
-from frame.core.interfaces.kv import DTYPE_BYTES, KVLayout
-from frame.core.interfaces.kv_layout import (
+from frame.interfaces import (
+    DTYPE_BYTES,
+    KVLayout,
     blocks_needed,
     full_bytes,
     group_layers,
@@ -22,6 +20,7 @@ from frame.core.interfaces.kv_layout import (
     plan_layout,
     with_blocks,
 )
+from frame.settings import Checkpoint, ConfigError, FrameConfig
 
 from .layers import Shape, read_shape
 from .machine import Device

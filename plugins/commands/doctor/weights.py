@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from frame.core.config.errors import ConfigError
-from frame.core.config.stored_tensors import StoredTensor, read_header
+from frame.settings import ConfigError, StoredTensor, read_header
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 #: What files call the types that layers compute in.

@@ -15,21 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.platform import (
-    EagerGraphs,
-    Graphs,
-    Memory,
-    MemorySnapshot,
-    Platform,
-    PlatformSpec,
-    Streams,
-)
-from frame.core.ops import Norm, Ops
-from frame.core.ops.step import StepBuffers, StepSizes
+from frame.interfaces import EagerGraphs, Graphs, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
 from frame.kernels import (
     activation,
     experts,
     filters,
+    linear as one_row,
     logits,
     logprobs,
     norm,
@@ -39,9 +30,9 @@ from frame.kernels import (
     sampling,
     step,
 )
-from frame.kernels import linear as one_row
 from frame.kernels.hopper import hopper_rows
 from frame.kernels.linear_invariant import gate_pays, hopper_product, linear_invariant, linear_silu_mul_invariant
+from frame.ops import Norm, Ops, StepBuffers, StepSizes
 
 from ..options import CudaOptions, HopperProducts
 from . import library as library

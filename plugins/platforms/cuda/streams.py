@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.platform import SMALL_COPY_BYTES, HostCopy, Streams
+from frame.interfaces import SMALL_COPY_BYTES, HostCopy, Streams
 
 from . import weight_copies
 

@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from .endpoint_suite import EndpointSuite as EndpointSuite
     from .executor_suite import ExecutorSuite as ExecutorSuite
     from .fake_serving import FakeServing as FakeServing
-    from .fake_worker import FakeExecutor as FakeExecutor
-    from .fake_worker import FakeWorker as FakeWorker
-    from .fake_worker import FakeWorkers as FakeWorkers
+    from .fake_worker import FakeExecutor as FakeExecutor, FakeWorker as FakeWorker, FakeWorkers as FakeWorkers
     from .grammar_suite import GrammarBackendSuite as GrammarBackendSuite
     from .loader_suite import WeightLoaderSuite as WeightLoaderSuite
     from .model_suite import ModelSuite as ModelSuite
-    from .parser_suite import ReasoningParserSuite as ReasoningParserSuite
-    from .parser_suite import ToolParserSuite as ToolParserSuite
+    from .parser_suite import ReasoningParserSuite as ReasoningParserSuite, ToolParserSuite as ToolParserSuite
     from .platform_suite import PlatformSuite as PlatformSuite
     from .plugin_suite import PluginSuite as PluginSuite
     from .pooler_suite import PoolerSuite as PoolerSuite

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 from triton.runtime.cache import triton_key
 
-from frame.plugins.platforms.cuda.compile import early as cuda_early
-from frame.plugins.platforms.cuda.compile import triton_files
+from frame.plugins.platforms.cuda.compile import early as cuda_early, triton_files
 
 
 def test_files_of_triton_are_hashed_once_and_meanwhile() -> None:

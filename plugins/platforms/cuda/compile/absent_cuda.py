@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from frame.core.interfaces.platform import Memory, Platform, Streams
+from frame.interfaces import Memory, Platform, Streams
 
 from ...processors import num_processors
 from ..platform import CudaPlatform

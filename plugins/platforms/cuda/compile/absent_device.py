@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from frame.core.interfaces.platform import HostCopy, Memory, MemorySnapshot, Streams
+from frame.interfaces import HostCopy, Memory, MemorySnapshot, Streams
 
 from .compiler import absent_driver
 

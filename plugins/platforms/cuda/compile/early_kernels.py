@@ -21,7 +21,7 @@ from threading import Thread
 from types import ModuleType
 from typing import Any
 
-from frame.core.config.checkpoint import Checkpoint, read_checkpoint
+from frame.settings import Checkpoint, read_checkpoint
 
 from ...processors import num_processors
 from .forks import ForkedGroup

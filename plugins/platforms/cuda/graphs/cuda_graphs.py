@@ -19,9 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.model import Model
-from frame.core.interfaces.platform import Forward, Graphs, StepShape
-from frame.core.interfaces.step import StepPlan
+from frame.interfaces import Forward, Graphs, Model, StepPlan, StepShape
 
 from ...options import CudaOptions
 from .capture import Recorded

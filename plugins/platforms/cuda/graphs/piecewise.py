@@ -18,8 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.model import ForwardStep
-from frame.core.interfaces.platform import Forward
+from frame.interfaces import Forward, ForwardStep
 
 logger = logging.getLogger("frame.platforms.cuda")
 

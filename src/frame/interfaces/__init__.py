@@ -1,0 +1,246 @@
+"""The contract for plugin authors: what plugins implement, and what crosses between the parts of frame.
+
+Names are imported on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from frame.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from frame.core.interfaces.attention import (
+        AttentionBackend as AttentionBackend,
+        AttentionBatch as AttentionBatch,
+        AttentionSpec as AttentionSpec,
+        LayerParams as LayerParams,
+        SharedPrefix as SharedPrefix,
+        stride_view as stride_view,
+    )
+    from frame.core.interfaces.batch_logits import (
+        AdapterLogitsProcessor as AdapterLogitsProcessor,
+        BatchLogitsProcessor as BatchLogitsProcessor,
+        BatchUpdate as BatchUpdate,
+        MoveDirectionality as MoveDirectionality,
+    )
+    from frame.core.interfaces.client import (
+        EngineClient as EngineClient,
+        EngineCore as EngineCore,
+        EngineDeadError as EngineDeadError,
+        EngineInfo as EngineInfo,
+    )
+    from frame.core.interfaces.connector import (
+        ConnectorScheduler as ConnectorScheduler,
+        ConnectorWorker as ConnectorWorker,
+        NullConnectorScheduler as NullConnectorScheduler,
+        NullConnectorWorker as NullConnectorWorker,
+        RequestView as RequestView,
+    )
+    from frame.core.interfaces.endpoint import (
+        Command as Command,
+        Endpoint as Endpoint,
+        Serving as Serving,
+    )
+    from frame.core.interfaces.engine import (
+        EngineOutput as EngineOutput,
+        EngineRequest as EngineRequest,
+        EngineStats as EngineStats,
+        FinishReason as FinishReason,
+    )
+    from frame.core.interfaces.errors import (
+        ErrorShape as ErrorShape,
+        RequestError as RequestError,
+    )
+    from frame.core.interfaces.executor import (
+        DeadWorkerError as DeadWorkerError,
+        Executor as Executor,
+        StepHandle as StepHandle,
+        WorkerFactory as WorkerFactory,
+        WorkerProtocol as WorkerProtocol,
+    )
+    from frame.core.interfaces.grammar import (
+        Grammar as Grammar,
+        GrammarBackend as GrammarBackend,
+        GrammarMatcher as GrammarMatcher,
+        Vocabulary as Vocabulary,
+    )
+    from frame.core.interfaces.kv import (
+        DTYPE_BYTES as DTYPE_BYTES,
+        AnyKVSpec as AnyKVSpec,
+        ChunkedKV as ChunkedKV,
+        CrossKV as CrossKV,
+        FullKV as FullKV,
+        KVGroup as KVGroup,
+        KVLayout as KVLayout,
+        KVSpec as KVSpec,
+        LatentKV as LatentKV,
+        SlidingKV as SlidingKV,
+        StateKV as StateKV,
+    )
+    from frame.core.interfaces.kv_layout import (
+        blocks_needed as blocks_needed,
+        full_bytes as full_bytes,
+        group_layers as group_layers,
+        max_request_len as max_request_len,
+        plan_layout as plan_layout,
+        with_blocks as with_blocks,
+    )
+    from frame.core.interfaces.loader import (
+        LazyTensor as LazyTensor,
+        WeightLoader as WeightLoader,
+    )
+    from frame.core.interfaces.logits import (
+        LogitsProcessor as LogitsProcessor,
+    )
+    from frame.core.interfaces.model import (
+        Build as Build,
+        ForwardStep as ForwardStep,
+        Groups as Groups,
+        LayerHooks as LayerHooks,
+        Model as Model,
+        ModelOutput as ModelOutput,
+    )
+    from frame.core.interfaces.parser import (
+        AssistantMessage as AssistantMessage,
+        CallArguments as CallArguments,
+        CallBegin as CallBegin,
+        CallEnd as CallEnd,
+        Content as Content,
+        OutputEvent as OutputEvent,
+        OutputReader as OutputReader,
+        ParserRequest as ParserRequest,
+        Reasoning as Reasoning,
+        ReasoningParser as ReasoningParser,
+        Tool as Tool,
+        ToolCall as ToolCall,
+        ToolParser as ToolParser,
+        joined as joined,
+    )
+    from frame.core.interfaces.platform import (
+        SMALL_COPY_BYTES as SMALL_COPY_BYTES,
+        EagerGraphs as EagerGraphs,
+        Forward as Forward,
+        Graphs as Graphs,
+        HostCopy as HostCopy,
+        Memory as Memory,
+        MemorySnapshot as MemorySnapshot,
+        Platform as Platform,
+        PlatformSpec as PlatformSpec,
+        StepShape as StepShape,
+        Streams as Streams,
+    )
+    from frame.core.interfaces.pooling import (
+        Pooler as Pooler,
+        PoolerRows as PoolerRows,
+        PoolerSizes as PoolerSizes,
+    )
+    from frame.core.interfaces.pooling_params import (
+        PoolingFacts as PoolingFacts,
+        PoolingParams as PoolingParams,
+    )
+    from frame.core.interfaces.provider import (
+        API_VERSION as API_VERSION,
+        Provider as Provider,
+    )
+    from frame.core.interfaces.report import (
+        MetricsSink as MetricsSink,
+        RequestReport as RequestReport,
+    )
+    from frame.core.interfaces.sampling import (
+        RequestOutputKind as RequestOutputKind,
+        SamplingParams as SamplingParams,
+        StructuredOutputsParams as StructuredOutputsParams,
+    )
+    from frame.core.interfaces.scheduling import (
+        Schedulable as Schedulable,
+        SchedulerPolicy as SchedulerPolicy,
+    )
+    from frame.core.interfaces.schema import (
+        MAX_INT as MAX_INT,
+        MAX_TOKEN_LIST as MAX_TOKEN_LIST,
+        BoundedModel as BoundedModel,
+        Limits as Limits,
+        Name as Name,
+        SamplingFields as SamplingFields,
+        Settings as Settings,
+        Text as Text,
+        TokenId as TokenId,
+        TokenIds as TokenIds,
+        at_most as at_most,
+        bound_logprobs as bound_logprobs,
+        few as few,
+        limits_of as limits_of,
+    )
+    from frame.core.interfaces.speculator import (
+        DraftContext as DraftContext,
+        Drafts as Drafts,
+        NullSpeculator as NullSpeculator,
+        Speculator as Speculator,
+    )
+    from frame.core.interfaces.step import (
+        BlockAppend as BlockAppend,
+        LogprobRows as LogprobRows,
+        NewRequest as NewRequest,
+        PrefixRows as PrefixRows,
+        StepPlan as StepPlan,
+        StepResult as StepResult,
+        TokenMasks as TokenMasks,
+        TransferReport as TransferReport,
+    )
+    from frame.core.interfaces.turn import (
+        Turn as Turn,
+    )
+    from frame.core.interfaces.wire import (
+        decode as decode,
+        encode as encode,
+    )
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core.interfaces", {
+        "provider": ("API_VERSION", "Provider"),
+        "wire": ("decode", "encode"),
+        "kv": (
+            "AnyKVSpec", "ChunkedKV", "CrossKV", "DTYPE_BYTES", "FullKV", "KVGroup", "KVLayout", "KVSpec",
+            "LatentKV", "SlidingKV", "StateKV",
+        ),
+        "sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+        "pooling": ("Pooler", "PoolerRows", "PoolerSizes"),
+        "pooling_params": ("PoolingFacts", "PoolingParams"),
+        "step": (
+            "BlockAppend", "LogprobRows", "NewRequest", "PrefixRows", "StepPlan", "StepResult", "TokenMasks",
+            "TransferReport",
+        ),
+        "engine": ("EngineOutput", "EngineRequest", "EngineStats", "FinishReason"),
+        "client": ("EngineClient", "EngineCore", "EngineDeadError", "EngineInfo"),
+        "platform": (
+            "EagerGraphs", "Forward", "Graphs", "HostCopy", "Memory", "MemorySnapshot", "Platform", "PlatformSpec",
+            "SMALL_COPY_BYTES", "StepShape", "Streams",
+        ),
+        "attention": (
+            "AttentionBackend", "AttentionBatch", "AttentionSpec", "LayerParams", "SharedPrefix", "stride_view",
+        ),
+        "model": ("Build", "ForwardStep", "Groups", "LayerHooks", "Model", "ModelOutput"),
+        "connector": (
+            "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker", "RequestView",
+        ),
+        "speculator": ("DraftContext", "Drafts", "NullSpeculator", "Speculator"),
+        "executor": ("DeadWorkerError", "Executor", "StepHandle", "WorkerFactory", "WorkerProtocol"),
+        "scheduling": ("Schedulable", "SchedulerPolicy"),
+        "grammar": ("Grammar", "GrammarBackend", "GrammarMatcher", "Vocabulary"),
+        "loader": ("LazyTensor", "WeightLoader"),
+        "logits": ("LogitsProcessor",),
+        "batch_logits": ("AdapterLogitsProcessor", "BatchLogitsProcessor", "BatchUpdate", "MoveDirectionality"),
+        "parser": (
+            "AssistantMessage", "CallArguments", "CallBegin", "CallEnd", "Content", "OutputEvent", "OutputReader",
+            "ParserRequest", "Reasoning", "ReasoningParser", "Tool", "ToolCall", "ToolParser", "joined",
+        ),
+        "turn": ("Turn",),
+        "errors": ("ErrorShape", "RequestError"),
+        "endpoint": ("Command", "Endpoint", "Serving"),
+        "report": ("MetricsSink", "RequestReport"),
+        "schema": (
+            "BoundedModel", "Limits", "MAX_INT", "MAX_TOKEN_LIST", "Name", "SamplingFields", "Settings", "Text",
+            "TokenId", "TokenIds", "at_most", "bound_logprobs", "few", "limits_of",
+        ),
+        "kv_layout": ("blocks_needed", "full_bytes", "group_layers", "max_request_len", "plan_layout", "with_blocks"),
+    })  # fmt: skip

@@ -1,0 +1,62 @@
+"""Layers that models are put together from. They know shards and weights, and no request.
+
+Names are imported on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from frame.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from frame.core.layers.attention import (
+        Attention as Attention,
+    )
+    from frame.core.layers.build import (
+        ModelBuild as ModelBuild,
+    )
+    from frame.core.layers.embedding import (
+        Head as Head,
+        VocabEmbedding as VocabEmbedding,
+    )
+    from frame.core.layers.experts import (
+        Experts as Experts,
+    )
+    from frame.core.layers.linear import (
+        AttentionInput as AttentionInput,
+        Linear as Linear,
+        RowLinear as RowLinear,
+        Rows as Rows,
+    )
+    from frame.core.layers.norm import (
+        LayerNorm as LayerNorm,
+        RMSNorm as RMSNorm,
+    )
+    from frame.core.layers.normed import (
+        normed_linear as normed_linear,
+        normed_silu_mul as normed_silu_mul,
+    )
+    from frame.core.layers.rotary import (
+        RotaryEmbedding as RotaryEmbedding,
+        rope_frequencies as rope_frequencies,
+    )
+    from frame.core.layers.weights import (
+        LoadReport as LoadReport,
+        WeightError as WeightError,
+        WeightMap as WeightMap,
+        WeightSlot as WeightSlot,
+        load_weights as load_weights,
+    )
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core.layers", {
+        "attention": ("Attention",),
+        "build": ("ModelBuild",),
+        "embedding": ("Head", "VocabEmbedding"),
+        "experts": ("Experts",),
+        "linear": ("AttentionInput", "Linear", "RowLinear", "Rows"),
+        "norm": ("LayerNorm", "RMSNorm"),
+        "normed": ("normed_linear", "normed_silu_mul"),
+        "rotary": ("RotaryEmbedding", "rope_frequencies"),
+        "weights": ("LoadReport", "WeightError", "WeightMap", "WeightSlot", "load_weights"),
+    })  # fmt: skip

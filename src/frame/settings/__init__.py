@@ -1,0 +1,71 @@
+"""What commands and plugins use of the configuration: its errors, flags and checkpoints, and what is installed.
+
+Names are imported on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from frame.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from frame.core.config.checkpoint import (
+        Checkpoint as Checkpoint,
+        find_folder as find_folder,
+        read_checkpoint as read_checkpoint,
+    )
+    from frame.core.config.errors import (
+        ConfigError as ConfigError,
+        near as near,
+    )
+    from frame.core.config.flag_parser import (
+        FlagParser as FlagParser,
+        read_json as read_json,
+        read_mapping as read_mapping,
+    )
+    from frame.core.config.flags import (
+        add_config_flags as add_config_flags,
+        config_from_arguments as config_from_arguments,
+    )
+    from frame.core.config.flat import (
+        from_flat as from_flat,
+    )
+    from frame.core.config.leaves import (
+        leaves as leaves,
+    )
+    from frame.core.config.model_config import (
+        ModelConfig as ModelConfig,
+    )
+    from frame.core.config.stored_tensors import (
+        StoredTensor as StoredTensor,
+        read_header as read_header,
+    )
+    from frame.core.config.tree import (
+        FrameConfig as FrameConfig,
+    )
+    from frame.core.named_plugins import (
+        ENGINE_PLUGINS as ENGINE_PLUGINS,
+        TEXT_PLUGINS as TEXT_PLUGINS,
+    )
+    from frame.core.offers import (
+        PluginError as PluginError,
+    )
+    from frame.core.registry import (
+        Registry as Registry,
+    )
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core", {
+        "config.checkpoint": ("Checkpoint", "find_folder", "read_checkpoint"),
+        "config.errors": ("ConfigError", "near"),
+        "config.flag_parser": ("FlagParser", "read_json", "read_mapping"),
+        "config.flags": ("add_config_flags", "config_from_arguments"),
+        "config.flat": ("from_flat",),
+        "config.leaves": ("leaves",),
+        "config.model_config": ("ModelConfig",),
+        "config.stored_tensors": ("StoredTensor", "read_header"),
+        "config.tree": ("FrameConfig",),
+        "named_plugins": ("ENGINE_PLUGINS", "TEXT_PLUGINS"),
+        "offers": ("PluginError",),
+        "registry": ("Registry",),
+    })  # fmt: skip
