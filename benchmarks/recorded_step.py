@@ -25,6 +25,7 @@ from torch import Tensor
 
 from frame.core.config.flat import from_flat
 from frame.core.front.llm_engine import LLMEngine
+from frame.core.interfaces.platform import Steps
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 from frame.core.worker.start.profile import NoAttention
 from frame.plugins.attention import torch as torch_attention
@@ -32,6 +33,7 @@ from frame.plugins.platforms.cpu import CpuPlatform
 from frame.plugins.platforms.cuda.graphs.capture import Recorded
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import CudaGraphs
 from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
+from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes
 from frame.plugins.platforms.options import CudaOptions
 from frame.testing.checkpoints import make_checkpoint
 
@@ -55,11 +57,12 @@ class Unattended(NoAttention):
     needs_python = False
 
 
-def make_graphs(platform: CpuPlatform) -> CudaGraphs:
-    """Graphs that record every size before the first request."""
+def make_steps(platform: CpuPlatform) -> Steps:
+    """Steps of which every size is recorded before the first request."""
     most = platform.config.scheduler.max_num_seqs
     options = CudaOptions(graph_sizes_at_start=most)
-    return CudaGraphs(Recorder(), options, most, pieces=Pieces(Recorder()), max_tokens=0)  # type: ignore[arg-type]
+    graphs = CudaGraphs(Recorder(), options, most, pieces=Pieces(Recorder()), max_tokens=0)  # type: ignore[arg-type]
+    return Steps(CudaShapes(graphs), graphs, compiler=graphs)
 
 
 def start(folder: Path, batch: int, steps: int, temperature: float) -> LLMEngine:
@@ -148,7 +151,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.6)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    CpuPlatform.graphs = make_graphs  # type: ignore[assignment]
+    CpuPlatform.steps = make_steps  # type: ignore[method-assign,assignment]
     torch_attention.TorchAttention = Unattended  # type: ignore[misc,assignment]
     with tempfile.TemporaryDirectory() as scratch:
         folder = make_checkpoint(Path(scratch), "llama", num_hidden_layers=1, max_position_embeddings=MAX_LEN)

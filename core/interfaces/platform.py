@@ -1,4 +1,4 @@
-"""A platform: the device, its memory, its queues, its graphs, and the fast versions of the ops.
+"""A platform: the device, its memory, its queues, how it runs steps, and the fast versions of the ops.
 
 The runner reaches the device only through this interface and the `Ops` it hands out, so a new platform is one file.
 Knows no model and no request.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from .loader import fill_each
 
 if TYPE_CHECKING:
     from ..ops import Ops
-    from ..parallel.group import ProcessGroup
     from .model import ForwardStep, Model
     from .step import StepPlan
 
@@ -128,74 +127,104 @@ class Memory(ABC):
         raise NotImplementedError("wake_up is not available on this platform")
 
 
+#: The parts of a step; each launch of a step lies in one of them.
+Part = Literal["writes", "forward", "draw", "drafts"]
+#: What else varies in length: runs staged for a table, the values in them, rows with a token mask, draws of drafts.
+Length = Literal["runs", "values", "masks", "draws"]
+Result = TypeVar("Result")
+
+
 @dataclass(frozen=True)
 class StepShape:
-    """The sizes that a step runs at: real ones, and what they are padded to. `graph` names the graph, None is eager.
+    """The sizes that a step runs at. Steps of one shape, part and kind launch the same.
 
-    `deterministic`: the step runs on invariant ops, `shared`: its rows attend to shared prefixes apart; either has a
-    graph of its own.
+    `padded_tokens` and `padded_rows` are at least the plan's. `padded_samples`: rows that the draw takes; 0: as many as
+    sample. `max_query_len`: the most tokens of a row in this step. `max_seq_len`: the most tokens that a row has after
+    it; 0: as many as a request may have. `deterministic`: the step runs on invariant ops. `shared`: its rows attend to
+    shared prefixes apart.
     """
 
-    num_tokens: int
-    num_rows: int
     padded_tokens: int
     padded_rows: int
-    graph: str | None = None
+    padded_samples: int = 0
+    max_query_len: int = 1
+    max_seq_len: int = 0
     deterministic: bool = False
     shared: bool = False
 
 
+#: The shape of a step without rows: it only writes.
+NO_ROWS = StepShape(0, 0)
+
+
 class Forward(Protocol):
-    """The forward pass of a step over inputs that lie ready. Calling it runs it on what `step` gives."""
+    """The forward pass of a step. Calling it runs it on what `step` gives."""
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         """Hidden states [T, hidden_size] of the padded tokens."""
 
     def step(self) -> ForwardStep:
-        """The attention plans of this step.
+        """Builds the inputs from the step's rows, in buffers that never move, and returns the plans of attention.
 
-        For Graphs that say `records_inputs` it first fills what the model reads, and the plans, from the step's rows,
-        which are all that steps of a shape differ by, and lie where they always do.
+        The rows are all that steps of a shape differ by, and lie where they always do.
         """
+
+
+class Shapes(ABC):
+    """Chooses the sizes that steps run at. The null object `AnyShape` pads nothing."""
+
+    @abstractmethod
+    def choose(self, plan: StepPlan) -> StepShape:
+        """The shape of a step with rows. Depends on the plans alone, so that all workers of an engine agree."""
+
+    def pad(self, what: Length, count: int) -> int:
+        """How many of `what` a step has in place of `count` (> 0): as many or more.
+
+        The runner fills up with runs of length 0 for slot -1, values and rows that nothing reads, and masks for row -1.
+        """
+        del what
+        return count
+
+    def every(self) -> list[StepShape]:
+        """Shapes to run before the first request: those that may be recorded or compiled, the largest first."""
+        return []
+
+
+class AnyShape(Shapes):
+    """Every step has the sizes of its plan."""
+
+    def choose(self, plan: StepPlan) -> StepShape:
+        return StepShape(
+            padded_tokens=plan.num_tokens,
+            padded_rows=len(plan.slots),
+            max_query_len=int(plan.num_scheduled.max()),
+            max_seq_len=int((plan.num_computed + plan.num_scheduled).max()),
+            deterministic=plan.deterministic,
+            shared=bool(plan.prefixes),
+        )
 
 
 class Graphs(ABC):
-    """Recorded steps. The null object `EagerGraphs` pads nothing and records nothing."""
+    """Runs the parts of steps, or replays recordings of them. The null object `EagerGraphs` records nothing."""
 
     #: for debugging: whether the runner checks, before a recorded step, that what it reads lies where it lay
     checks_inputs: bool = False
-    #: whether each `run` calls `forward.step`, or replays a recording that holds it; inputs lie ready before it if not
-    records_inputs: bool = False
 
     @abstractmethod
-    def prepare(self, model: Model) -> Model:
-        """Called once after loading; may compile. Returns the model to call."""
+    def run(self, shape: StepShape, part: Part, work: Callable[[], Result], kind: str = "") -> Result:
+        """Returns what `work` returns, by calling it or by replaying a recording of it for this shape, part and kind.
 
-    @abstractmethod
-    def shape(self, plan: StepPlan) -> StepShape:
-        """Chooses the sizes for a step; a static-shape platform pads every step here."""
-
-    @abstractmethod
-    def run(self, shape: StepShape, forward: Forward) -> Tensor:
-        """Runs `forward` (or replays its recording); returns the hidden states, valid until the next run."""
-
-    def records_draws(self, shape: StepShape) -> bool:
-        """Whether `run_draw` saves the host work for a step of that shape; the runner draws in its own way if not."""
-        del shape
-        return False
-
-    def run_draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> Tensor:
-        """Runs `draw` (or replays its recording) after the step of that shape; returns its result, until the next one.
-
-        Steps of a shape and kind launch the same, on memory at the same addresses. The result has eight bytes a padded
+        All launches of a step lie in `work` of one of its parts. "forward": `work` is a `Forward`. "draw" with a kind:
+        steps of a shape and kind launch the same, on memory at the same addresses. Without a kind, and in the other
+        parts, what is launched may depend on more than the shape: such work may be traced, and not replayed. A
+        recording's result is valid until its part runs again. The result of a draw with a kind has eight bytes a padded
         row; it is copied out before a next step writes to it where that is at most SMALL_COPY_BYTES.
         """
-        del shape, kind
-        return draw()
 
-    def shapes(self) -> list[StepShape]:
-        """Steps that will be or may be recorded, as they run eagerly before; deterministic ones where one may come."""
-        return []
+    def records(self, shape: StepShape, part: Part) -> bool:
+        """Whether `run` replays that part of a step of the shape, or records it by now."""
+        del shape, part
+        return False
 
     def reserve(self, run_dummy: Callable[[StepShape], None]) -> int:
         """Bytes of the device's memory that all recordings will take; called once, before the KV cache is sized.
@@ -210,7 +239,8 @@ class Graphs(ABC):
 
         Called at the start until that is False, and then between two steps where `wanted` and the plan (`capture`) say
         so. Takes about 50 ms at most; what may take longer waits for calls with no step between them. Ends `wanted`
-        sooner or later.
+        sooner or later. Never called where an attention backend, the model or a connector needs Python in each step:
+        the worker takes `EagerGraphs` then.
         """
         del run_dummy
         return False
@@ -227,19 +257,68 @@ class Graphs(ABC):
 
 
 class EagerGraphs(Graphs):
-    """No recording: every step runs as it is."""
+    """No recording: every part runs as it is."""
 
-    def prepare(self, model: Model) -> Model:
+    def run(self, shape: StepShape, part: Part, work: Callable[[], Result], kind: str = "") -> Result:
+        del shape, part, kind
+        return work()
+
+
+class Kernels(ABC):
+    """Compiles what steps launch before the first request. The null object is `NoKernels`."""
+
+    @abstractmethod
+    def compile_ahead(self, rehearse: Callable[[Platform], None]) -> None:
+        """Called once, before the first memory is asked for; may begin to compile what steps will launch.
+
+        `rehearse(platform)` builds the model and runs steps of every kind on the platform it is given: a stand-in that
+        launches nothing, in another process.
+        """
+
+    @abstractmethod
+    def prepare(self, run: Callable[[], None]) -> None:
+        """Called once, before memory is profiled; `run` runs steps of every kind on a tiny cache, and may be called
+        several times or not at all.
+        """
+
+
+class NoKernels(Kernels):
+    """There is nothing to compile."""
+
+    def compile_ahead(self, rehearse: Callable[[Platform], None]) -> None:
+        del rehearse
+
+    def prepare(self, run: Callable[[], None]) -> None:
+        del run
+
+
+class Compiler(ABC):
+    """Compiles the model as a whole. The null object `NoCompiler` leaves it as it is."""
+
+    @abstractmethod
+    def prepare(self, model: Model, shapes: Shapes) -> Model:
+        """Called once, when the weights are in place, before any step; returns the model to call.
+
+        What it returns has the attributes, parameters and methods of `model`; steps have a shape that `shapes` chooses.
+        """
+
+
+class NoCompiler(Compiler):
+    """The model runs as it was built."""
+
+    def prepare(self, model: Model, shapes: Shapes) -> Model:
+        del shapes
         return model
 
-    def shape(self, plan: StepPlan) -> StepShape:
-        tokens, rows = plan.num_tokens, len(plan.slots)
-        shared = bool(plan.prefixes)
-        return StepShape(tokens, rows, tokens, rows, deterministic=plan.deterministic, shared=shared)
 
-    def run(self, shape: StepShape, forward: Forward) -> Tensor:
-        del shape
-        return forward()
+@dataclass(frozen=True)
+class Steps:
+    """How a platform runs steps. Every part has a null object; a platform gives those that it has."""
+
+    shapes: Shapes = field(default_factory=AnyShape)
+    graphs: Graphs = field(default_factory=EagerGraphs)
+    kernels: Kernels = field(default_factory=NoKernels)
+    compiler: Compiler = field(default_factory=NoCompiler)
 
 
 class Platform(ABC):
@@ -289,28 +368,6 @@ class Platform(ABC):
     def memory(self) -> Memory:
         """Memory counters and pools of this device."""
 
-    def graphs(self) -> Graphs:
-        """Recorded steps; eager by default."""
-        return EagerGraphs()
-
-    def compile_ahead(self, rehearse: Callable[[Platform], None]) -> None:
-        """Called once, before the first memory is asked for; may begin to compile what steps will launch.
-
-        `rehearse(platform)` builds the model and runs steps of every kind on the platform it is given: a stand-in that
-        launches nothing, in another process. The default has nothing to compile.
-        """
-        del rehearse
-
-    def prepare_kernels(self, run: Callable[[], None]) -> None:
-        """Called once, before memory is profiled; `run` runs steps of every kind on a tiny cache, and may be called
-        several times. The default has nothing to compile and does not call it.
-        """
-        del run
-
-    def collectives(self, ranks: list[int]) -> ProcessGroup:
-        """A process group over `ranks` (global rank numbers) with this device's collectives."""
-        from ..parallel.group import SingleGroup
-
-        if len(ranks) != 1:
-            raise NotImplementedError(f"platform {self.device_type!r} has no collectives for {len(ranks)} ranks")
-        return SingleGroup()
+    def steps(self) -> Steps:
+        """How steps run on this device; called once. By default as they come, unpadded and unrecorded."""
+        return Steps()

@@ -9,6 +9,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import full_bytes, group_layers, plan_layout, with_blocks
 from ..interfaces.loader import WeightLoader
 from ..interfaces.model import Model
-from ..interfaces.platform import EagerGraphs, Platform, PlatformSpec
+from ..interfaces.platform import EagerGraphs, Platform, PlatformSpec, Steps
 from ..interfaces.step import StepPlan
 from ..layers.weights import WeightMap, load_weights
 from ..registry import Registry
@@ -40,7 +41,7 @@ from .start.model_loading import LoadedModel, build_model, choose_loader, load_m
 from .start.numerics import block_numerics
 from .start.profile import profile_step
 from .start.runner_setup import RunnerSetup
-from .start.warm_up import Unrecorded, warm_up
+from .start.warm_up import warm_up
 from .step.runner import Runner
 
 logger = logging.getLogger("frame.worker")
@@ -77,11 +78,12 @@ class Worker:
         checkpoint = self._checkpoint = read_checkpoint(self.config)
         platform = self._timed("device", lambda: self._start_platform(checkpoint))
         self._setup = RunnerSetup(self.config, self.registry, platform, checkpoint)
-        platform.compile_ahead(partial(self._rehearse, checkpoint))
+        self._steps.kernels.compile_ahead(partial(self._rehearse, checkpoint))
         before = platform.memory().snapshot()
         loaded = self._timed("weights", lambda: load_model(self.config, checkpoint, platform, self.registry))
         self.model: Model | None = loaded.model
         platform.memory().claim("weights", list(loaded.model.parameters()))
+        loaded = self._compiled(loaded)
         layout: KVLayout = self._timed("kernels", lambda: self._start_kernels(checkpoint, loaded))
         layout = self._timed("kv cache", lambda: self._start_cache(checkpoint, platform, loaded, before, layout))
         self._timed("warm up", self._warm_up)
@@ -172,7 +174,7 @@ class Worker:
         """Drops model, cache, runner and what is recorded of them, so that their memory returns within the process."""
         if getattr(self, "runner", None) is not None:
             self.runner.connector.close()
-        for name in ("runner", "model", "memory", "platform", "_graphs", "_setup"):
+        for name in ("runner", "model", "memory", "platform", "_steps", "_setup"):
             setattr(self, name, None)
         gc.collect()
 
@@ -197,7 +199,7 @@ class Worker:
         if reason:
             raise ValueError(f"platform {platform.device_type!r} cannot serve this configuration: {reason}")
         torch.manual_seed(self.config.model.seed)
-        self.platform = platform
+        self.platform, self._steps = platform, platform.steps()
         refused = platform.supports(PlatformSpec(dtype, deterministic=True))
         self.facts["not_deterministic"] = f"platform {platform.device_type!r}: {refused}" if refused else ""
         self.facts.update(platform=platform.device_type, dtype=str(dtype).removeprefix("torch."))
@@ -206,12 +208,15 @@ class Worker:
     def _rehearse(self, checkpoint: Checkpoint, platform: Platform) -> None:
         """Runs steps of every kind on `platform`, in a process that serves nothing."""
         worker = Worker(self.config, self.registry, self.rank)
-        worker.platform, worker.facts = platform, dict(self.facts)
+        worker.platform, worker._steps, worker.facts = platform, platform.steps(), dict(self.facts)
         worker._checkpoint, worker._setup = checkpoint, RunnerSetup(self.config, self.registry, platform, checkpoint)
         model, build = build_model(self.config, checkpoint, platform, self.registry)
         model.finish_load()
-        loaded = LoadedModel(model.requires_grad_(False).eval(), build, 0, 0.0)
+        loaded = worker._compiled(LoadedModel(model.requires_grad_(False).eval(), build, 0, 0.0))
         worker._run_spare([], checkpoint, worker._plan_layout(loaded), loaded)
+
+    def _compiled(self, loaded: LoadedModel) -> LoadedModel:
+        return replace(loaded, model=self._steps.compiler.prepare(loaded.model, self._steps.shapes))
 
     def _plan_layout(self, loaded: LoadedModel) -> KVLayout:
         layers = loaded.build.attention_layers
@@ -220,10 +225,10 @@ class Worker:
 
     def _start_kernels(self, checkpoint: Checkpoint, loaded: LoadedModel) -> KVLayout:
         layout, made = self._plan_layout(loaded), list[Runner]()
-        self.platform.prepare_kernels(partial(self._run_spare, made, checkpoint, layout, loaded))
-        self._graphs = self.platform.graphs()
+        self._steps.kernels.prepare(partial(self._run_spare, made, checkpoint, layout, loaded))
         sized = self.config.cache.kv_cache_memory_bytes or self.config.cache.num_gpu_blocks_override
-        self._reserved = 0 if sized or isinstance(self._graphs, EagerGraphs) else self._reserve(made, layout, loaded)
+        eager = isinstance(self._steps.graphs, EagerGraphs)
+        self._reserved = 0 if sized or eager else self._reserve(made, layout, loaded)
         return layout
 
     def _reserve(self, made: list[Runner], layout: KVLayout, loaded: LoadedModel) -> int:
@@ -231,8 +236,8 @@ class Worker:
         spare = made[0] if made else self._make_spare(layout, loaded)
         if self._against(spare.backends, loaded):
             return 0
-        spare.device.graphs = self._graphs
-        return self._graphs.reserve(spare.run_dummy)
+        spare.device.graphs = self._steps.graphs
+        return self._steps.graphs.reserve(spare.run_dummy)
 
     def _start_cache(
         self, checkpoint: Checkpoint, platform: Platform, loaded: LoadedModel, before: Any, layout: KVLayout
@@ -261,12 +266,11 @@ class Worker:
         connector.register(self.memory.layer_bytes())
         hooked = hook_reasons(connector.hooks, self.config.transfer.kv_connector)
         against = self._against(bound.backends, loaded) + hooked
-        graphs = choose_graphs(self._graphs, against)
-        if graphs is not self._graphs:
+        steps = replace(self._steps, graphs=choose_graphs(self._steps.graphs, against))
+        if against and not isinstance(self._steps.graphs, EagerGraphs):
             logger.info("no step is recorded: %s", "; ".join(against))
-        model = graphs.prepare(loaded.model)
         processors = load_processors(self.config, self.registry, platform.device)
-        self.runner = self._setup.make(layout, model, bound.backends, graphs, connector, processors)
+        self.runner = self._setup.make(layout, loaded.model, bound.backends, steps, connector, processors)
         if isinstance(self.runner.pooling, Pooling):
             self.facts["pooling"] = structs.asdict(self.runner.pooling.facts)
         return layout
@@ -295,8 +299,8 @@ class Worker:
         self.memory = KVMemory(tiny, self.platform.device)
         backends = self._bind_layers(tiny, loaded).backends
         connector = NullConnectorWorker(config=self.config, layout=tiny, rank=self.rank)
-        graphs = Unrecorded(choose_graphs(self.platform.graphs(), self._against(backends, loaded)))
-        return self._setup.make(tiny, loaded.model, backends, graphs, connector, [])
+        steps = Steps(shapes=self._steps.shapes)
+        return self._setup.make(tiny, loaded.model, backends, steps, connector, [])
 
     def _against(self, backends: Sequence[AttentionBackend], loaded: LoadedModel) -> list[str]:
         """Why no step is recorded, whatever moves blocks; none when steps may be."""

@@ -153,7 +153,7 @@ def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
 def test_constants_are_those_of_the_platforms():
     from frame.plugins.platforms import cpu, options
     from frame.plugins.platforms.cuda import platform as cuda
-    from frame.plugins.platforms.cuda.graphs import cuda_graphs, piecewise as cuda_pieces
+    from frame.plugins.platforms.cuda.graphs import cuda_graphs, piecewise as cuda_pieces, shapes
 
     assert prediction.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES
     assert prediction.CUDA_RESERVE_BYTES == cuda.RESERVE_BYTES
@@ -162,7 +162,7 @@ def test_constants_are_those_of_the_platforms():
         "cuda": (cuda.CudaPlatform.default_num_seqs, cuda.CudaPlatform.default_num_batched_tokens),
     } == prediction.STEP_SIZES
     recorded = options.CudaOptions().graph_sizes
-    assert (cuda_graphs.MAX_ROWS, tuple(recorded)) == (prediction.CUDA_MAX_GRAPH_ROWS, prediction.CUDA_GRAPH_SIZES)
+    assert (shapes.MAX_ROWS, tuple(recorded)) == (prediction.CUDA_MAX_GRAPH_ROWS, prediction.CUDA_GRAPH_SIZES)
     assert cuda_graphs.LEAST_BYTES * 2 == prediction.CUDA_GRAPH_BYTES
     assert (cuda_pieces.SIZES, cuda_pieces.WORTHWHILE) == (
         prediction.CUDA_PIECE_SIZES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from frame.core.config.flat import from_flat
 from frame.core.interfaces.attention import AttentionBackend
 from frame.core.interfaces.connector import NullConnectorWorker
 from frame.core.interfaces.model import LayerHooks
-from frame.core.interfaces.platform import EagerGraphs, Graphs
+from frame.core.interfaces.platform import AnyShape, EagerGraphs, Graphs, NoKernels, Steps, StepShape
 from frame.core.registry import Registry
+from frame.core.worker.step.runner import Runner
+from frame.plugins.attention import torch as torch_attention
 from frame.plugins.attention.cudnn import CudnnAttention
 from frame.plugins.attention.flash import FlashAttention
 from frame.plugins.attention.torch import TorchAttention
@@ -22,6 +25,7 @@ from frame.plugins.models.llama import LlamaForCausalLM
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.testing.engines import SMALL, greedy, prompts, running
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
+from frame.testing.reference_attention import ReferenceAttention
 from frame.testing.tiny import write_tiny
 from tests.plugins.attention.batches import SPEC
 from tests.plugins.attention.stand_ins import CudnnOnCpu
@@ -30,7 +34,7 @@ from tests.plugins.attention.stand_ins import CudnnOnCpu
 class Recording(Graphs):
     """Runs every step as it is, but could do otherwise."""
 
-    prepare, shape, run = EagerGraphs.prepare, EagerGraphs.shape, EagerGraphs.run
+    run = EagerGraphs.run
 
 
 class Watching(LayerHooks):
@@ -55,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def recordable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuPlatform, "graphs", lambda self: Recording())
+    monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(graphs=Recording()))
     monkeypatch.setattr(TorchAttention, "needs_python", False)
 
 
@@ -106,15 +110,52 @@ def test_all_reasons_are_one_line(
     assert "a pooling engine has no decodes; attention backend 'torch'" in line
 
 
-def test_graphs_that_only_pad_are_kept(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Padding(EagerGraphs):
-        pass
+class Capturing(EagerGraphs):
+    """Records nothing of its own, and yet runs steps of padding when it is asked to record."""
 
-    monkeypatch.setattr(TorchAttention, "needs_python", True)
-    monkeypatch.setattr(CpuPlatform, "graphs", lambda self: Padding())
-    assert chosen(folder, caplog) == (Padding, [])
+    def __init__(self) -> None:
+        self.ran: list[StepShape] = []
+
+    def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
+        self.ran.append(StepShape(4, 4))
+        run_dummy(self.ran[-1])
+        return False
+
+
+class RunsOnce(NoKernels):
+    """Runs steps of every kind, as a device that compiles them does."""
+
+    def prepare(self, run: Callable[[], None]) -> None:
+        run()
+
+
+class Launched(ReferenceAttention):
+    """Decides nothing on the host."""
+
+    needs_python = False
+
+
+class Padding(AnyShape):
+    """Has steps of padding run before the first request."""
+
+    def every(self) -> list[StepShape]:
+        return [StepShape(4, 4)]
+
+
+@pytest.mark.parametrize("needs", [True, False])
+def test_no_step_of_padding_runs_where_attention_needs_python(
+    needs: bool, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anything captured: on the host its rows seem to have tokens, and on the device they have none."""
+    graphs, dummies, run_dummy = Capturing(), [], Runner.run_dummy
+    monkeypatch.setattr(TorchAttention, "needs_python", needs)
+    monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(Padding(), graphs, kernels=RunsOnce()))
+    monkeypatch.setattr(Runner, "run_dummy", lambda self, shape: (dummies.append(shape), run_dummy(self, shape))[1])
+    if not needs:
+        monkeypatch.setattr(torch_attention, "TorchAttention", Launched)
+    found = chosen(folder, caplog, attention_backend="torch")
+    assert found[0] is (EagerGraphs if needs else Capturing)
+    assert (len(graphs.ran), bool(dummies)) == ((0, False) if needs else (1, True))
 
 
 def test_hooks_that_override_a_call_need_it_unless_they_say_otherwise() -> None:

@@ -40,7 +40,7 @@ def build(builder: InputBuilder, rows: list[tuple[int, int, int, bool]], more: i
         num_computed=computed, samples=np.array([row[3] for row in rows]), num_drafts=np.zeros(len(rows), np.int32),
     )  # fmt: skip
     tokens = int(scheduled.sum())
-    inputs = builder.build(plan, StepShape(tokens, len(rows), tokens + more, len(rows) + more))
+    inputs = builder.build(plan, StepShape(tokens + more, len(rows) + more, max_query_len=max(row[2] for row in rows)))
     inputs.fill()
     return inputs
 

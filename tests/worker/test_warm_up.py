@@ -3,10 +3,25 @@
 import pytest
 
 from frame import LLM, SamplingParams
+from frame.core.interfaces.platform import NoKernels, Steps
 from frame.core.worker.step.runner import Runner
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
+
+
+class RunsTwice(NoKernels):
+    """Runs steps of every kind, as a device does that compiles them first."""
+
+    def __init__(self, platform=None, left=None):
+        self.platform, self.left = platform, left
+
+    def prepare(self, run):
+        run()
+        run()
+        if self.platform is not None:
+            self.left.append(self.platform.ops().invariant)
+
 
 PROMPTS = [{"prompt_token_ids": [5, 6, 7]}, {"prompt_token_ids": list(range(40))}]
 SIZES = [{}, {"max_num_seqs": 2}, {"max_num_seqs": 1, "max_num_batched_tokens": 8}, {"max_model_len": 5}]
@@ -37,10 +52,7 @@ def test_requests_see_nothing_of_it(settings, folder, monkeypatch):
 def test_deterministic_steps_are_warmed_where_single_requests_may_ask_for_them(settings, wanted, folder, monkeypatch):
     """In an engine that is deterministic anyway, every step is."""
     steps, left = warm_steps(monkeypatch), []
-    prepare = CpuPlatform.prepare_kernels
-    monkeypatch.setattr(
-        CpuPlatform, "prepare_kernels", lambda self, run: (prepare(self, run), left.append(self.ops().invariant))[0]
-    )
+    monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(kernels=RunsTwice(self, left)))
     LLM(folder, skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 22, **settings).close()
     assert {plan.deterministic for plan in steps} == wanted
     assert left == [bool(settings)], "what runs next would run with the other numerics"
@@ -67,5 +79,5 @@ def warm_steps(monkeypatch):
     """The plans of every step that runs, on a platform that prepares kernels."""
     steps, execute = [], Runner.execute
     monkeypatch.setattr(Runner, "execute", lambda self, plan: (steps.append(plan), execute(self, plan))[1])
-    monkeypatch.setattr(CpuPlatform, "prepare_kernels", lambda self, run: (run(), run())[1])
+    monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(kernels=RunsTwice()))
     return steps

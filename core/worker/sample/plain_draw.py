@@ -38,12 +38,12 @@ class PlainDraw:
         if random is None:
             return None
         kind = RANDOM if random else GREEDY
-        return PlainSampled(graphs.run_draw(shape, kind, partial(self._draw, random, hidden)), len(host_slots))
+        return PlainSampled(graphs.run(shape, "draw", partial(self._draw, random, hidden), kind), len(host_slots))
 
     def run_dummy(self, graphs: Graphs, shape: StepShape, hidden: Tensor) -> None:
         """After a step of padding: both kinds, which may be recorded."""
         for random, kind in ((False, GREEDY), (True, RANDOM)):
-            graphs.run_draw(shape, kind, partial(self._draw, random, hidden))
+            graphs.run(shape, "draw", partial(self._draw, random, hidden), kind)
 
     def _draw(self, random: bool, hidden: Tensor) -> Tensor:
         """Int32 [2, padded rows]: tokens, and the bits of their logits in float32."""

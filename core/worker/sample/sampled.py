@@ -98,17 +98,20 @@ class PlainSampled:
 class VerifiedTokens(Sampled):
     """Several tokens a row: `token_ids` and `drawn` [S, k+1], the first `counts[i]` (int32 [S]) being row i's.
 
-    Of row i, `num_drafts[i]` drafts were checked and `num_next_drafts[i]` were proposed; on the host, its first draw is
-    one of `num_draws[i]`, and `alone[i]` says that drafts are of no use to it.
+    Of row i, whose slot has `known[i]` tokens now, `num_drafts[i]` drafts were checked and `num_next_drafts[i]` were
+    proposed; on the host, its first draw is one of `num_draws[i]`, and `alone[i]` says that drafts are of no use to it.
     """
 
     counts: Tensor
+    known: Tensor
     num_drafts: Tensor
-    num_next_drafts: Tensor
+    num_next_drafts: Tensor | None = None
     num_draws: np.ndarray
     alone: np.ndarray
 
     def tensors(self) -> dict[str, Tensor]:
+        if self.num_next_drafts is None:
+            raise RuntimeError("drafts must be proposed before the step is answered")
         counts = {"counts": self.counts, "num_drafts": self.num_drafts, "num_next_drafts": self.num_next_drafts}
         return super().tensors() | counts
 

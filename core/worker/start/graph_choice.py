@@ -29,5 +29,5 @@ def hook_reasons(hooks: LayerHooks, connector: str | None) -> list[str]:
 
 
 def choose_graphs(graphs: Graphs, reasons: Sequence[str]) -> Graphs:
-    """`graphs`, or the null object where there is a reason. What records nothing stays: it may pad."""
-    return EagerGraphs() if reasons and not isinstance(graphs, EagerGraphs) else graphs
+    """`graphs`, or the null object where there is a reason: no step of padding may run there."""
+    return EagerGraphs() if reasons else graphs

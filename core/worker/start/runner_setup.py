@@ -11,7 +11,7 @@ from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.logits import LogitsProcessor
 from ...interfaces.model import Model
-from ...interfaces.platform import Graphs, Platform
+from ...interfaces.platform import Platform, Steps
 from ...ops.step import StepBuffers
 from ...registry import Registry
 from ..pooling.pooling import NullPooling
@@ -37,7 +37,7 @@ class RunnerSetup:
         layout: KVLayout,
         model: Model,
         backends: Sequence[AttentionBackend],
-        graphs: Graphs,
+        steps: Steps,
         connector: ConnectorWorker,
         processors: Sequence[LogitsProcessor],
     ) -> Runner:
@@ -64,7 +64,7 @@ class RunnerSetup:
             config, self._registry, sampler, state.token_ids, ops=ops, streams=streams, device=device
         )
         return Runner(
-            device=Device(ops, streams, graphs, device, config.model.deterministic),
+            device=Device(ops, streams, steps.shapes, steps.graphs, device, config.model.deterministic),
             model=model,
             layout=layout,
             backends=backends,

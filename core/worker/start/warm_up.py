@@ -12,10 +12,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from ...interfaces.model import Model
-from ...interfaces.platform import Forward, Graphs, StepShape
+from ...interfaces.platform import StepShape
 from ...interfaces.pooling_params import PoolingParams
 from ...interfaces.sampling import SamplingParams
 from ...interfaces.step import NewRequest, StepPlan, TokenMasks
@@ -39,26 +37,6 @@ _SHORT_LENGTH = 12
 #: These first, in all numerics, without the rest: among the kernels of their prompts are those that take longest to
 #: compile.
 _NUM_FIRST = 3
-
-
-class Unrecorded(Graphs):
-    """Graphs of a platform that record nothing: every step runs as it is, padded as the platform pads it."""
-
-    def __init__(self, graphs: Graphs) -> None:
-        self._graphs = graphs
-
-    def prepare(self, model: Model) -> Model:
-        return model
-
-    def shape(self, plan: StepPlan) -> StepShape:
-        return replace(self._graphs.shape(plan), graph=None)
-
-    def run(self, shape: StepShape, forward: Forward) -> Tensor:
-        del shape
-        return forward()
-
-    def shapes(self) -> list[StepShape]:
-        return self._graphs.shapes()
 
 
 def warm_up(
@@ -86,10 +64,10 @@ def warm_up(
         _serve(runner, _plans(make, not kinds, *sizes, begins=True), numerics)
     for numerics in modes:
         _serve(runner, _plans(make, not kinds, *sizes, begins=False), numerics)
-        shapes = runner.device.graphs.shapes()
-        if thorough and _takes_padding(runner, kinds):
-            shapes += _decodes(min(max_slots, max_tokens), {(shape.num_rows, shape.deterministic) for shape in shapes})
-        for shape in shapes:
+        shapes = runner.device.shapes.every()
+        if thorough:
+            shapes += _decodes(min(max_slots, max_tokens), {(one.padded_rows, one.deterministic) for one in shapes})
+        for shape in shapes if _takes_padding(runner, kinds) else ():
             if shape.deterministic == (numerics or runner.device.deterministic):
                 runner.run_dummy(shape)
                 if shares_prefixes and not shape.deterministic:
@@ -112,7 +90,7 @@ def _decodes(most: int, met: set[tuple[int, bool]]) -> list[StepShape]:
     counts = [*(1 << power for power in range(most.bit_length())), most]
     wanted = ((rows, deterministic) for rows in dict.fromkeys(counts) for deterministic in (False, True))
     return [
-        StepShape(rows, rows, rows, rows, deterministic=deterministic)
+        StepShape(rows, rows, deterministic=deterministic)
         for rows, deterministic in wanted
         if rows and (rows, deterministic) not in met
     ]

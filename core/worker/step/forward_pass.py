@@ -16,8 +16,7 @@ from .step_inputs import StepInputs
 class ForwardPass:
     """Implements `Forward` for inputs in the runner's buffers; `backends[g]` plans for group g of `inputs.batches()`.
 
-    `segments` says which text of a pair each token is of, once the positions are there. With `fills` the buffers are
-    filled with each call of `step`, and lie ready otherwise.
+    `segments` says which text of a pair each token is of, once the positions are there.
     """
 
     model: Model
@@ -25,11 +24,9 @@ class ForwardPass:
     inputs: StepInputs
     hooks: LayerHooks
     segments: Callable[[], Tensor | None]
-    fills: bool
 
     def step(self) -> ForwardStep:
-        if self.fills:
-            self.inputs.fill()
+        self.inputs.fill()
         pairs = zip(self.backends, self.inputs.batches(), strict=True)
         plans = [backend.plan(batch) for backend, batch in pairs]
         return ForwardStep(plans=plans, hooks=self.hooks, segments=self.segments())

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from ...interfaces.model import Model
+from ...interfaces.platform import StepShape
 from ...layers.attention import Attention
 from ...ops.step import StepBuffers
 from .prefix_tiles import PrefixTiles
@@ -20,21 +21,22 @@ class RecordedInputs:
         self._others = others
         self._buffers = buffers
         self._prefixes = prefixes
-        self._recorded: dict[str, dict[str, int]] = {}
+        self._recorded: dict[StepShape, dict[str, int]] = {}
 
     def addresses(self) -> dict[str, int]:
         """Each input's address by its name."""
         return {name: tensor.data_ptr() for name, tensor in self._tensors()}
 
-    def check(self, graph: str) -> None:
-        """Called before each run of that recorded step, the first of which records it; raises when an input moved."""
+    def check(self, shape: StepShape) -> None:
+        """Called before each run of a recorded step, the first of which records it; raises when an input moved."""
         now = self.addresses()
-        then = self._recorded.setdefault(graph, now)
+        then = self._recorded.setdefault(shape, now)
         moved = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         if moved:
             raise RuntimeError(
-                f"recorded step {graph!r} would read {moved[0]!r} where it lay when it was recorded, but it has moved, "
-                f"with {len(moved) - 1} other inputs; whoever moves tensors must drop the recordings"
+                f"the recorded step of {shape.padded_tokens} tokens would read {moved[0]!r} where it lay when it was "
+                f"recorded, but it has moved, with {len(moved) - 1} other inputs; whoever moves tensors must drop the "
+                "recordings"
             )
 
     def forget(self) -> None:

@@ -1,9 +1,10 @@
 """The runner: one list of phases for every model and platform.
 
-finish → add → extend → staged writes → (no tokens: connector only) → shape → rows → connector begin → inputs, attention
-plans and forward → connector end | logits → sample → keep and propose drafts → copy out → advance. Anything rarer than
-"every model" lives in a collaborator with a null default. Where the plan says so, a shape is recorded after all that.
-Knows no scheduling, no text and no particular device.
+finish → add → extend → shape → "writes": staged writes, rows → connector begin → "forward": inputs, attention plans,
+model → connector end | "draw": logits, sample, keep → "drafts": propose → copy out. A step without tokens ends
+with the writes and the connector. The platform runs what stands in quotes. Anything rarer than "every model" lives in a
+collaborator with a null default. Where the plan says so, a shape is recorded after all that. Knows no scheduling, no
+text and no particular device.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from ...interfaces.attention import AttentionBackend
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.model import Model
-from ...interfaces.platform import Graphs, StepShape, Streams
+from ...interfaces.platform import NO_ROWS, Graphs, Shapes, StepShape, Streams
 from ...interfaces.step import StepPlan, TransferReport
 from ...ops import Ops
 from ...ops.step import StepBuffers
 from ..pooling.pooling import NullPooling
 from ..sample.plain_draw import PlainDraw
 from ..sample.prompt_logprobs import PromptLogprobs
+from ..sample.sampled import Sampled, VerifiedTokens
 from ..sample.sampler import Sampler
 from .forward_pass import ForwardPass
 from .graph_inputs import RecordedInputs
@@ -45,6 +47,7 @@ class Device:
 
     ops: Ops
     streams: Streams
+    shapes: Shapes
     graphs: Graphs
     device: torch.device
     deterministic: bool = False
@@ -55,7 +58,7 @@ class _Executed:
     """Between the two calls of a step: what the forward pass left."""
 
     plan: StepPlan
-    shape: StepShape | None
+    shape: StepShape
     inputs: StepInputs | None
     hidden: Tensor | None
     transfer: TransferReport
@@ -117,12 +120,12 @@ class Runner:
         """
         self._executed = None
         self._apply_changes(plan)
+        shape = self.device.shapes.choose(plan) if len(plan.slots) else NO_ROWS
+        inputs = self.device.graphs.run(shape, "writes", partial(self._write, plan, shape))
         self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
-        shape = inputs = hidden = None
-        if len(plan.slots):
-            shape = self.device.graphs.shape(plan)
+        hidden = None
+        if inputs is not None:
             self.device.ops.invariant = plan.deterministic or self.device.deterministic
-            inputs = self.inputs.build(plan, shape)
             hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions))
         self._executed = _Executed(plan, shape, inputs, hidden, self.connector.end_step(plan.finished_ids))
 
@@ -133,7 +136,7 @@ class Runner:
         if executed is None:
             raise RuntimeError("there is no executed step to sample: the step before failed or was sampled already")
         step = PendingStep(executed.plan, executed.transfer, self.sampler)
-        if executed.shape is not None and executed.inputs is not None and executed.hidden is not None:
+        if executed.inputs is not None and executed.hidden is not None:
             self._sample_rows(step, executed.shape, executed.inputs, executed.hidden, masks)
         self._pending.append(step)
         while self._pending and self._pending[0].delivered:
@@ -158,23 +161,24 @@ class Runner:
             self.prompt_logprobs.add(request)
             self.pooling.add(request)
         self.tables.append(plan.appends)
+
+    def _write(self, plan: StepPlan, shape: StepShape) -> StepInputs | None:
+        """Sends what changed to the device, and the rows of the step if it has some."""
         self.state.apply_staged_writes()
         self.tables.apply_staged_writes()
         self.sampler.apply_staged_writes()
         self.speculation.apply_staged_writes()
+        return self.inputs.build(plan, shape) if len(plan.slots) else None
 
     def _forward(
         self, inputs: StepInputs, shape: StepShape, segments: Callable[[], Tensor | None] = lambda: None
     ) -> Tensor:
         graphs = self.device.graphs
-        forward = ForwardPass(
-            self.model, self.backends, inputs, self.connector.hooks, segments, fills=graphs.records_inputs
+        if graphs.checks_inputs and graphs.records(shape, "forward"):
+            self.recorded_inputs.check(shape)
+        return graphs.run(
+            shape, "forward", ForwardPass(self.model, self.backends, inputs, self.connector.hooks, segments)
         )
-        if not graphs.records_inputs:
-            inputs.fill()
-        if shape.graph is not None and graphs.checks_inputs:
-            self.recorded_inputs.check(shape.graph)
-        return graphs.run(shape, forward)
 
     @torch.inference_mode()
     def run_dummy(self, shape: StepShape) -> None:
@@ -183,33 +187,46 @@ class Runner:
         Nothing is stored, and no token drawn counts.
         """
         self.device.ops.invariant = shape.deterministic or self.device.deterministic
-        hidden = self._forward(self.inputs.padding(shape, self.state.token_ids.shape[1]), shape)
+        graphs = self.device.graphs
+        inputs = graphs.run(shape, "writes", partial(self.inputs.padding, shape))
+        hidden = self._forward(inputs, shape)
         if shape.padded_tokens == shape.padded_rows:
-            self.plain_draw.run_dummy(self.device.graphs, shape, hidden)
+            self.plain_draw.run_dummy(graphs, shape, hidden)
         else:  # a step with prompts: what its rows draw is never recorded
-            self.device.ops.greedy(self.model.logits(hidden[: shape.padded_rows]))
+            rows = hidden[: shape.padded_samples or shape.padded_rows]
+            graphs.run(shape, "draw", lambda: self.device.ops.greedy(self.model.logits(rows)))
 
     def _sample_rows(
         self, step: PendingStep, shape: StepShape, inputs: StepInputs, hidden: Tensor, masks: bytes
     ) -> None:
-        step.prompt_logprobs = self.prompt_logprobs.collect(
-            step.plan, hidden, self.state.token_ids, self.model.logits, self.device.streams
-        )
-        step.pooled = self.pooling.collect(step.plan, hidden)
+        graphs, plan = self.device.graphs, step.plan
+        graphs.run(shape, "draw", partial(self._read_prompts, step, hidden))
         if not len(inputs.host_slots):
             return
-        graphs = self.device.graphs
-        if inputs.rows is None and not masks and self.speculation.draws_one and graphs.records_draws(shape):
+        if inputs.rows is None and not masks and self.speculation.draws_one and graphs.records(shape, "draw"):
             drawn = self.plain_draw.run(graphs, shape, inputs.host_slots, hidden)
             if drawn is not None:
                 step.start_copy(drawn, self.device.streams)
                 return
-        draws = self.speculation.draws(step.plan, inputs, masks)
-        rows = draws.rows
-        logits = self.model.logits(hidden[: len(inputs.host_slots)] if rows is None else hidden.index_select(0, rows))
         if self.sampler.needs_host_tokens(inputs.host_slots):
             for earlier in self._pending:
                 earlier.deliver()
+        sampled = graphs.run(shape, "draw", partial(self._draw, plan, inputs, hidden, masks))
+        if isinstance(sampled, VerifiedTokens):
+            sampled = graphs.run(shape, "drafts", partial(self.speculation.propose, plan, inputs, sampled))
+        step.start_copy(sampled, self.device.streams)
+
+    def _read_prompts(self, step: PendingStep, hidden: Tensor) -> None:
+        """What is answered about the tokens of prompts themselves."""
+        step.prompt_logprobs = self.prompt_logprobs.collect(
+            step.plan, hidden, self.state.token_ids, self.model.logits, self.device.streams
+        )
+        step.pooled = self.pooling.collect(step.plan, hidden)
+
+    def _draw(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, masks: bytes) -> Sampled:
+        """Tokens for the rows that sample, which their slots have then."""
+        draws = self.speculation.draws(plan, inputs, masks)
+        rows = draws.rows
+        logits = self.model.logits(hidden[: len(draws.host_slots)] if rows is None else hidden.index_select(0, rows))
         sampled = self.sampler.sample(logits, draws.host_slots, draws.lengths, masks, draws.ahead)
-        step.start_copy(self.speculation.keep(step.plan, inputs, draws, sampled), self.device.streams)
-        self.speculation.advance(inputs, sampled)
+        return self.speculation.keep(inputs, draws, sampled)

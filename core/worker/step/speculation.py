@@ -6,7 +6,7 @@ upper bounds; how many tokens a slot really has is known here. Knows no sampling
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -52,14 +52,16 @@ class NoSpeculation:
         del plan, masks
         return Draws(inputs.rows, inputs.host_slots, inputs.lengths)
 
-    def keep(self, plan: StepPlan, inputs: StepInputs, draws: Draws, sampled: Sampled) -> Sampled:
-        """Decides which draws are tokens; returns what the host is told."""
-        del plan, inputs, draws
+    def keep(self, inputs: StepInputs, draws: Draws, sampled: Sampled) -> Sampled:
+        """Decides which draws are tokens, and gives them to their slots; returns what the host is told."""
+        del draws
+        self.ops.advance(self.token_ids, inputs.slots, inputs.lengths, sampled.token_ids)
         return sampled
 
-    def advance(self, inputs: StepInputs, sampled: Sampled) -> None:
-        """Gives each slot its tokens, unless `keep` has."""
-        self.ops.advance(self.token_ids, inputs.slots, inputs.lengths, sampled.token_ids)
+    def propose(self, plan: StepPlan, inputs: StepInputs, kept: VerifiedTokens) -> VerifiedTokens:
+        """Puts the next drafts behind the tokens that were kept."""
+        del plan, inputs
+        return kept
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Speculation(NoSpeculation):
             alone=alone,
         )
 
-    def keep(self, plan: StepPlan, inputs: StepInputs, draws: Draws, sampled: Sampled) -> Sampled:
+    def keep(self, inputs: StepInputs, draws: Draws, sampled: Sampled) -> VerifiedTokens:
         if not isinstance(draws, CheckedDraws):
             raise TypeError("these draws were made without speculation")
         tokens, counts = self.ops.accept_drafts(sampled.token_ids[draws.places], draws.drafts, draws.limits)
@@ -162,34 +164,30 @@ class Speculation(NoSpeculation):
         known = draws.known + counts
         self.ops.write_values(self._known, draws.slots, known)
         self.sampler.remember(tokens, counts, inputs.host_slots)
-        drafted = self._propose(plan, inputs, draws, known)
         return VerifiedTokens(
             token_ids=tokens,
             drawn=sampled.drawn[draws.places],
             logprobs=sampled.logprobs,
             counts=counts,
             num_drafts=draws.limits,
-            num_next_drafts=drafted,
+            known=known,
             num_draws=draws.num_draws,
             alone=draws.alone,
         )
 
-    def advance(self, inputs: StepInputs, sampled: Sampled) -> None:
-        """Done: guesses follow the tokens."""
-
-    def _propose(self, plan: StepPlan, inputs: StepInputs, draws: CheckedDraws, known: Tensor) -> Tensor:
-        """Puts the next drafts behind the known tokens; how many there are [S]."""
+    def propose(self, plan: StepPlan, inputs: StepInputs, kept: VerifiedTokens) -> VerifiedTokens:
+        known, slots = kept.known, inputs.slots
         if self._batch_limit is not None and len(plan.slots) > self._batch_limit:
             drafted = torch.zeros_like(known)
         else:
             bounds = (plan.num_computed + plan.num_scheduled)[plan.samples]
             longest = min(int(bounds.max()) + 1, self.token_ids.shape[1])
-            found = self._speculator.propose(DraftContext(self.token_ids, draws.slots, known, longest))
+            found = self._speculator.propose(DraftContext(self.token_ids, slots, known, longest))
             drafted = torch.minimum(found.counts, (self.token_ids.shape[1] - known).clamp(min=0))
             places = torch.arange(found.token_ids.shape[1], device=known.device)
-            self._append(draws.slots, known, found.token_ids.masked_fill(places >= drafted[:, None], -1))
-        self.ops.write_values(self._drafted, draws.slots, drafted)
-        return drafted
+            self._append(slots, known, found.token_ids.masked_fill(places >= drafted[:, None], -1))
+        self.ops.write_values(self._drafted, slots, drafted)
+        return replace(kept, num_next_drafts=drafted)
 
     def _append(self, slots: Tensor, lengths: Tensor, tokens: Tensor) -> None:
         """Writes `tokens` [S, n] behind the first `lengths` [S] of their slots, but those that are -1."""

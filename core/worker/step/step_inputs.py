@@ -27,7 +27,8 @@ class StepInputs:
 
     `batches` gives the rows as each KV group sees them. `rows` and `slots` int32 [S] are, on the device, the last token
     and the slot of each row that samples (`rows` None: the first S tokens, in order); `host_slots` [S] the same slots
-    on the host; `lengths` int32 [S] tokens known then: the position to be drawn.
+    on the host; `lengths` int32 [S] tokens known then: the position to be drawn. Where the shape pads what samples,
+    the last of them have token 0, slot -1 and length 0.
     """
 
     input_ids: Tensor
@@ -100,17 +101,20 @@ class InputBuilder:
         self._streams.stage_into(views.rows, packed)
         self._correct(views.real_rows)
         last, sampled, lengths = None, views.slots, views.lengths
-        if shape.num_tokens > batch or np.count_nonzero(plan.samples) < batch:
+        if shape.padded_samples or shape.max_query_len > 1 or np.count_nonzero(plan.samples) < batch:
             sampling = plan.samples.nonzero()[0]
-            slots = slots[sampling]
             ends = plan.num_scheduled.cumsum()[sampling] - 1
-            packed_rows = np.array((ends, slots, packed[1, sampling] + packed[2, sampling]), np.int32)
+            padded = shape.padded_samples if shape.padded_samples and len(sampling) else len(sampling)
+            packed_rows = np.zeros((3, padded), np.int32)
+            packed_rows[1] = -1
+            packed_rows[:, : len(sampling)] = ends, slots[sampling], packed[1, sampling] + packed[2, sampling]
             last, sampled, lengths = self._streams.stage(packed_rows).unbind(0)
+            slots = packed_rows[1]
         prefix = self._prefix(shape, plan.prefixes)
         return StepInputs(
             input_ids=views.input_ids,
             positions=views.positions,
-            fill=partial(self._fill, views, shape, packed),
+            fill=partial(self._fill, views, shape),
             batches=partial(self._batches, views, shape, packed, prefix, plan.deterministic),
             rows=last,
             slots=sampled,
@@ -118,17 +122,17 @@ class InputBuilder:
             host_slots=slots,
         )
 
-    def padding(self, shape: StepShape, longest: int) -> StepInputs:
-        """Inputs without a token, while the host believes that each row has one, the last of as many as `longest`."""
+    def padding(self, shape: StepShape) -> StepInputs:
+        """Inputs without a token, while the host believes that each row has one, the last of as many as may be."""
         believed = np.zeros((3, shape.padded_rows), np.int32)
-        believed[1], believed[2] = longest - 1, 1
+        believed[1], believed[2] = self._longest(shape) - 1, 1
         views = self._views(shape, 0)
         views.rows.zero_()
         prefix = self._prefix(shape, ())
         return StepInputs(
             input_ids=views.input_ids,
             positions=views.positions,
-            fill=partial(self._fill, views, shape, believed),
+            fill=partial(self._fill, views, shape),
             batches=partial(self._batches, views, shape, believed, prefix, shape.deterministic),
             rows=None,
             slots=views.slots,
@@ -141,18 +145,21 @@ class InputBuilder:
             return None
         return self._prefixes.fill(prefixes, shape.padded_rows)
 
-    def _max_blocks(self, rows: np.ndarray) -> int:
-        return -(-int((rows[1] + rows[2]).max()) // self._block_size)
+    def _longest(self, shape: StepShape) -> int:
+        return shape.max_seq_len or self._state.token_ids.shape[1]
 
-    def _fill(self, views: _Views, shape: StepShape, rows: np.ndarray) -> None:
-        sizes = StepSizes(shape.padded_tokens, self._max_blocks(rows), self._block_size)
+    def _max_blocks(self, shape: StepShape) -> int:
+        return -(-self._longest(shape) // self._block_size)
+
+    def _fill(self, views: _Views, shape: StepShape) -> None:
+        sizes = StepSizes(shape.padded_tokens, self._max_blocks(shape), self._block_size)
         self._ops.build_inputs(self.buffers, self._state.token_ids, self._tables.tables, views.rows, sizes)
 
     def _batches(
         self, views: _Views, shape: StepShape, rows: np.ndarray, prefix: SharedPrefix | None, deterministic: bool
     ) -> list[AttentionBatch]:
         """What the buffers hold, as each KV group's backend sees it, then those of layers without a cache."""
-        seq_lens, max_blocks = rows[1] + rows[2], self._max_blocks(rows)
+        seq_lens, max_blocks = rows[1] + rows[2], self._max_blocks(shape)
         tables = [table[: shape.padded_rows, :max_blocks] for table in self.buffers.tables]
         groups = zip(tables, views.mappings, strict=True)
         return [

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.interfaces import EagerGraphs, Graphs, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
+from frame.interfaces import Kernels, Memory, MemorySnapshot, Platform, PlatformSpec, Steps, Streams
 from frame.kernels import (
     activation,
     experts,
@@ -37,12 +37,13 @@ from frame.ops import Norm, Ops, StepBuffers, StepSizes
 from ..options import CudaOptions, HopperProducts
 from . import library as library
 from .compile.compiler import without_lines
-from .compile.rehearsal import can_rehearse, rehearse
+from .compile.rehearsal import can_rehearse, rehearse as compile_kernels
 from .compile.triton_files import read_triton
 from .graphs.capture import Recorder
 from .graphs.cuda_graphs import CudaGraphs
 from .graphs.piecewise import Pieces, sizes_for
 from .graphs.piecewise_capture import PieceRecorder
+from .graphs.shapes import CudaShapes
 from .streams import CudaStreams
 
 #: Kept free beside weights, cache, activations and recorded steps: library workspaces, and what fragments take.
@@ -149,7 +150,6 @@ class CudaPlatform(Platform):
     def __init__(self, *, config: Any, options: CudaOptions | None = None, local_rank: int = 0) -> None:
         super().__init__(config=config, options=options or CudaOptions(), local_rank=local_rank)
         self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts)
-        self._ahead: Callable[[], bool] | None = None
         self._open()
 
     def _open(self) -> None:
@@ -208,6 +208,29 @@ class CudaPlatform(Platform):
     def _max_tokens(self) -> int:
         return int(self.config.scheduler.max_num_batched_tokens)
 
+    def steps(self) -> Steps:
+        kernels = CudaKernels(self)
+        if self.config.executor.enforce_eager or not self.options.graph_sizes:
+            return Steps(kernels=kernels)
+        graphs = CudaGraphs(
+            Recorder(self.device),
+            self.options,
+            min(self.config.scheduler.max_num_seqs, self._max_tokens),
+            pieces=Pieces(PieceRecorder(self.device)),
+            max_tokens=self._max_tokens,
+            deterministic=self.config.model.deterministic,
+            shares_prefixes=self.config.attention.shared_prefix_min_tokens > 0,
+        )
+        return Steps(CudaShapes(graphs), graphs, kernels, compiler=graphs)
+
+
+class CudaKernels(Kernels):
+    """Triton's kernels, compiled many at a time."""
+
+    def __init__(self, platform: CudaPlatform) -> None:
+        self._platform = platform
+        self._ahead: Callable[[], bool] | None = None
+
     def compile_ahead(self, rehearse: Callable[[Platform], None]) -> None:
         """Starts compiling in a process of its own, before there is a context on the device that it would inherit."""
         if can_rehearse():
@@ -217,30 +240,18 @@ class CudaPlatform(Platform):
                 with suppress(ImportError):  # a Triton whose Gluon has changed
                     import_module(f"frame.kernels.{name}")
             read_triton()()  # for the forked process too
-            self._ahead = CompilingAhead(self, torch.cuda.get_device_properties(self.device), rehearse).wait
+            properties = torch.cuda.get_device_properties(self._platform.device)
+            self._ahead = CompilingAhead(self._platform, properties, rehearse).wait
 
-    def prepare_kernels(self, run: Callable[[], None]) -> None:
+    def prepare(self, run: Callable[[], None]) -> None:
         """Compiles what steps launch, all at once, then runs the usual ones, so that libraries have chosen by then.
 
         While another process compiles, everything but Triton's kernels runs for a first time already.
         """
         ahead, self._ahead = self._ahead, None
         with without_lines():
-            rehearse(run, ahead)
+            compile_kernels(run, ahead)
             run()
-
-    def graphs(self) -> Graphs:
-        if self.config.executor.enforce_eager or not self.options.graph_sizes:
-            return EagerGraphs()
-        return CudaGraphs(
-            Recorder(self.device),
-            self.options,
-            min(self.config.scheduler.max_num_seqs, self._max_tokens),
-            pieces=Pieces(PieceRecorder(self.device)),
-            max_tokens=self._max_tokens,
-            deterministic=self.config.model.deterministic,
-            shares_prefixes=self.config.attention.shared_prefix_min_tokens > 0,
-        )
 
 
 class CudaMemory(Memory):

@@ -119,14 +119,24 @@ if TYPE_CHECKING:
     )
     from frame.core.interfaces.platform import (
         SMALL_COPY_BYTES as SMALL_COPY_BYTES,
+        AnyShape as AnyShape,
+        Compiler as Compiler,
         EagerGraphs as EagerGraphs,
         Forward as Forward,
         Graphs as Graphs,
         HostCopy as HostCopy,
+        Kernels as Kernels,
+        Length as Length,
         Memory as Memory,
         MemorySnapshot as MemorySnapshot,
+        NoCompiler as NoCompiler,
+        NoKernels as NoKernels,
+        Part as Part,
         Platform as Platform,
         PlatformSpec as PlatformSpec,
+        Result as Result,
+        Shapes as Shapes,
+        Steps as Steps,
         StepShape as StepShape,
         Streams as Streams,
     )
@@ -213,8 +223,9 @@ else:
         "engine": ("EngineOutput", "EngineRequest", "EngineStats", "FinishReason"),
         "client": ("EngineClient", "EngineCore", "EngineDeadError", "EngineInfo"),
         "platform": (
-            "EagerGraphs", "Forward", "Graphs", "HostCopy", "Memory", "MemorySnapshot", "Platform", "PlatformSpec",
-            "SMALL_COPY_BYTES", "StepShape", "Streams",
+            "SMALL_COPY_BYTES", "AnyShape", "Compiler", "EagerGraphs", "Forward", "Graphs", "HostCopy",
+            "Kernels", "Length", "Memory", "MemorySnapshot", "NoCompiler", "NoKernels", "Part", "Platform",
+            "PlatformSpec", "Result", "Shapes", "StepShape", "Steps", "Streams",
         ),
         "attention": (
             "AttentionBackend", "AttentionBatch", "AttentionSpec", "LayerParams", "SharedPrefix", "stride_view",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from torch import Tensor
 from frame.core.interfaces.model import ForwardStep, Model
 from frame.core.interfaces.platform import (
     SMALL_COPY_BYTES,
-    Graphs,
     HostCopy,
+    Length,
     MemorySnapshot,
+    Part,
     Platform,
     PlatformSpec,
     StepShape,
@@ -190,24 +192,44 @@ class PlatformSuite(PluginSuite):
 
     @pytest.mark.parametrize("rows", [[1], [1, 1, 1], [7], [5, 1, 1, 20]], ids=str)
     def test_shapes_hold_the_step(self, platform: Platform, rows: list[int]) -> None:
-        shape = platform.graphs().shape(step_of(rows))
-        assert (shape.num_tokens, shape.num_rows) == (sum(rows), len(rows)), f"{shape} is not the step's"
-        assert shape.padded_tokens >= shape.num_tokens, f"{shape} has no room for its tokens"
-        assert shape.padded_rows >= shape.num_rows, f"{shape} has no room for its rows"
+        plan = step_of(rows)
+        shape = platform.steps().shapes.choose(plan)
+        assert shape.padded_tokens >= sum(rows), f"{shape} has no room for {sum(rows)} tokens"
+        assert shape.padded_rows >= len(rows), f"{shape} has no room for {len(rows)} rows"
+        assert shape.padded_samples == 0 or shape.padded_samples >= len(rows), f"{shape} has no room for its samples"
+        assert shape.max_query_len >= max(rows), f"{shape} says that no row has more than {shape.max_query_len} tokens"
+        assert shape.max_seq_len == 0 or shape.max_seq_len >= max(rows), f"{shape} cuts the longest row"
+        plan.deterministic = True
+        assert platform.steps().shapes.choose(plan).deterministic, "a deterministic plan has a shape that is not"
+
+    def test_lengths_are_padded_upwards(self, platform: Platform) -> None:
+        shapes = platform.steps().shapes
+        for what in get_args(Length):
+            for count in (1, 2, 3, 100, 1000):
+                padded = shapes.pad(what, count)
+                assert padded >= count, f"pad({what!r}, {count}) gave {padded}, which is less"
 
     def test_graphs_run_what_they_are_given(self, platform: Platform) -> None:
-        graphs = platform.graphs()
-        assert isinstance(graphs, Graphs)
-        shape = graphs.shape(step_of([3]))
+        steps = platform.steps()
+        shape = steps.shapes.choose(step_of([3]))
         want = torch.ones(shape.padded_tokens, 4, device=platform.device)
-        assert torch.equal(graphs.run(shape, _Given(want + 1)), want + 1)
-        assert isinstance(graphs.capture(lambda shape: None), bool)
+        assert torch.equal(steps.graphs.run(shape, "forward", _Given(want + 1)), want + 1)
+        ran: list[str] = []
+        for part in get_args(Part):
+            if part != "forward":
+                assert steps.graphs.run(shape, part, partial(_say, ran, part)) == part, (
+                    f"run must give what {part} gave"
+                )
+            assert isinstance(steps.graphs.records(shape, part), bool)
+        assert ran == ["writes", "draw", "drafts"], f"each part must run once, and ran: {ran}"
+        assert isinstance(steps.graphs.capture(lambda shape: None), bool)
 
     def test_recordings_come_to_an_end_and_can_be_dropped(self, platform: Platform) -> None:
-        graphs = platform.graphs()
+        steps = platform.steps()
+        graphs = steps.graphs
 
         def run_dummy(shape: StepShape) -> None:
-            graphs.run(shape, _Given(torch.zeros(shape.padded_tokens, 4, device=platform.device)))
+            graphs.run(shape, "forward", _Given(torch.zeros(shape.padded_tokens, 4, device=platform.device)))
 
         reserved = graphs.reserve(run_dummy)
         assert isinstance(reserved, int), f"reserve must give bytes, gave {reserved!r}"
@@ -220,17 +242,10 @@ class PlatformSuite(PluginSuite):
             graphs.capture(run_dummy)
         assert not graphs.wanted(), "1000 captures did not end wanted(): an idle engine would never rest"
         graphs.drop()
-        shape = graphs.shape(step_of([1, 1, 1]))
+        shape = steps.shapes.choose(step_of([1, 1, 1]))
         want = torch.ones(shape.padded_tokens, 4, device=platform.device)
-        assert torch.equal(graphs.run(shape, _Given(want + 1)), want + 1), "a dropped recording was replayed"
-
-    def test_one_rank_is_its_own_group(self, platform: Platform) -> None:
-        group = platform.collectives([0])
-        assert (group.rank, group.size) == (0, 1)
-        value = torch.arange(6.0, device=platform.device).view(2, 3)
-        assert torch.equal(group.all_reduce(value), value)
-        assert torch.equal(group.all_gather(value), value)
-        group.barrier()
+        found = graphs.run(shape, "forward", _Given(want + 1))
+        assert torch.equal(found, want + 1), "a dropped recording was replayed"
 
     def test_every_op_is_there(self, platform: Platform) -> None:
         ops = platform.ops()
@@ -315,6 +330,11 @@ class PlatformSuite(PluginSuite):
         for _ in range(20):
             value = value * 3 + 1
         return value
+
+
+def _say(said: list[str], part: str) -> str:
+    said.append(part)
+    return part
 
 
 class _Given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,14 @@ import torch
 from torch import Tensor
 
 from frame.interfaces import (
-    EagerGraphs,
-    Graphs,
+    AnyShape,
     HostCopy,
     Memory,
     MemorySnapshot,
     Platform,
     PlatformSpec,
     StepPlan,
+    Steps,
     StepShape,
     Streams,
 )
@@ -71,8 +72,8 @@ class ExampleCpu(Platform):
     def memory(self) -> Memory:
         return FixedMemory()
 
-    def graphs(self) -> Graphs:
-        return PaddedSteps()
+    def steps(self) -> Steps:
+        return Steps(shapes=PowersOfTwo())
 
 
 # --8<-- [end:platform]
@@ -114,16 +115,17 @@ class FixedMemory(Memory):
 
 
 # --8<-- [end:device]
-# --8<-- [start:graphs]
-class PaddedSteps(EagerGraphs):
-    """Pads every step to powers of two, as a compiler for static shapes would need it."""
+# --8<-- [start:shapes]
+class PowersOfTwo(AnyShape):
+    """Pads tokens and rows of every step to powers of two."""
 
-    def shape(self, plan: StepPlan) -> StepShape:
-        tokens, rows = plan.num_tokens, len(plan.slots)
-        return StepShape(tokens, rows, _power_of_two(tokens), _power_of_two(rows))
+    def choose(self, plan: StepPlan) -> StepShape:
+        exact = super().choose(plan)
+        tokens, rows = _power_of_two(exact.padded_tokens), _power_of_two(exact.padded_rows)
+        return replace(exact, padded_tokens=tokens, padded_rows=rows)
 
 
-# --8<-- [end:graphs]
+# --8<-- [end:shapes]
 def _power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 

@@ -15,6 +15,7 @@ from frame.core.interfaces.platform import StepShape
 from frame.core.interfaces.step import PrefixRows, StepPlan
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import LEAST_BYTES, CudaGraphs
 from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
+from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, name_of
 from frame.plugins.platforms.options import CudaOptions
 from frame.testing.platform_suite import step_of
 from tests.plugins.platforms.recorder import FakeRecorder
@@ -62,12 +63,13 @@ class Device:
         self.graphs = CudaGraphs(
             self.recorder, given, limit, pieces=Pieces(self.tape), max_tokens=prompts, deterministic=deterministic
         )
-        self.graphs.prepare(Small(2, 2))
+        self.shapes = CudaShapes(self.graphs)
+        self.graphs.prepare(Small(2, 2), self.shapes)
         self.recorded: list[str] = []
 
     def run_dummy(self, shape: StepShape) -> None:
-        self.recorded.append(str(shape.graph))
-        hidden = self.graphs.run(shape, Ones(shape.padded_tokens))
+        self.recorded.append(name_of(shape))
+        hidden = self.graphs.run(shape, "forward", Ones(shape.padded_tokens))
         assert torch.equal(hidden, torch.ones(shape.padded_tokens, 2))
 
     def capture(self) -> bool:
@@ -87,17 +89,20 @@ class Device:
 
     def serve(self, rows: int, **kind: object) -> str | None:
         """The recording that a decode step of so many rows runs on."""
-        shape = self.graphs.shape(decodes(rows, **kind))
-        assert (shape.num_tokens, shape.num_rows) == (rows, rows)
-        assert shape.padded_rows == shape.padded_tokens == int((shape.graph or f"-{rows}").split("-")[1])
-        self.graphs.run(shape, lambda: torch.zeros(shape.padded_tokens, 2))
-        return shape.graph
+        shape = self.shapes.choose(decodes(rows, **kind))
+        recorded = self.graphs.records(shape, "forward")
+        assert shape.padded_rows == shape.padded_tokens >= rows
+        assert recorded or shape.padded_rows == rows
+        self.graphs.run(shape, "forward", lambda: torch.zeros(shape.padded_tokens, 2))
+        return name_of(shape) if recorded else None
 
     def prefill(self, tokens: int) -> str | None:
         """The recording that a prompt of so many tokens runs on."""
-        shape = self.graphs.shape(step_of([tokens]))
-        assert torch.equal(self.graphs.run(shape, Ones(shape.padded_tokens)), torch.ones(shape.padded_tokens, 2))
-        return shape.graph
+        shape = self.shapes.choose(step_of([tokens]))
+        recorded = self.graphs.records(shape, "forward")
+        hidden = self.graphs.run(shape, "forward", Ones(shape.padded_tokens))
+        assert torch.equal(hidden, torch.ones(shape.padded_tokens, 2))
+        return name_of(shape) if recorded else None
 
 
 def decodes(rows: int, *, deterministic: bool = False, shared: bool = False) -> StepPlan:
@@ -172,16 +177,17 @@ def test_in_a_deterministic_engine_every_step_is() -> None:
 def test_prompts_and_chunks_run_eagerly() -> None:
     device = Device().start()
     for rows in ([2], [1, 1, 3], [64]):
-        shape = device.graphs.shape(step_of(rows))
-        assert (shape.graph, shape.padded_tokens, shape.padded_rows) == (None, sum(rows), len(rows))
-    assert torch.equal(device.graphs.run(shape, lambda: torch.ones(3)), torch.ones(3))
+        shape = device.shapes.choose(step_of(rows))
+        assert (shape.padded_tokens, shape.padded_rows) == (sum(rows), len(rows))
+        assert not device.graphs.records(shape, "forward")
+    assert torch.equal(device.graphs.run(shape, "forward", lambda: torch.ones(3)), torch.ones(3))
 
 
 def test_what_is_warmed_are_the_powers_of_two_of_both_numerics() -> None:
-    shapes = Device(graph_sizes=[1, 2, 3, 4, 24], limit=32).graphs.shapes()
-    found = [(shape.padded_rows, shape.deterministic, shape.graph) for shape in shapes]
-    assert found == [(size, numerics, None) for numerics in (False, True) for size in (32, 4, 2, 1)]
-    assert all(shape.deterministic for shape in Device(deterministic=True).graphs.shapes())
+    shapes = Device(graph_sizes=[1, 2, 3, 4, 24], limit=32).shapes.every()
+    found = [(shape.padded_rows, shape.deterministic) for shape in shapes]
+    assert found == [(size, numerics) for numerics in (False, True) for size in (32, 4, 2, 1)]
+    assert all(shape.deterministic for shape in Device(deterministic=True).shapes.every())
 
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from frame.core.config.flat import from_flat
 from frame.core.engine import idle_capture as recording
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.model import ForwardStep
-from frame.core.interfaces.platform import EagerGraphs, Forward, StepShape
+from frame.core.interfaces.platform import AnyShape, EagerGraphs, Forward, Part, Steps, StepShape
 from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.registry import Registry
@@ -27,6 +27,7 @@ from frame.plugins.platforms.cpu import CpuPlatform, HostMemory
 from frame.plugins.platforms.cuda.graphs.capture import Recorded
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import CudaGraphs
 from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
+from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, decode_shape
 from frame.plugins.platforms.options import CudaOptions
 from frame.testing.engines import drain, greedy, prompts, request, running, tokens_of
 from frame.testing.reference_attention import ReferenceAttention
@@ -65,7 +66,7 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         given = CudaOptions(**{**sized, **options})
         pieces = Pieces(TapeRecorder())
         graphs = partial(CudaGraphs, recorder, given, 8, pieces=pieces, max_tokens=max_tokens)
-        monkeypatch.setattr(CpuPlatform, "graphs", lambda self: graphs())
+        monkeypatch.setattr(CpuPlatform, "steps", lambda self: recorded_steps(graphs()))
         config = from_flat({"model": str(folder), **SETTINGS, "attention_backend": "torch", **(settings or {})})
         plans: list[StepPlan] = []
         with running(config, Registry.load()) as engine:
@@ -85,6 +86,10 @@ def wanted(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[l
         tokens = greedy(engine, GIVEN)
         assert recorder.num_replayed == recorder.num_recorded == 2
     return tokens
+
+
+def recorded_steps(graphs: CudaGraphs) -> Steps:
+    return Steps(shapes=CudaShapes(graphs), graphs=graphs, compiler=graphs)
 
 
 def idle(engine: Engine, limit: int = 20) -> int:
@@ -176,8 +181,8 @@ def test_a_replay_that_would_read_where_nothing_is_any_more_is_an_error(moved: s
         else:
             weight = next(iter(runner.model.parameters()))
             weight.data = weight.data.clone()
-        with pytest.raises(RuntimeError, match=r"recorded step 'decode-1' would read .* has moved"):
-            runner.recorded_inputs.check("decode-1")
+        with pytest.raises(RuntimeError, match=r"recorded step of 1 tokens would read .* has moved"):
+            runner.recorded_inputs.check(decode_shape(1))
         worker._drop_stale_recordings()
         before = recorder.num_recorded
         assert greedy(engine, GIVEN[:1]) == found
@@ -342,36 +347,43 @@ def test_while_requests_run_no_step_of_padding_with_prompts_does(
         assert greedy(engine, GIVEN) == wanted
 
 
+DECODE = StepShape(8, 8)
+
+
+class Decodes(AnyShape):
+    """Pads every decode step to one shape."""
+
+    def choose(self, plan: StepPlan) -> StepShape:
+        return DECODE if len(plan.slots) == plan.num_tokens else super().choose(plan)
+
+
 class PlansOnce(EagerGraphs):
-    """Graphs that plan at a first step of padding and then run on those plans, over inputs that lie ready."""
+    """Graphs that go on with the plans of the first step of a shape, which was padding."""
 
     def __init__(self) -> None:
-        self.steps: dict[str, ForwardStep] = {}
+        self.steps: dict[StepShape, ForwardStep] = {}
 
-    def shape(self, plan: StepPlan) -> StepShape:
-        rows, tokens = len(plan.slots), plan.num_tokens
-        return StepShape(tokens, rows, 8, 8, "decode") if rows == tokens else super().shape(plan)
-
-    def run(self, shape: StepShape, forward: Forward) -> torch.Tensor:
-        if shape.graph is None:
-            return forward()
-        if shape.graph not in self.steps:
-            self.steps[shape.graph] = forward.step()
-        return forward(self.steps[shape.graph])
+    def run(self, shape: StepShape, part: Part, work: Any, kind: str = "") -> Any:
+        if part != "forward" or shape != DECODE:
+            return work()
+        forward: Forward = work
+        step = forward.step()
+        return forward(self.steps.setdefault(shape, step))
 
 
-def test_graphs_may_plan_once_over_inputs_that_lie_ready(start: Callable[..., Any], wanted: list[list[int]]) -> None:
+def test_plans_of_a_shape_hold_for_all_its_steps(start: Callable[..., Any], wanted: list[list[int]]) -> None:
     with start() as (engine, worker, _, _):
         graphs = worker.runner.device.graphs = PlansOnce()
-        worker.runner.run_dummy(StepShape(8, 8, 8, 8, "decode"))
-        assert list(graphs.steps) == ["decode"]
+        worker.runner.device.shapes = Decodes()
+        worker.runner.run_dummy(DECODE)
+        assert list(graphs.steps) == [DECODE]
         assert greedy(engine, GIVEN) == wanted
 
 
 def test_a_step_of_prompts_may_be_run_on_padding(start: Callable[..., Any]) -> None:
     with start() as (_, worker, _, _):
         worker.runner.device.graphs = EagerGraphs()
-        worker.runner.run_dummy(StepShape(64, 8, 64, 8))
+        worker.runner.run_dummy(StepShape(64, 8))
 
 
 def test_where_logits_cannot_be_recorded_draws_are_not(
@@ -400,15 +412,15 @@ def test_a_closed_engine_keeps_nothing_that_its_recordings_read(folder: Path, mo
     monkeypatch.setattr(torch_attention, "TorchAttention", Launched)
     options = CudaOptions(graph_sizes=[1, 2], graph_sizes_at_start=1, record_draws=False)
 
-    def graphs(self: CpuPlatform) -> CudaGraphs:
-        return CudaGraphs(FakeRecorder(), options, 8, pieces=Pieces(TapeRecorder()), max_tokens=128)
+    def steps(self: CpuPlatform) -> Steps:
+        return recorded_steps(CudaGraphs(FakeRecorder(), options, 8, pieces=Pieces(TapeRecorder()), max_tokens=128))
 
-    monkeypatch.setattr(CpuPlatform, "graphs", graphs)
+    monkeypatch.setattr(CpuPlatform, "steps", steps)
     config = from_flat({"model": str(folder), **SETTINGS, "attention_backend": "torch"})
     with running(config, Registry.load()) as engine:
         greedy(engine, GIVEN)
         worker = engine.executor.call("run", {"function": lambda worker: worker})[0]
-        assert worker._graphs._pieces._recordings
+        assert worker._steps.graphs._pieces._recordings
         cache = weakref.ref(worker.memory)
         layer = weakref.ref(next(iter(worker.model.modules())))
     assert cache() is None
