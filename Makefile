@@ -17,11 +17,11 @@ $(BIN)/python:
 
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 	@echo "Installing frame and its packages into $(VENV) (once; it takes some minutes)."
-	$(PIP_WITH_PROGRESS) --editable '.[fast,grammars]'
+	$(PIP_WITH_PROGRESS) --editable '.[fast]'
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[fast,grammars,test,check,docs]'
+	$(PIP) --editable '.[fast,test,check,docs]'
 	touch $@ $(VENV)/.run
 
 test: $(VENV)/.dev  ## all tests that need no GPU

@@ -213,6 +213,10 @@ class StructuredOutputsConfig(Section):
 
     structured_outputs_backend: str = Field("auto", description="Grammar backend plugin.")
     disable_any_whitespace: bool = Field(False, description="No white space between the parts of JSON, unless asked.")
+    any_whitespace: bool = Field(
+        False,
+        description="Any white space between the parts of JSON, up to 64 characters, not only a space after , and :.",
+    )
     disable_additional_properties: bool = Field(
         False, description="JSON objects have no properties but those that their schema names, unless it says so."
     )

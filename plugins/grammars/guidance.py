@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from frame import StructuredOutputsParams
 from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, Vocabulary
 
-from .notation import Style, in_notation
+from .notation import Style, Whitespace, in_notation
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -97,13 +97,15 @@ class GuidanceBackend(GrammarBackend):
     @classmethod
     def supports(cls) -> str | None:
         if find_spec("llguidance") is None:
-            return "llguidance is not installed: pip install 'frame-llm[grammars]'"
+            return "llguidance is not installed: pip install llguidance"
         return None
 
     def normalize(self, params: StructuredOutputsParams) -> str:
         settings = self.config.structured_outputs
         style = Style(
-            any_whitespace=not (params.disable_any_whitespace or settings.disable_any_whitespace),
+            whitespace=_whitespace(
+                params.disable_any_whitespace or settings.disable_any_whitespace, settings.any_whitespace
+            ),
             whitespace_pattern=params.whitespace_pattern,
             additional_properties=not (params.disable_additional_properties or settings.disable_additional_properties),
             special_tokens=self.vocabulary.special_tokens,
@@ -126,6 +128,10 @@ class GuidanceBackend(GrammarBackend):
         if words.dtype != np.int32 or not words.flags.c_contiguous or len(words) < len(rows):
             raise ValueError(f"masks must be contiguous int32 of {len(rows)} rows, got {words.dtype} {words.shape}")
         self._executor.unsafe_compute_mask_ptr(rows, words.ctypes.data, words.shape[1] * 4, len(words))
+
+
+def _whitespace(none: bool, every: bool) -> Whitespace:
+    return Whitespace.NONE if none else Whitespace.ANY if every else Whitespace.ONE_LINE
 
 
 def first_error(message: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from frame import StructuredOutputsParams
@@ -14,11 +15,23 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _OBJECT_KEYS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
+#: One space may follow a comma and a colon: regular expressions.
+_SEPARATORS = {"item_separator": ",[ ]?", "key_separator": ":[ ]?"}
+
+
+class Whitespace(Enum):
+    """White space between the parts of JSON: none, a space after commas and colons, or any in bounded runs."""
+
+    NONE = "none"
+    ONE_LINE = "one line"
+    ANY = "any"
+
+
 @dataclass(frozen=True)
 class Style:
     """How JSON is written, and which texts are tokens that are no text."""
 
-    any_whitespace: bool = True
+    whitespace: Whitespace = Whitespace.ONE_LINE
     whitespace_pattern: str | None = None
     additional_properties: bool = True
     special_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -74,10 +87,17 @@ def schema_grammar(schema: Any, style: Style) -> dict[str, Any]:
         schema = close_objects(schema)
     pattern = style.whitespace_pattern
     own = schema.get("x-guidance") if isinstance(schema.get("x-guidance"), dict) else {}
-    options = {"whitespace_flexible": style.any_whitespace, "whitespace_pattern": _WHITESPACE, **own}
+    options: dict[str, Any] = {
+        "whitespace_flexible": style.whitespace is Whitespace.ANY,
+        "whitespace_pattern": _WHITESPACE,
+        **(_SEPARATORS if style.whitespace is Whitespace.ONE_LINE else {}),
+        **own,
+    }
     if pattern is not None:
         options.update(whitespace_flexible=True, whitespace_pattern=pattern)
-    elif not options["whitespace_flexible"]:
+    if options["whitespace_flexible"]:
+        options = {name: value for name, value in options.items() if name not in _SEPARATORS}
+    else:
         del options["whitespace_pattern"]
     return {"json_schema": {**schema, "x-guidance": options}}
 

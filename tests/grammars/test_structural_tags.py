@@ -149,3 +149,27 @@ def test_objects_are_closed_on_demand(backend, byte_of):
     closed = StructuredOutputsParams(json=open_schema, disable_additional_properties=True)
     assert not accepts(backend, byte_of, closed, text)
     assert accepts(backend, byte_of, closed, pieces('{"a":{}}'))
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "allowed"),
+    [
+        ({}, {}, {"none", "spaces"}),
+        ({}, {"disable_any_whitespace": True}, {"none"}),
+        ({"disable_any_whitespace": True}, {}, {"none"}),
+        ({"any_whitespace": True}, {}, {"none", "spaces", "lines"}),
+        ({"any_whitespace": True}, {"disable_any_whitespace": True}, {"none"}),
+        ({}, {"whitespace_pattern": r"[ \n]{1,5}"}, {"none", "spaces", "lines"}),
+    ],
+)
+def test_white_space_of_json_is_bounded(backend, byte_of, settings, asked, allowed):
+    """By default nothing but a space after a comma and a colon, so that no model writes spaces for ever."""
+    two = {"type": "object", "properties": {"a": {"enum": [1]}, "b": {"enum": [2]}}, "required": ["a", "b"]}
+    params = StructuredOutputsParams(json={**two, "additionalProperties": False}, **asked)
+    made = GuidanceBackend(config=from_flat(settings), vocabulary=backend.vocabulary)
+    texts = {
+        "none": '{"a":1,"b":2}', "spaces": '{"a": 1, "b": 2}', "lines": '{\n  "a": 1,\n  "b": 2\n}',
+        "endless": '{"a": 1, ' + " " * 200 + '"b": 2}', "after": '{"a": 1, "b": 2}' + " " * 70,
+    }  # fmt: skip
+    assert {name for name, text in texts.items() if accepts(made, byte_of, params, pieces(text))} == allowed
+    made.close()

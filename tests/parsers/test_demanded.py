@@ -15,8 +15,6 @@ from frame.core.interfaces.errors import RequestError
 from frame.core.registry import Registry
 from frame.interfaces import StructuredOutputsParams
 
-pytest.importorskip("llguidance")
-
 WEATHER = {
     "type": "function",
     "function": {
