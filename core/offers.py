@@ -169,6 +169,8 @@ def offers_of_file(name: str) -> list[Offer]:
 
 def _api_problem(provider: Provider) -> str | None:
     try:
+        if not isinstance(provider.api, str) or not provider.api.strip():
+            raise InvalidSpecifier
         if API_VERSION in SpecifierSet(provider.api, prereleases=True):
             return None
     except InvalidSpecifier:

@@ -6,6 +6,7 @@ import argparse
 import json
 import textwrap
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from ..config.errors import near
 from ..interfaces.endpoint import Command
@@ -83,6 +84,10 @@ def check(registry: Registry, name: str | None, kind: str | None = None, *, verb
         if kind is not None:
             registry.choose(kind, name)  # raises with the names that there are
         known = {offer.provider.name for offer in registry.offers}
+        if Path(name).is_dir():
+            is_package = any((Path(name) / file).is_file() for file in ("pyproject.toml", "setup.py", "setup.cfg"))
+            remedy = f"pip install {name}" if is_package else "it needs a pyproject.toml with an entry point of frame"
+            raise PluginError(f"{name!r} is a folder, not the NAME of an installed plugin; {remedy}")
         raise PluginError(f"no plugin {name!r}{near(bare, known)}; `frame plugins` lists them")
     return max(_run_suite(other, f"{registry.offer(other, name).package}:{bare}", verbose=verbose) for other in kinds)
 

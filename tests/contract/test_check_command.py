@@ -62,3 +62,11 @@ def test_an_unknown_name_is_one_sentence(capsys):
     assert "no plugin 'nonsense'; `frame plugins` lists them" in capsys.readouterr().err
     assert main(["plugins", "check", "priorty"]) == 1
     assert "no plugin 'priorty' (did you mean priority?)" in capsys.readouterr().err
+
+
+def test_a_folder_is_told_what_it_lacks(capsys, tmp_path):
+    assert main(["plugins", "check", str(tmp_path)]) == 1
+    assert "is a folder, not the NAME of an installed plugin; it needs a pyproject.toml" in capsys.readouterr().err
+    (tmp_path / "pyproject.toml").touch()
+    assert main(["plugins", "check", str(tmp_path)]) == 1
+    assert f"; pip install {tmp_path}" in capsys.readouterr().err

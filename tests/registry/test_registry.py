@@ -174,9 +174,10 @@ def test_api_range_that_excludes_us_is_said_only_when_asked_for(package):
         registry.choose("scheduler", "old")
 
 
-def test_nonsense_api_range_is_named(package):
-    package("fake-one", source("Provider('odd', 'fake_one:Policy', api='about 1')"))
-    with pytest.raises(PluginError, match="API range 'about 1' is no version range"):
+@pytest.mark.parametrize("api", ["'about 1'", "''", "5", "None", "['>=0.1']"])
+def test_nonsense_api_range_is_named(package, api):
+    package("fake-one", source(f"Provider('odd', 'fake_one:Policy', api={api})"))
+    with pytest.raises(PluginError, match=re.escape(f"API range {api} is no version range")):
         Registry.load().choose("scheduler", "odd")
 
 
