@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar
 
 from .errors import ErrorShape, RequestError
 
@@ -118,6 +118,12 @@ class Serving(Protocol):
     @property
     def batch_routes(self) -> list[str]:
         """Paths that lines of a batch file may ask: the POST routes without parameters that take JSON."""
+
+    def check_lines(self, lines: BinaryIO, *, url: str, max_lines: int) -> tuple[int, list[dict[str, Any]]]:
+        """How many lines of a batch file for the route `url` ask something, and what is wrong with them.
+
+        Called in a thread. A problem has OpenAI's form: `code`, `line`, `message`, `param`.
+        """
 
     def run_lines(
         self, lines: Iterable[bytes], *, owner: str, url: str, done: Collection[str], stopped: Callable[[], bool]

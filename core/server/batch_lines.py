@@ -10,17 +10,19 @@ import hashlib
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from ..interfaces.errors import RequestError
 from .calls import RouteCalls
-from .strict_json import BodyParser
+from .strict_json import BodyParser, parse_json
 
 #: Batches within batches.
 _NOT_BATCHED = frozenset(("/v1/batches", "/v1/files"))
 _MAX_NAME = 512
+#: Wrong lines that are named before a file is given up.
+_MAX_PROBLEMS = 50
 #: Statuses of what may be served later: too many requests, no engine now.
 LATER = (429, 503)
 #: Waits between attempts of a line that could not be served; an engine that died is back within them.
@@ -39,6 +41,11 @@ class LineResult:
 def line_id(number: int, line: bytes) -> str:
     """The id of a line's result: the same for the same line at the same place, so that a run can be resumed."""
     return f"batch_req_{number:08d}_{hashlib.sha256(line.strip()).hexdigest()[:16]}"
+
+
+def line_number(name: str) -> int:
+    """The number of the line in an id from `line_id`."""
+    return int(name.split("_")[2])
 
 
 def batch_routes(calls: RouteCalls) -> list[str]:
@@ -65,14 +72,14 @@ class BatchLines:
         """The results as lines end. Blank lines and those whose id is in `done` are left out; nothing new starts
         once `stopped`.
         """
-        numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
         running: set[asyncio.Task[LineResult]] = set()
         try:
-            for number, line in numbered:
+            for number, line in enumerate(lines, 1):
                 if stopped():
                     break
                 name = line_id(number, line)
-                if name in done:
+                if name in done or not line.strip():
+                    await asyncio.sleep(0)  # others get their turns among thousands of these
                     continue
                 running.add(asyncio.create_task(self._answer(name, line)))
                 while len(running) >= self._width:
@@ -88,10 +95,47 @@ class BatchLines:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
+    def check(self, lines: BinaryIO, max_lines: int) -> tuple[int, list[dict[str, Any]]]:
+        """How many lines ask something, and what is wrong with them, in OpenAI's form; reads no more than it must.
+
+        Blank lines are left out but counted towards `max_lines`, so that a file of nothing else costs little.
+        """
+        num_lines, names, problems = 0, set[str](), list[dict[str, Any]]()
+
+        def complain(number: int | None, code: str, message: str) -> None:
+            problems.append({"code": code, "line": number, "message": message, "param": None})
+
+        number = 0
+        while len(problems) < _MAX_PROBLEMS and (line := lines.readline(self._max_line_bytes + 1)):
+            number += 1
+            if number > max_lines:
+                complain(None, "too_many_lines", f"a batch may have {max_lines} lines")
+                break
+            if not line.strip():
+                continue
+            num_lines += 1
+            try:
+                self._check_length(line)
+                value = _object(parse_json(line))
+                name = _name(value)
+                self._target(value)
+            except RequestError as refusal:
+                complain(number, "invalid_line", refusal.message)
+                if not line.endswith(b"\n"):
+                    break  # the rest of a line that is too long is no line
+                continue
+            if name in names:
+                complain(number, "duplicate_custom_id", f"custom_id {name!r:.80} stands in an earlier line, too")
+            names.add(name)
+        if not num_lines and not problems:
+            complain(None, "empty_file", "the file has no line that asks something")
+        return num_lines, problems
+
     async def _answer(self, name: str, line: bytes) -> LineResult:
         custom_id: str | None = None
         try:
-            value = await self._read(line)
+            self._check_length(line)
+            value = _object(await self._parser.parse(line))
             custom_id = _name(value)
             url, body = self._target(value)
         except RequestError as refusal:
@@ -106,13 +150,9 @@ class BatchLines:
         error = None if answer.status < 400 else _error(answer.status, answer.body)
         return _result(name, custom_id, response, error)
 
-    async def _read(self, line: bytes) -> dict[str, Any]:
+    def _check_length(self, line: bytes) -> None:
         if len(line) > self._max_line_bytes:
             raise RequestError(400, f"the line exceeds {self._max_line_bytes} bytes (--max-body-bytes)")
-        value = await self._parser.parse(line)
-        if not isinstance(value, dict):
-            raise RequestError(400, "the line must be a JSON object")
-        return value
 
     def _target(self, value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         method, url, body = value.get("method", "POST"), value.get("url"), value.get("body")
@@ -125,6 +165,12 @@ class BatchLines:
         if body.get("stream") or body.get("background"):
             raise RequestError(400, "a batch neither streams nor runs in the background")
         return url, body
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestError(400, "the line must be a JSON object")
+    return value
 
 
 def _name(value: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """`frame run-batch`: a file of requests through the routes of an engine of its own, into a file of results.
 
-Results are written as lines end and found again by their ids, so that a run that was killed goes on where it was.
+Results are written as lines end and found again by their ids, so that a run that was killed goes on where it was; when
+all are there, they are put into the order of the input.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..interfaces.client import EngineDeadError
 from ..processes.client import start_engine
 from ..registry import Registry
 from .app import build_app, make_endpoints
-from .batch_lines import LATER, BatchLines, LineResult, line_id
+from .batch_lines import LATER, BatchLines, LineResult, line_id, line_number
 from .calls import RouteCalls
 from .serving import ServingHost
 
@@ -130,6 +131,7 @@ async def run_batch(
     done = await asyncio.to_thread(resume, target, ids)
     counts = BatchCounts(len(ids), earlier=len(done))
     if len(done) == len(ids):
+        await asyncio.to_thread(put_in_order, target)
         return counts
     with Progress(progress, len(ids), "lines", "line") as bar, _lines(source) as lines, target.open("ab") as out:
         for _ in done:
@@ -142,7 +144,26 @@ async def run_batch(
                     out.flush()
                     counts.see(result)
                     bar.advance()
+    await asyncio.to_thread(put_in_order, target)
     return counts
+
+
+def put_in_order(target: Path) -> None:
+    """Puts results, which were written as lines ended, into the order of the input; keeps their places in memory."""
+    if not target.exists():
+        return
+    places: list[tuple[int, int, int]] = []
+    with target.open("rb") as rows:
+        for row in rows:
+            places.append((line_number(msgspec.json.decode(row, type=_Row).id), rows.tell() - len(row), len(row)))
+        if places == sorted(places):
+            return
+        ordered = Path(f"{target}.ordered")
+        with ordered.open("wb") as out:
+            for _, start, size in sorted(places):
+                rows.seek(start)
+                out.write(rows.read(size))
+    os.replace(ordered, target)
 
 
 @contextlib.contextmanager

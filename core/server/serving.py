@@ -19,7 +19,7 @@ from collections.abc import (
 )
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -252,14 +252,20 @@ class ServingHost:
         """Paths that lines of a batch file may ask."""
         return [] if self.calls is None else batch_routes(self.calls)
 
+    def check_lines(self, lines: BinaryIO, *, url: str, max_lines: int) -> tuple[int, list[dict[str, Any]]]:
+        """How many lines of a batch file ask something, and what is wrong with them; takes its time in a thread."""
+        return self._lines("", url).check(lines, max_lines)
+
     def run_lines(
         self, lines: Iterable[bytes], *, owner: str, url: str, done: Collection[str], stopped: Callable[[], bool]
     ) -> AsyncGenerator[LineResult, None]:
         """Runs the lines of a batch file through the route `url`."""
+        return self._lines(owner, url).run(lines, done, stopped)
+
+    def _lines(self, owner: str, url: str) -> BatchLines:
         if self.calls is None:
             raise RequestError(503, "the routes are not there yet")
-        batch = BatchLines(self.calls, max_line_bytes=self.config.server.max_body_bytes, owner=owner, url=url)
-        return batch.run(lines, done, stopped)
+        return BatchLines(self.calls, max_line_bytes=self.config.server.max_body_bytes, owner=owner, url=url)
 
     async def control(self, method: str, arguments: dict[str, Any]) -> Any:
         """Tells the engine, or the server ("shutdown"); raises `RequestError` with what it says."""

@@ -5,10 +5,13 @@ Names in the folder are made here; a client's file name is kept as text and is n
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +22,9 @@ from frame.interfaces import RequestError
 Object = dict[str, Any]
 
 _FILE = re.compile(r"file-[0-9a-f]{32}")
+_UPLOAD = re.compile(r"[0-9a-f]{32}\.part")
+#: Seconds after which a record that is half written belongs to a process that has died.
+_STALE_SECONDS = 60.0
 
 
 class FileRecord(msgspec.Struct):
@@ -38,21 +44,72 @@ class FileRecord(msgspec.Struct):
         return {"object": "file", "status": "processed", **fields}
 
 
+def open_private(path: Path, mode: str) -> Any:
+    """As `open`; a file that is made is this user's alone, whatever the umask says."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replaces a file at once, so that readers see the old or the new one."""
     beside = path.with_suffix(f".{uuid.uuid4().hex[:8]}.part")
-    beside.write_bytes(msgspec.json.encode(value))
+    with open_private(beside, "wb") as file:
+        file.write(msgspec.json.encode(value))
     beside.replace(path)
+
+
+def remove_stale(folder: Path) -> None:
+    """Removes what processes that died in the middle of a write left behind; living ones hold a lock on uploads."""
+    for path in folder.glob("*.part"):
+        with suppress(OSError), path.open("rb") as file:
+            if _UPLOAD.fullmatch(path.name):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            elif time.time() - path.stat().st_mtime < _STALE_SECONDS:
+                continue
+            path.unlink()
 
 
 class FileStore:
     """The files in `folder`."""
 
-    def __init__(self, folder: Path, max_files: int, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_files: int, max_bytes: int, max_uploads: int = 8) -> None:
         self._folder = folder / "files"
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._max_files = max_files
         self._max_bytes = max_bytes
+        self._max_uploads = max_uploads
+        with self._locked():
+            remove_stale(self._folder)
+
+    @contextmanager
+    def incoming(self, size: int) -> Iterator[BinaryIO]:
+        """A file for an upload of at most `size` bytes, which are reserved by its length until it is handed to `add`.
+
+        What is not added is removed. Raises `RequestError` 413 when there is no room for it, 429 when too many uploads
+        are under way. Processes that use the folder see each other's uploads.
+        """
+        with self._locked():
+            remove_stale(self._folder)
+            if sum(1 for _ in self._uploads()) >= self._max_uploads:
+                raise RequestError(429, f"{self._max_uploads} uploads are under way; wait for one of them")
+            self.check_room(size)
+            path = self.new_path()
+            file = open_private(path, "xb")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.truncate(size)
+        try:
+            with file:
+                yield file
+        finally:
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open_private(self._folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _uploads(self) -> Iterator[Path]:
+        return (path for path in self._folder.glob("*.part") if _UPLOAD.fullmatch(path.name))
 
     def new_path(self) -> Path:
         """Where the bytes of a file may be written before `add`."""
@@ -60,8 +117,11 @@ class FileStore:
 
     def check_room(self, size: int) -> None:
         """Raises `RequestError` 413 when a file of `size` bytes has no room. Results are taken in regardless."""
-        records = list(self.records())
-        if len(records) >= self._max_files or sum(each.bytes for each in records) + size > self._max_bytes:
+        sizes = [each.bytes for each in self.records()]
+        for path in self._uploads():
+            with suppress(FileNotFoundError):  # it has become a file of a record meanwhile
+                sizes.append(path.stat().st_size)
+        if len(sizes) >= self._max_files or sum(sizes) + size > self._max_bytes:
             raise RequestError(
                 413, f"there is room for {self._max_files} files of {self._max_bytes} bytes together; delete some"
             )

@@ -21,7 +21,7 @@ import msgspec
 
 from frame.interfaces import RequestError
 
-from .batch_files import FileStore, write_json
+from .batch_files import FileStore, open_private, remove_stale, write_json
 
 logger = logging.getLogger("frame.server")
 
@@ -89,6 +89,7 @@ class BatchStore:
         self._files = files
         self._folder = folder / "batches"
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remove_stale(self._folder)
         self._max_open = max_open
         self._max_lines = max_lines
         self._runner: asyncio.Task[None] | None = None
@@ -101,7 +102,9 @@ class BatchStore:
 
     def add(self, owner: str, endpoint: str, file_id: str, window: str, metadata: dict[str, str] | None) -> BatchRecord:
         """A new batch; raises `RequestError`."""
-        self._files.get(file_id, owner)
+        purpose = self._files.get(file_id, owner).purpose
+        if purpose != "batch":
+            raise RequestError(400, f"input_file_id must be of purpose batch, got {purpose}", param="input_file_id")
         if sum(each.status in _OPEN for each in self.records(owner)) >= self._max_open:
             raise RequestError(429, f"{self._max_open} batches are open; wait for one of them")
         now = int(time.time())
@@ -152,7 +155,7 @@ class BatchStore:
     async def _run(self) -> None:
         """Takes the folder's lock, then the open batches one by one, for as long as the process lives."""
         turn = ""
-        with (self._folder / "lock").open("w") as lock:
+        with open_private(self._folder / "lock", "w") as lock:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,11 +191,11 @@ class BatchStore:
         if not self._stopped(record):
             try:
                 with self._files.open(record.input_file_id, record.owner) as lines:
-                    await self._begin(record, lines)
-                    with good.open("ab") as output, bad.open("ab") as errors:
-                        await self._run_lines(record, lines, done_good | done_bad, output, errors)
+                    if await self._begin(record, lines):
+                        with open_private(good, "ab") as output, open_private(bad, "ab") as errors:
+                            await self._run_lines(record, lines, done_good | done_bad, output, errors)
             except RequestError as error:
-                record.errors = _errors(str(error))
+                record.errors = _errors([{"code": "invalid_batch", "message": str(error)}])
         # from here on nothing is run again, whatever happens to this process
         record.status, record.finalizing_at = "finalizing", int(time.time())
         record.output_file_id = self._files.new_id() if _size(good) else None
@@ -200,12 +203,18 @@ class BatchStore:
         self._write(record)
         self._end(record, good, bad)
 
-    async def _begin(self, record: BatchRecord, lines: BinaryIO) -> None:
-        record.num_lines = await asyncio.to_thread(_count_lines, lines)
-        if not 0 < record.num_lines <= self._max_lines:
-            raise RequestError(400, f"a batch has 1 to {self._max_lines} lines, this one {record.num_lines}")
+    async def _begin(self, record: BatchRecord, lines: BinaryIO) -> bool:
+        """Whether the lines may be run: one that is wrong fails the whole batch before any is, as with OpenAI."""
+        if record.in_progress_at is None:  # else its lines were checked before the server ended
+            check = partial(self._serving.check_lines, lines, url=record.endpoint, max_lines=self._max_lines)
+            record.num_lines, problems = await asyncio.to_thread(check)
+            if problems:
+                record.errors = _errors(problems)
+                return False
+            lines.seek(0)
         record.status, record.in_progress_at = "in_progress", record.in_progress_at or int(time.time())
         self._write(record)
+        return True
 
     def _stopped(self, record: BatchRecord) -> bool:
         """Whether the batch was cancelled or its time is over."""
@@ -243,7 +252,7 @@ class BatchStore:
         self._mark(record.id).unlink(missing_ok=True)
 
     def _fail(self, record: BatchRecord, message: str) -> None:
-        record.errors = _errors(message)
+        record.errors = _errors([{"code": "invalid_batch", "message": message}])
         record.ends("failed")
         self._write(record)
 
@@ -262,18 +271,12 @@ class BatchStore:
         return self._folder / f"{name}.cancel"
 
 
-def _errors(message: str) -> Object:
-    return {"object": "list", "data": [{"code": "invalid_batch", "message": message}]}
+def _errors(problems: list[Object]) -> Object:
+    return {"object": "list", "data": problems}
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _count_lines(lines: BinaryIO) -> int:
-    count = sum(1 for line in lines if line.strip())
-    lines.seek(0)
-    return count
 
 
 def _complete_rows(path: Path) -> set[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
@@ -13,19 +14,17 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from frame.interfaces import BoundedModel, Endpoint, Name, RequestError, Settings, few
 
 from .batch_files import FileRecord, FileStore
 from .batch_runs import BatchRecord, BatchStore
+from .upload_form import drop_rest, read_form
 
 _CHUNK_BYTES = 1 << 18
 _MAX_PAGE = 10_000
 _MAX_SECONDS = 30 * 24 * 3600
-_PURPOSES = ("batch", "user_data", "assistants", "vision", "evals", "fine-tune")
 
 
 class BatchesOptions(BaseModel):
@@ -36,6 +35,7 @@ class BatchesOptions(BaseModel):
     folder: Path | None = Field(None, description="Folder for files and batches; none: there are no such routes.")
     max_files: int = Field(1000, ge=1, description="Files that are kept.")
     max_bytes: int = Field(10 << 30, ge=1, description="Bytes that all files take.")
+    max_uploads: int = Field(8, ge=1, description="Uploads that are under way at once.")
     max_open: int = Field(16, ge=1, description="Batches of one API key that wait or run.")
     max_lines: int = Field(50_000, ge=1, description="Lines of a batch.")
 
@@ -56,7 +56,7 @@ _FORM = {
     "required": ["file", "purpose"],
     "properties": {
         "file": {"type": "string", "format": "binary"},
-        "purpose": {"type": "string", "enum": list(_PURPOSES)},
+        "purpose": {"type": "string", "enum": ["batch"]},
         "expires_after[seconds]": {"type": "integer", "minimum": 1, "maximum": _MAX_SECONDS},
     },
 }
@@ -76,7 +76,7 @@ class BatchesEndpoint(Endpoint):
             return
         if importlib.util.find_spec("python_multipart") is None:
             raise ValueError("batches need python-multipart: pip install 'frame-llm[batch]'")
-        self._files = FileStore(bounds.folder, bounds.max_files, bounds.max_bytes)
+        self._files = FileStore(bounds.folder, bounds.max_files, bounds.max_bytes, bounds.max_uploads)
         self._batches = BatchStore(serving, self._files, bounds.folder, bounds.max_open, bounds.max_lines)
         with suppress(RuntimeError):  # outside a loop there is nothing to run
             self._batches.start()
@@ -108,37 +108,29 @@ class BatchesEndpoint(Endpoint):
 
     async def _upload(self, request: Request) -> Response:
         files, _ = self._stores()
-        kind = request.headers.get("content-type", "")
-        if not kind.startswith("multipart/form-data"):
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise RequestError(400, "send a form: Content-Type: multipart/form-data")
-        try:
-            form = await request.form(max_files=1, max_fields=16, max_part_size=1 << 16)
-        except HTTPException as error:
-            raise RequestError(400, f"the form cannot be read: {error.detail}") from None
-        try:
-            file, purpose = form.get("file"), form.get("purpose")
-            if not isinstance(file, UploadFile):
+        announced = request.headers.get("content-length", "")
+        size = int(announced) if announced.isascii() and announced.isdigit() else self.config.server.max_upload_bytes
+        with ExitStack() as stack:
+            try:
+                target = await asyncio.to_thread(stack.enter_context, files.incoming(size))
+                form = await read_form(request, target)
+            except RequestError:
+                await drop_rest(request)
+                raise
+            if form.filename is None:
                 raise RequestError(400, "file is missing", param="file")
-            if purpose not in _PURPOSES:
-                raise RequestError(400, f"purpose must be one of {', '.join(_PURPOSES)}", param="purpose")
-            record = await self._take(files, file, str(purpose), _seconds(form), self.serving.owner(request))
-        finally:
-            await form.close()
+            purpose = form.fields.get("purpose")
+            if purpose != "batch":
+                raise RequestError(400, f"purpose must be batch, got {str(purpose)[:80]!r}", param="purpose")
+            seconds = _seconds(form.fields)
+            target.truncate(target.tell())
+            target.flush()
+            name = (form.filename or "file")[:256]
+            path = Path(target.name)
+            record = await asyncio.to_thread(files.add, path, self.serving.owner(request), name, purpose, seconds)
         return _json(record.shown())
-
-    async def _take(
-        self, files: FileStore, file: UploadFile, purpose: str, seconds: int | None, owner: str
-    ) -> FileRecord:
-        path = files.new_path()
-        try:
-            with path.open("wb") as target:
-                while chunk := await file.read(_CHUNK_BYTES):
-                    target.write(chunk)
-            files.check_room(path.stat().st_size)
-            name = (file.filename or "file")[:256]
-            return await asyncio.to_thread(files.add, path, owner, name, purpose, seconds)
-        finally:
-            path.unlink(missing_ok=True)
 
     async def _list_files(
         self, request: Request, after: str = "", limit: int = _MAX_PAGE, order: str = "desc", purpose: str = ""
@@ -184,14 +176,16 @@ class BatchesEndpoint(Endpoint):
         return _json(batches.cancel(batches.get(name, self.serving.owner(request))).shown())
 
 
-def _seconds(form: Any) -> int | None:
+def _seconds(form: Mapping[str, str]) -> int | None:
     """`expires_after` of a form, whose fields have names like `expires_after[seconds]`."""
     value = form.get("expires_after[seconds]")
     if value is None:
         return None
-    if not str(value).isdigit() or not 0 < int(str(value)[:12]) <= _MAX_SECONDS:
-        raise RequestError(400, f"expires_after must be 1 to {_MAX_SECONDS} seconds", param="expires_after")
-    return int(str(value))
+    if not re.fullmatch("[0-9]{1,12}", value) or not 0 < int(value) <= _MAX_SECONDS:
+        raise RequestError(
+            400, f"expires_after must be 1 to {_MAX_SECONDS} seconds, got {value[:80]!r}", param="expires_after"
+        )
+    return int(value)
 
 
 async def _chunks(file: BinaryIO) -> AsyncGenerator[bytes, None]:

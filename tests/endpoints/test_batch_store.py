@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,9 @@ class Answering:
 
     def __init__(self) -> None:
         self.answered: list[str] = []
+
+    def check_lines(self, lines: Any, **_: Any) -> tuple[int, list[Any]]:
+        return sum(1 for _ in lines), []
 
     async def run_lines(self, lines: Any, *, done: set[str], **_: Any) -> AsyncIterator[Any]:
         for line in lines:
@@ -165,3 +169,74 @@ async def test_a_batch_that_was_cancelled_or_half_done_does_not_need_its_input_f
     assert [each.output_file_id is not None for each in ended] == [False, True, True]
     assert "no file" in (ended[1].errors or {})["data"][0]["message"]
     assert sorted(path.suffix for path in (tmp_path / "batches").iterdir()) == [".json"] * 3
+
+
+def test_uploads_are_reserved_bounded_and_cleaned_up(tmp_path: Path) -> None:
+    """Also those of other processes, for which two stores stand here."""
+    files, others = (FileStore(tmp_path, 10, 1000, max_uploads=2) for _ in range(2))
+    with files.incoming(400), others.incoming(400):
+        with pytest.raises(RequestError, match="2 uploads are under way") as caught:
+            files.incoming(10).__enter__()
+        assert caught.value.status == 429
+        FileStore(tmp_path, 10, 1000)  # one that starts meanwhile takes nothing away
+        assert len(list((tmp_path / "files").glob("*.part"))) == 2
+    with others.incoming(900) as file:
+        with pytest.raises(RequestError, match="there is room for"):
+            files.incoming(200).__enter__()
+        file.write(b"{}")
+        file.truncate(2)
+        file.flush()
+        record = others.add(Path(file.name), "me", "in", "batch")
+    assert record.bytes == 2
+    assert list((tmp_path / "files").glob("*.part")) == []
+    with files.incoming(998):
+        pass
+    with pytest.raises(RequestError, match="there is room for"):
+        files.incoming(999).__enter__()
+
+
+def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    FileStore(tmp_path, 10, 1000)
+    left = tmp_path / "files" / f"{'0' * 32}.part"
+    record = tmp_path / "files" / "file-1.abcd.part"
+    for path in (left, record):
+        path.write_bytes(b"x" * 900)
+    os.utime(record, (1, 1))
+    files = FileStore(tmp_path, 10, 1000)
+    assert not left.exists()
+    assert not record.exists()
+    with files.incoming(900):
+        pass
+
+
+def test_files_are_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        files = FileStore(tmp_path, 10, 1000)
+        with files.incoming(10) as file:
+            files.add(Path(file.name), "me", "in", "batch")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "files").iterdir()} == {0o600}
+
+
+async def test_a_batch_needs_a_file_for_batches_and_sound_lines(tmp_path: Path) -> None:
+    class Strict(Answering):
+        def check_lines(self, lines: Any, **_: Any) -> tuple[int, list[Any]]:
+            return 3, [{"code": "invalid_line", "line": 2, "message": "no", "param": None}]
+
+    serving, files = Strict(), FileStore(tmp_path, 10, 1000)
+    store = BatchStore(serving, files, tmp_path, max_open=2, max_lines=5)
+    names = []
+    for purpose in ("batch", "batch_output"):
+        path = files.new_path()
+        path.write_text('{"custom_id": "a"}\n')
+        names.append(files.add(path, "me", "in", purpose).id)
+    with pytest.raises(RequestError, match="must be of purpose batch, got batch_output"):
+        store.add("me", "/v1/x", names[1], "24h", None)
+    record = store.add("me", "/v1/x", names[0], "24h", None)
+    await store._answer(record)
+    done = store.get(record.id, "me")
+    assert (done.status, done.output_file_id, serving.answered) == ("failed", None, [])
+    assert done.errors is not None
+    assert done.errors["data"][0]["line"] == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 from typing import Any, cast
 
@@ -129,3 +131,41 @@ async def test_a_line_is_a_request_of_its_own(serving: Away, monkeypatch: pytest
     (refused,) = await results(serving, [line(path, messages=HELLO, timeout="soon")])
     assert refused["response"]["status_code"] == 400
     assert "timeout must be a number" in refused["error"]["message"]
+
+
+def test_what_is_wrong_with_a_file_is_found_before_it_is_run(serving: Away) -> None:
+    batch = BatchLines(serving.calls, max_line_bytes=2000, url="/v1/completions")
+
+    def check(*lines: bytes, most: int = 100) -> tuple[int, list[tuple[int | None, str]]]:
+        number, problems = batch.check(io.BytesIO(b"\n".join(lines)), most)
+        return number, [(problem["line"], problem["code"]) for problem in problems]
+
+    good = [line("/v1/completions", name, prompt="x") for name in "abc"]
+    assert check(good[0], b"", good[1], b"") == (2, [])
+    assert check(*good, most=2) == (2, [(None, "too_many_lines")])
+    assert check(good[0], good[0]) == (2, [(2, "duplicate_custom_id")])
+    assert check(b"[]", good[0], b"{", line("/health")) == (
+        4,
+        [(1, "invalid_line"), (3, "invalid_line"), (4, "invalid_line")],
+    )
+    assert check(b"x" * 3000, good[0]) == (1, [(1, "invalid_line")])  # the rest of the long line is not looked at
+    assert check(b"", b" ") == (0, [(None, "empty_file")])
+    assert len(check(*[b"{"] * 99)[1]) == 50
+
+
+def test_a_file_of_newlines_is_given_up_at_once(serving: Away) -> None:
+    batch, newlines = BatchLines(serving.calls, max_line_bytes=2000), io.BytesIO(b"\n" * 100_000_000)
+    number, problems = batch.check(newlines, 50_000)
+    assert (number, problems[0]["code"]) == (0, "too_many_lines")
+    assert newlines.tell() <= 50_001
+
+
+async def test_lines_that_are_left_out_leave_the_loop_free(serving: Away) -> None:
+    done = {line_id(number, b"x") for number in range(1, 2001)}
+    running = asyncio.create_task(results(serving, [b"x", b""] * 1000, done=done))
+    turns = 0
+    while not running.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert await running == []
+    assert turns > 1000

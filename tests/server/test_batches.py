@@ -92,18 +92,32 @@ def test_files(client: openai.OpenAI, folder: Path) -> None:
 
 
 def test_a_batch(client: openai.OpenAI) -> None:
-    data = io.BytesIO(lines(4).getvalue() + b'\n{"custom_id": "bad", "url": "/tokenize", "body": {}}\nnot json\n')
+    bad_line = json.dumps({"custom_id": "bad", "method": "POST", "url": CHAT, "body": {"messages": []}})
+    data = io.BytesIO(lines(4).getvalue() + f"\n\n{bad_line}\n".encode())
     batch = make(client, data)
     assert batch.status in ("validating", "in_progress")
     done = wait(client, batch)
     assert done.request_counts is not None
-    assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (6, 4, 2)
+    assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (5, 4, 1)
     good, bad = rows_of(client, done.output_file_id), rows_of(client, done.error_file_id)
     assert set(good) == {"n0", "n1", "n2", "n3"}
     for row in good.values():
         ChatCompletion.model_validate(row["response"]["body"])
-    assert "no route '/tokenize' in this batch; there are: /v1/chat" in bad["bad"]["error"]["message"]
+    assert bad["bad"]["response"]["status_code"] == 400
     assert batch.id in [each.id for each in client.batches.list().data]
+
+
+def test_wrong_lines_fail_the_batch_before_any_is_run(client: openai.OpenAI) -> None:
+    good = lines(1).getvalue()
+    wrong = b'not json\n{"custom_id": "other", "url": "/tokenize", "body": {}}\n'
+    done = wait(client, make(client, io.BytesIO(good + b"\n" + good + b"\n" + wrong)), "failed")
+    assert done.errors is not None
+    assert done.errors.data is not None
+    found = [(error.code, error.line) for error in done.errors.data]
+    assert found == [("duplicate_custom_id", 2), ("invalid_line", 3), ("invalid_line", 4)]
+    assert "no route '/tokenize' in this batch; there are: /v1/chat" in (done.errors.data[2].message or "")
+    assert done.output_file_id is None
+    assert done.error_file_id is None
 
 
 async def test_the_asynchronous_client(running: Running) -> None:
@@ -144,6 +158,17 @@ def test_what_is_wrong_gets_one_clear_error(client: openai.OpenAI, running: Runn
     url, headers = f"{running.url}/v1", {"x-api-key": KEY}
     assert make_status(client, wait_for="failed", data=io.BytesIO(b"\n\n")) == "failed"
     form: dict[str, Any] = {"files": {"file": ("a", b"x")}, "data": {"purpose": "batch"}}
+    for purpose in ("user_data", "fine-tune"):
+        with pytest.raises(openai.BadRequestError, match=f"purpose must be batch, got '{purpose}'"):
+            client.files.create(file=("in.jsonl", lines(1)), purpose=purpose)  # type: ignore[arg-type]
+    for seconds in ("\u00b2", "9" * 5000, "0", "1.5"):
+        data = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": seconds}
+        late = httpx.post(f"{url}/files", headers=headers, data=data, files={"file": ("a", b"x")})
+        assert (late.status_code, late.json()["error"]["param"]) == (400, "expires_after")
+    broken = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nabc'
+    for content in (b"nothing of a form", broken[:30], broken.replace(b'name="file"; ', b"")):
+        kind = {"content-type": "multipart/form-data; boundary=b"}
+        assert httpx.post(f"{url}/files", headers={**headers, **kind}, content=content).status_code == 400
     for response, status, words in (
         (httpx.post(f"{url}/files", headers=headers, data={"purpose": "batch"}, files={"b": b""}), 400, "file is"),
         (httpx.post(f"{url}/files", headers=headers, files={"file": ("a", b"x")}), 400, "purpose must be"),

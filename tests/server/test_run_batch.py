@@ -20,7 +20,7 @@ from openai.types.chat import ChatCompletion
 
 from frame.core.cli.main import main
 from frame.core.config.errors import ConfigError
-from frame.core.server.batch_run import read_ids, resume
+from frame.core.server.batch_run import put_in_order, read_ids, resume
 from tests.server.running import until
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fake_batch.py")), "--no-progress"]
@@ -188,6 +188,19 @@ def test_what_is_kept_of_an_earlier_run(tmp_path: Path) -> None:
             resume(target, ids)
         assert target.read_bytes() == encoded[0] + foreign
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_results_are_put_into_the_order_of_the_input(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"".join(b"line %d\n" % number for number in range(50)))
+    rows = [json.dumps({"id": name, "text": "x" * number}) for number, name in enumerate(read_ids(source))]
+    target.write_text("\n".join(rows[::-1]) + "\n")
+    put_in_order(target)
+    assert target.read_text().splitlines() == rows
+    put_in_order(target)
+    assert target.read_text().splitlines() == rows
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    put_in_order(tmp_path / "nothing")
 
 
 def test_wrong_files_are_told_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

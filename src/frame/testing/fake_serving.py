@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -162,14 +162,20 @@ class FakeServing:
         """Paths that lines of a batch file may ask."""
         return [] if self.calls is None else batch_routes(self.calls)
 
+    def check_lines(self, lines: BinaryIO, *, url: str, max_lines: int) -> tuple[int, list[dict[str, Any]]]:
+        """How many lines of a batch file ask something, and what is wrong with them."""
+        return self._lines("", url).check(lines, max_lines)
+
     def run_lines(
         self, lines: Iterable[bytes], *, owner: str, url: str, done: Collection[str], stopped: Callable[[], bool]
     ) -> AsyncGenerator[LineResult, None]:
         """Runs the lines of a batch file through the route `url`."""
+        return self._lines(owner, url).run(lines, done, stopped)
+
+    def _lines(self, owner: str, url: str) -> BatchLines:
         if self.calls is None:
             raise RequestError(503, "the routes are not there yet")
-        batch = BatchLines(self.calls, max_line_bytes=1 << 20, owner=owner, url=url)
-        return batch.run(lines, done, stopped)
+        return BatchLines(self.calls, max_line_bytes=1 << 20, owner=owner, url=url)
 
     async def control(self, method: str, arguments: dict[str, Any]) -> Any:
         """What was asked for, as the answer."""
