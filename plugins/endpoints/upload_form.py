@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from frame.core.interfaces.errors import RequestError
+from frame.interfaces import RequestError
 
 _MAX_FIELDS = 16
 _MAX_FIELD_BYTES = 1 << 16
