@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from frame.core.cli.main import BUILT_IN, HIDDEN
-from frame.core.config.compat import SHORT_FLAGS, TRANSLATIONS, UNUSED, VALUES, Unused
 from frame.core.config.flag_parser import FlagParser
 from frame.core.config.flat import from_flat
 from frame.core.config.leaves import Leaf, leaves, sections
@@ -28,6 +27,7 @@ from frame.core.interfaces.schema import SamplingFields
 from frame.core.registry import Registry
 from frame.core.server.app import build_routes
 from frame.testing.fake_serving import FakeServing
+from frame.vllm_names.arguments import SHORT_FLAGS, TRANSLATIONS, UNUSED, VALUES, Unused
 
 FOLDER = Path(__file__).parent / "reference"
 _OURS = "frame-llm"

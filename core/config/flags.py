@@ -9,7 +9,8 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .compat import SHORT_FLAGS, SWITCHES, TRANSLATIONS, UNUSED, VALUES
+from frame.vllm_names.arguments import SHORT_FLAGS, SWITCHES, TRANSLATIONS, UNUSED, VALUES
+
 from .errors import ConfigError, near
 from .file import read_config_file
 from .flag_parser import FlagParser, read_json, read_mapping, read_option

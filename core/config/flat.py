@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .compat import TRANSLATIONS, UNUSED, VALUES, translate
+from frame.vllm_names.arguments import TRANSLATIONS, UNUSED, VALUES, translate
+
 from .errors import ConfigError, near, sentence
 from .leaves import Leaf, leaves
 from .numbers import parse_integer

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from frame.core.config.compat import TRANSLATIONS, UNUSED
 from frame.interfaces import Command
 from frame.settings import ENGINE_PLUGINS, TEXT_PLUGINS, FlagParser, Registry, leaves
+from frame.vllm_names.arguments import TRANSLATIONS, UNUSED
 
 _HEAD = "# Made by `frame completion {shell}`; make it again after an update or a new plugin.\n"
 _FOREIGN = frozenset((*TRANSLATIONS, *UNUSED, "plugin"))

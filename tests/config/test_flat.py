@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from frame.core.config.arguments import AsyncEngineArgs, EngineArgs
-from frame.core.config.compat import TRANSLATIONS, UNUSED
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import to_flat
 from frame.core.config.leaves import leaves, sections
 from frame.core.config.numbers import parse_integer
 from frame.core.config.tree import FrameConfig
+from frame.vllm_names.arguments import TRANSLATIONS, UNUSED
 
 OTHER_VALUES = {
     "model": "/m", "dtype": "bfloat16", "logprobs_mode": "raw_logits", "kv_cache_dtype": "fp8_e5m2",
@@ -197,7 +197,7 @@ def test_vllm_names_and_values_mean_the_same(caplog):
     assert config.model.served_model_name == ["one"]
     assert config.model.max_model_len == -1
     assert config.model.generation_config == "frame"
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("frame.core.config")]
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("frame.vllm_names")]
     assert said == ["without effect here: swap_space"]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from frame.core.config.compat import TRANSLATIONS, UNUSED
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat, to_flat
+from frame.vllm_names.arguments import TRANSLATIONS, UNUSED
 
 DOCS = Path(__file__).parents[2] / "docs"
 ARGUMENTS = (DOCS / "reference" / "vllm-arguments.md").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from .errors import ConfigError
-from .mappings import merge
+from frame.core.config.errors import ConfigError
+from frame.core.config.mappings import merge
 
 logger = logging.getLogger(__name__)
 
