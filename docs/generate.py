@@ -27,7 +27,8 @@ from frame.core.interfaces.schema import SamplingFields
 from frame.core.registry import Registry
 from frame.core.server.app import build_routes
 from frame.testing.fake_serving import FakeServing
-from frame.vllm_names.arguments import SHORT_FLAGS, TRANSLATIONS, UNUSED, VALUES, Unused
+from frame.vllm_names.arguments import SHORT_FLAGS, TRANSLATIONS, VALUES
+from frame.vllm_names.unused import UNUSED, Unused
 
 FOLDER = Path(__file__).parent / "reference"
 _OURS = "frame-llm"
@@ -92,6 +93,17 @@ _TRANSLATED: Mapping[str, str] = {
     "enable_log_outputs": "`plugin.log.outputs`",
     "max_log_len": "`plugin.log.max_chars`",
     "otlp_traces_endpoint": "`metrics_sinks` with `otel`, and `plugin.otel.endpoint`",
+    "spec_method": "`speculator`",
+    "spec_tokens": "`num_speculative_tokens`",
+    "spec_model": "`speculator` where it is `ngram`; refused otherwise",
+    "optimization_level": "0 is `enforce_eager`; 1 to 3 are the default here",
+    "compilation_config": "`enforce_eager` (its `mode` or `cudagraph_mode`), `plugin.cuda.graph_sizes` (its "
+    "`cudagraph_capture_sizes`, `max_cudagraph_capture_size`); keys of the compiler change nothing",
+    "cudagraph_capture_sizes": "`plugin.cuda.graph_sizes`",
+    "cuda_graph_sizes": "`plugin.cuda.graph_sizes`",
+    "max_cudagraph_capture_size": "`plugin.cuda.graph_sizes`, the default ones up to it; 0 is `enforce_eager`",
+    "disable_cascade_attn": "`shared_prefix_min_tokens=0`",
+    "shutdown_timeout": "`drain_seconds`",
 }
 
 

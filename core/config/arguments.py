@@ -11,7 +11,8 @@ import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from frame.vllm_names.arguments import TRANSLATIONS, UNUSED
+from frame.vllm_names.arguments import TRANSLATIONS
+from frame.vllm_names.unused import UNUSED
 
 from .flags import add_foreign_flags, add_setting_flags
 from .flat import from_flat

@@ -18,7 +18,10 @@ N = TypeVar("N")
 
 
 class FlagParser(argparse.ArgumentParser):
-    """`mappings` are the destinations that take dotted keys; `show_help` answers `--help=NAME`."""
+    """`mappings` are the destinations that take dotted keys, `short_names` other flags of theirs.
+
+    `show_help` answers `--help=NAME`.
+    """
 
     def __init__(self, *, prog: str | None = None, description: str | None = None, add_help: bool = True) -> None:
         super().__init__(
@@ -29,6 +32,7 @@ class FlagParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.mappings: dict[str, Callable[[str], Any]] = {}
+        self.short_names: dict[str, str] = {}
         self.show_help: Callable[[str], str] | None = None
 
     def parse_known_args(  # type: ignore[override]
@@ -71,8 +75,8 @@ class FlagParser(argparse.ArgumentParser):
                 print(self.show_help(value), end="")
                 self.exit(0)
             first, dot, path = name.removeprefix("--").partition(".")
-            own = first.replace("-", "_")
-            if not (name.startswith("--") and dot and own in self.mappings):
+            own = self.short_names.get(first, first.replace("-", "_") if name.startswith("--") else "")
+            if not (dot and own in self.mappings):
                 plain.append(item)
                 continue
             if not equals:

@@ -9,7 +9,8 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from frame.vllm_names.arguments import SHORT_FLAGS, SWITCHES, TRANSLATIONS, UNUSED, VALUES
+from frame.vllm_names.arguments import LISTS, SHORT_FLAGS, SWITCHES, TRANSLATIONS, VALUES
+from frame.vllm_names.unused import UNUSED
 
 from .errors import ConfigError, near
 from .file import read_config_file
@@ -30,8 +31,9 @@ def add_config_flags(parser: FlagParser, *, positional_model: bool = True) -> No
     parser.add_argument("--config", dest="config_file", metavar="FILE", help="YAML file with settings; flags beat it.")
     add_setting_flags(parser, leaves().values(), hidden=True)
     add_foreign_flags(parser)
+    parser.short_names |= SHORT_FLAGS
     parser.mappings |= {own.name: read_json for own in leaves().values() if own.kind == "mapping"}
-    parser.mappings |= dict.fromkeys(TRANSLATIONS, read_json) | {"plugin": read_option}
+    parser.mappings |= dict.fromkeys((*TRANSLATIONS, *UNUSED), read_json) | {"plugin": read_option}
     parser.show_help = lambda name: _help_of(parser, name)
     width = max(map(len, sections()))
     groups = "\n".join(f"  {name:<{width}}  {about}" for name, about in sections().items())
@@ -109,13 +111,14 @@ def _reader(own: Leaf) -> Any:
 
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
     """vLLM's flags without a setting of the same name; hidden, and judged by `compat`."""
+    short = {name: flag for flag, name in SHORT_FLAGS.items()}
     for name in (*TRANSLATIONS, *UNUSED):
-        flag = "--" + name.replace("_", "-")
+        flags = ["--" + name.replace("_", "-"), *([short[name]] if name in short else [])]
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
         if name in SWITCHES or (name in UNUSED and UNUSED[name].switch):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+            parser.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
         else:
-            parser.add_argument(flag, type=read_json, **options)
+            parser.add_argument(*flags, type=read_json, nargs="+" if name in LISTS else None, **options)
     parser.add_argument("--plugin", type=read_mapping, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 

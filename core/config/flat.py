@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from frame.vllm_names.arguments import TRANSLATIONS, UNUSED, VALUES, translate
+from frame.vllm_names.arguments import TRANSLATIONS, VALUES, translate
+from frame.vllm_names.unused import UNUSED
 
 from .errors import ConfigError, near, sentence
 from .leaves import Leaf, leaves

@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 from frame.interfaces import Command
 from frame.settings import ENGINE_PLUGINS, TEXT_PLUGINS, FlagParser, Registry, leaves
-from frame.vllm_names.arguments import TRANSLATIONS, UNUSED
+from frame.vllm_names.arguments import TRANSLATIONS
+from frame.vllm_names.unused import UNUSED
 
 _HEAD = "# Made by `frame completion {shell}`; make it again after an update or a new plugin.\n"
 _FOREIGN = frozenset((*TRANSLATIONS, *UNUSED, "plugin"))

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATTERN = re.compile(r"""environ(?:\.get\(|\.setdefault\(|\.pop\(|\[)\s*["'](\w+)["'](?!\]\s*=[^=])|getenv\(\s*["'](\w+)["']""")
+PATTERN = re.compile(
+    r"""environ(?:\.get\(|\.setdefault\(|\.pop\(|\[)\s*["'](\w+)["'](?!\]\s*=[^=])|getenv\(\s*["'](\w+)["']"""
+)
 INJECTED = re.compile(r"FRAME_(?:\w+_)?(?:PORT|SERVICE)(?:_|$)")
 
 

@@ -15,7 +15,8 @@ from frame.core.config.flat import to_flat
 from frame.core.config.leaves import leaves, sections
 from frame.core.config.numbers import parse_integer
 from frame.core.config.tree import FrameConfig
-from frame.vllm_names.arguments import TRANSLATIONS, UNUSED
+from frame.vllm_names.arguments import TRANSLATIONS
+from frame.vllm_names.unused import UNUSED
 
 OTHER_VALUES = {
     "model": "/m", "dtype": "bfloat16", "logprobs_mode": "raw_logits", "kv_cache_dtype": "fp8_e5m2",

@@ -14,7 +14,8 @@ import yaml
 
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat, to_flat
-from frame.vllm_names.arguments import TRANSLATIONS, UNUSED
+from frame.vllm_names.arguments import TRANSLATIONS
+from frame.vllm_names.unused import UNUSED
 
 DOCS = Path(__file__).parents[2] / "docs"
 ARGUMENTS = (DOCS / "reference" / "vllm-arguments.md").read_text(encoding="utf-8")

@@ -1,19 +1,20 @@
 """vLLM's argument names and values, for scripts that change one word.
 
-`TRANSLATIONS` mean the same under another name here. `UNUSED` have nothing to act on: a value in `harmless` is
-accepted, any other is refused with the reason. Knows names only; the settings are in the tree.
+`TRANSLATIONS` mean the same under another name here; those of `unused` have nothing to act on. Knows names only; the
+settings are in the tree.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from frame.core.config.errors import ConfigError
 from frame.core.config.mappings import merge
+
+from .unused import UNUSED
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +32,16 @@ VALUES: Mapping[tuple[str, str], str] = MappingProxyType({
 })  # fmt: skip
 
 #: Short flags: flag → setting.
-SHORT_FLAGS: Mapping[str, str] = MappingProxyType({"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size"})
-
-
-@dataclass(frozen=True)
-class Unused:
-    """An argument without a part to act on. `harmless` None: every value is; `switch`: its flag takes no value."""
-
-    reason: str
-    harmless: tuple[Any, ...] | None = None
-    switch: bool = False
+SHORT_FLAGS: Mapping[str, str] = MappingProxyType({
+    "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-asc": "api_server_count",
+    "-O": "optimization_level",
+    "-cc": "compilation_config",
+    "-ac": "attention_config",
+    "-sc": "speculative_config",
+    **{unused.short: name for name, unused in UNUSED.items() if unused.short},
+})  # fmt: skip
 
 
 def _executor(value: Any) -> dict[str, Any]:
@@ -138,6 +139,67 @@ def _task(value: Any) -> dict[str, Any]:
     return dict(_TASKS[value])
 
 
+def _optimization_level(value: Any) -> dict[str, Any]:
+    """-O0 is eager; the other levels differ in what vLLM compiles, of which there is nothing here."""
+    levels = {"0": True, "1": False, "2": False, "3": False}
+    text = str(value).upper().removeprefix("O")
+    if text not in levels:
+        raise ConfigError(f"no optimization_level {value!r}; there are: 0, 1, 2, 3")
+    return {"enforce_eager": True} if levels[text] else {}
+
+
+#: Keys of vLLM's CompilationConfig that tune its compiler, which is not here.
+_COMPILER_KEYS = frozenset((
+    "backend", "cache_dir", "compile_cache_save_format", "compile_mm_encoder", "compile_ranges_endpoints",
+    "compile_ranges_split_points", "compile_sizes", "cudagraph_copy_inputs", "cudagraph_num_of_warmups",
+    "cudagraph_specialize_lora", "custom_ops", "debug_dump_path", "dynamic_shapes_config", "fast_moe_cold_start",
+    "inductor_compile_config", "inductor_passes", "local_cache_dir", "pass_config", "splitting_ops", "use_inductor",
+    "use_inductor_graph_partition", "ir_enable_torch_wrap", "evaluate_guards",
+))  # fmt: skip
+
+
+def _compilation(value: Any) -> dict[str, Any]:
+    """Whether steps are recorded as CUDA graphs, and in which sizes; keys of the compiler change nothing."""
+    given = dict(value) if isinstance(value, Mapping) else {"mode": value}
+    settings: dict[str, Any] = {}
+    mode, level = given.pop("mode", None), given.pop("level", None)
+    graphs = given.pop("cudagraph_mode", None)
+    if str(graphs or "").upper() in ("NONE", "0") or (
+        graphs is None and str(mode if mode is not None else level) == "0"
+    ):
+        settings["enforce_eager"] = True
+    sizes, largest = given.pop("cudagraph_capture_sizes", None), given.pop("max_cudagraph_capture_size", None)
+    settings |= _graph_sizes(sizes) if sizes else {} if largest is None else _largest_graph(largest)
+    unknown = sorted(set(given) - _COMPILER_KEYS)
+    if unknown:
+        choices = "mode, cudagraph_mode, cudagraph_capture_sizes, max_cudagraph_capture_size"
+        raise ConfigError(f"compilation_config has no {', '.join(unknown)} here; there are: {choices}")
+    return settings
+
+
+def _graph_sizes(value: Any) -> dict[str, Any]:
+    sizes = value if isinstance(value, list) else [value]
+    return {"plugin": {"cuda": {"graph_sizes": sizes}}}
+
+
+def _largest_graph(value: Any) -> dict[str, Any]:
+    """The sizes that the CUDA platform has by default, as far as the largest that is asked for."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"max_cudagraph_capture_size must be a whole number of at least 0, got {value!r:.50}")
+    if value == 0:
+        return {"enforce_eager": True}
+    steps = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+    return _graph_sizes([*(size for size in steps if size < value), value])
+
+
+def _draft_model(value: Any) -> dict[str, Any]:
+    if value in ("ngram", "[ngram]"):
+        return {"speculator": "ngram"}
+    raise ConfigError(
+        f"spec_model={value!r:.200} cannot be honoured: there are no draft models yet; give --spec-method ngram"
+    )
+
+
 #: Arguments under another name here: name → the settings that it stands for.
 TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "distributed_executor_backend": _executor,
@@ -149,6 +211,16 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "guided_decoding_backend": lambda value: {"structured_outputs_backend": value},
     "pooler_config": _pooler,
     "task": _task,
+    "spec_method": lambda value: {"speculator": value},
+    "spec_tokens": lambda value: {"num_speculative_tokens": value},
+    "spec_model": _draft_model,
+    "optimization_level": _optimization_level,
+    "compilation_config": _compilation,
+    "cudagraph_capture_sizes": _graph_sizes,
+    "cuda_graph_sizes": _graph_sizes,
+    "max_cudagraph_capture_size": _largest_graph,
+    "disable_cascade_attn": lambda value: {"shared_prefix_min_tokens": 0} if value else {},
+    "shutdown_timeout": lambda value: {"drain_seconds": float(value)},
     "device": lambda value: {"platform": value},
     "disable_uvicorn_access_log": lambda value: {"disable_access_log": value},
     "disable_fastapi_docs": lambda value: {"openapi": not value},
@@ -162,93 +234,24 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
 
 #: Those of them whose flag takes no value.
 SWITCHES = frozenset(
-    ("disable_uvicorn_access_log", "disable_fastapi_docs", "enable_log_requests", "enable_log_outputs")
+    (
+        "disable_uvicorn_access_log",
+        "disable_fastapi_docs",
+        "enable_log_requests",
+        "enable_log_outputs",
+        "disable_cascade_attn",
+    )
 )
 
-_NO_EFFECT = "it has no effect here"
-_MEDIA = "models take text only"
-_NO_LORA = "adapters are not supported yet"
-_NO_DP = "data and context parallelism are not supported yet"
-_OFF = (None, False)
+#: Those whose flag takes several values.
+LISTS = frozenset((
+    "cudagraph_capture_sizes", "cuda_graph_sizes", "kv_cache_dtype_skip_layers", "lora_target_modules", "lora_modules",
+    "numa_bind_nodes", "numa_bind_cpus", "cpu_offload_params", "offload_params", "allowed_media_domains",
+    "collect_detailed_traces", "ignore_patterns",
+))  # fmt: skip
 
 #: Settings that several of the others add to, and the user as well.
 _JOINED = ("metrics_sinks", "plugin")
-
-#: Arguments that nothing here acts on.
-UNUSED: Mapping[str, Unused] = MappingProxyType({
-    "additional_config": Unused("platforms take settings through plugin options", (None, {})),
-    "allowed_local_media_path": Unused(_MEDIA, (None, "")),
-    "allowed_media_domains": Unused(_MEDIA, (None, [])),
-    "calculate_kv_scales": Unused("scales of a quantised cache are not supported yet", _OFF, switch=True),
-    "code_revision": Unused("no code of a checkpoint is run", (None,)),
-    "collect_detailed_traces": Unused("traces have queue, prefill and decode; give --metrics-sinks otel", (None, [])),
-    "compilation_config": Unused(_NO_EFFECT),
-    "config_format": Unused("only Hugging Face folders are read", (None, "auto", "hf")),
-    "cpu_offload_gb": Unused("weights stay on the device", (None, 0, 0.0)),
-    "cuda_graph_sizes": Unused(_NO_EFFECT),
-    "data_parallel_size": Unused(_NO_DP, (None, 1)),
-    "data_parallel_size_local": Unused(_NO_DP, (None, 1)),
-    "decode_context_parallel_size": Unused(_NO_DP, (None, 1)),
-    "disable_cascade_attn": Unused(_NO_EFFECT, switch=True),
-    "disable_custom_all_reduce": Unused(_NO_EFFECT, switch=True),
-    "disable_frontend_multiprocessing": Unused(_NO_EFFECT, switch=True),
-    "disable_hybrid_kv_cache_manager": Unused("layers of each kind have their own blocks", _OFF, switch=True),
-    "disable_log_requests": Unused(_NO_EFFECT, switch=True),
-    "disable_mm_preprocessor_cache": Unused(_NO_EFFECT, switch=True),
-    "disable_sliding_window": Unused("give --max-model-len instead", _OFF, switch=True),
-    "download_dir": Unused("nothing is downloaded", (None, "")),
-    "enable_eplb": Unused("expert parallelism is not supported yet", _OFF, switch=True),
-    "enable_expert_parallel": Unused("expert parallelism is not supported yet", _OFF, switch=True),
-    "enable_lora": Unused(_NO_LORA, _OFF, switch=True),
-    "enable_mm_embeds": Unused(_MEDIA, _OFF, switch=True),
-    "enable_prompt_embeds": Unused("prompts are text or token ids", _OFF, switch=True),
-    "enable_return_routed_experts": Unused("chosen experts are not reported yet", _OFF, switch=True),
-    "enable_server_load_tracking": Unused(_NO_EFFECT, switch=True),
-    "enable_sleep_mode": Unused("a CPU engine sleeps without it, a CUDA engine not yet", _OFF, switch=True),
-    "headless": Unused("engines without API processes belong to data parallelism", _OFF, switch=True),
-    "hf_config_path": Unused("the configuration is read from the model's folder", (None,)),
-    "hf_token": Unused("nothing is downloaded", (None,)),
-    "ignore_patterns": Unused(_NO_EFFECT),
-    "io_processor_plugin": Unused("input processors are not supported yet", (None,)),
-    "kv_events_config": Unused("cache events are not published yet", (None,)),
-    "kv_offloading_size": Unused("give --kv-connector instead", (None, 0)),
-    "kv_sharing_fast_prefill": Unused(_NO_EFFECT, _OFF, switch=True),
-    "limit_mm_per_prompt": Unused(_MEDIA, (None, {})),
-    "log_config_file": Unused("give --log-level", (None, "")),
-    "log_error_stack": Unused("tracebacks of defects are logged always", switch=True),
-    "logits_processor_pattern": Unused("requests cannot name processors", (None,)),
-    "lora_modules": Unused(_NO_LORA, (None, [], "")),
-    "max_cpu_loras": Unused(_NO_LORA, (None,)),
-    "max_lora_rank": Unused(_NO_EFFECT),
-    "max_loras": Unused(_NO_EFFECT),
-    "max_num_on_the_fly": Unused(_NO_EFFECT),
-    "max_parallel_loading_workers": Unused(_NO_EFFECT),
-    "max_seq_len_to_capture": Unused(_NO_EFFECT),
-    "mm_processor_cache_gb": Unused(_NO_EFFECT),
-    "mm_processor_kwargs": Unused(_MEDIA, (None, {})),
-    "model_impl": Unused("the implementation follows from the architecture", (None, "auto", "frame", "vllm")),
-    "model_loader_extra_config": Unused("give --plugin.LOADER.FIELD instead", (None, {})),
-    "nnodes": Unused("engines run on one machine", (None, 1)),
-    "num_lookahead_slots": Unused(_NO_EFFECT),
-    "optimization_level": Unused(_NO_EFFECT),
-    "preemption_mode": Unused(_NO_EFFECT),
-    "pt_load_map_location": Unused(_NO_EFFECT),
-    "quantization": Unused("quantised weights are not supported yet", (None,)),
-    "quantization_param_path": Unused("quantised weights are not supported yet", (None,)),
-    "ray_workers_use_nsight": Unused("Ray is not supported yet", _OFF, switch=True),
-    "rope_scaling": Unused('give hf_overrides={"rope_parameters": …} instead', (None, {})),
-    "rope_theta": Unused('give hf_overrides={"rope_parameters": …} instead', (None,)),
-    "safetensors_load_strategy": Unused(_NO_EFFECT),
-    "scheduler_cls": Unused("give --scheduling-policy, the name of a plugin", (None,)),
-    "show_hidden_metrics_for_version": Unused(_NO_EFFECT),
-    "swap_space": Unused(_NO_EFFECT),
-    "tokenizer_mode": Unused("tokenizers are read by transformers", (None, "auto", "hf", "fast")),
-    "tokenizer_revision": Unused("give --tokenizer, a folder", (None,)),
-    "trust_remote_code": Unused("no code of a checkpoint is ever run", _OFF, switch=True),
-    "use_tqdm_on_load": Unused(_NO_EFFECT, switch=True),
-    "worker_cls": Unused("give --platform or --executor, names of plugins", (None, "auto")),
-    "worker_extension_cls": Unused("pass a function to collective_rpc instead", (None, "")),
-})  # fmt: skip
 
 
 def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

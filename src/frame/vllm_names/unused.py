@@ -1,0 +1,215 @@
+"""vLLM's arguments that no part of frame acts on: which of their values change nothing, and what to give instead.
+
+Every argument of `vllm serve` (0.22) that is neither a setting of frame's nor translated is here. Where a value would
+change an answer, a limit or what is measured, it is refused with the reason; what only tunes vLLM's own parts is taken
+with one warning that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Unused:
+    """An argument without a part to act on.
+
+    `harmless` are the values that are accepted, None: every value is, with a warning; `switch`: its flag takes no
+    value; `short`: another spelling of its flag.
+    """
+
+    reason: str
+    harmless: tuple[Any, ...] | None = None
+    switch: bool = False
+    short: str = ""
+
+
+_NO_EFFECT = "it has no effect here"
+_MEDIA = "models take text only"
+_NO_LORA = "adapters are not supported yet"
+_NO_RANKS = "an engine runs on one device so far"
+_NO_EXPERT_PARALLEL = "expert parallelism is not supported yet"
+_NO_OFFLOAD = "weights stay on the device"
+_NO_STATES = "models with state-space layers are not supported yet"
+_NO_QUANTISATION = "quantised weights are not supported yet"
+_NO_CODE = "no code of a checkpoint is ever run"
+_CHOSEN_BY_SHAPE = "kernels are chosen by shape and device; give --attention-backend or --plugin.cuda.FIELD"
+_NO_MEASURE = "this is not measured; /metrics and `frame bench` have what is"
+
+
+def _switches(reason: str, names: str) -> dict[str, Unused]:
+    """Switches that may only be off."""
+    return {name: Unused(reason, (None, False), switch=True) for name in names.split()}
+
+
+def _free(names: str, *, switch: bool = False) -> dict[str, Unused]:
+    """Arguments that tune parts of vLLM's which frame does not have: any value changes nothing."""
+    return {name: Unused(_NO_EFFECT, switch=switch) for name in names.split()}
+
+
+def _only(reason: str, **harmless: Any) -> dict[str, Unused]:
+    """Arguments that may only have the value that means nothing, or one of a tuple of such values."""
+    return {
+        name: Unused(reason, (None, *(value if isinstance(value, tuple) else (value,))))
+        for name, value in harmless.items()
+    }
+
+
+_RANKS = {
+    **_only(
+        _NO_RANKS,
+        data_parallel_size_local=1, decode_context_parallel_size=1, prefill_context_parallel_size=1,
+        data_parallel_rank=0, data_parallel_start_rank=0, nnodes=1, node_rank=0, ubatch_size=0,
+    ),
+    "data_parallel_size": Unused(_NO_RANKS, (None, 1), short="-dp"),
+    **_switches(
+        _NO_RANKS,
+        "headless enable_dbo data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb",
+    ),
+    # addresses, ports and limits of groups of ranks, of which there are none
+    **_free(
+        "data_parallel_address data_parallel_rpc_port data_parallel_backend data_parallel_supervisor_port "
+        "dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold "
+        "master_addr master_port distributed_timeout_seconds cpu_distributed_timeout_seconds dcp_comm_backend "
+        "dcp_kv_cache_interleave_size cp_kv_cache_interleave_size dbo_decode_token_threshold "
+        "dbo_prefill_token_threshold max_parallel_loading_workers"
+    ),
+    **_free("disable_nccl_for_dp_synchronization disable_custom_all_reduce", switch=True),
+    **_switches("Ray is not supported yet", "ray_workers_use_nsight"),
+    **_switches("start frame under numactl instead", "numa_bind"),
+    **_only("start frame under numactl instead", numa_bind_nodes=(), numa_bind_cpus=()),
+    "worker_cls": Unused("give --platform or --executor, names of plugins", (None, "auto")),
+    "worker_extension_cls": Unused("pass a function to collective_rpc instead", (None, "")),
+}  # fmt: skip
+
+_EXPERTS = {
+    **_switches(
+        _NO_EXPERT_PARALLEL, "enable_eplb enable_elastic_ep enable_ep_weight_filter enable_return_routed_experts"
+    ),
+    "enable_expert_parallel": Unused(_NO_EXPERT_PARALLEL, (None, False), switch=True, short="-ep"),
+    **_free("eplb_config expert_placement_strategy all2all_backend"),
+}
+
+_WEIGHTS = {
+    "quantization": Unused(_NO_QUANTISATION, (None,), short="-q"),
+    **_only(_NO_QUANTISATION, quantization_config={}, quantization_param_path=""),
+    **_switches(_NO_QUANTISATION, "allow_deprecated_quantization"),
+    **_only(_NO_OFFLOAD, cpu_offload_gb=(0, 0.0), cpu_offload_params=([], ""), offload_group_size=0, offload_params=""),
+    **_free("offload_backend offload_num_in_group offload_prefetch_step"),
+    **_only("weights are replaced over the admin routes", weight_transfer_config={}),
+    **_only("give --plugin.LOADER.FIELD instead", model_loader_extra_config={}),
+    **_free(
+        "ignore_patterns pt_load_map_location safetensors_load_strategy safetensors_prefetch_num_threads "
+        "safetensors_prefetch_block_size"
+    ),
+    **_free("use_tqdm_on_load", switch=True),
+}
+
+_MODEL = {
+    **_only(_NO_CODE, code_revision=""),
+    **_switches(_NO_CODE, "trust_remote_code"),
+    **_only("only Hugging Face folders are read", config_format=("auto", "hf")),
+    **_only("the configuration is read from the model's folder", hf_config_path=""),
+    **_only("nothing is downloaded", hf_token="", download_dir=""),
+    **_only("tokenizers are read by transformers", tokenizer_mode=("auto", "hf", "fast")),
+    **_only("give --tokenizer, a folder", tokenizer_revision=""),
+    **_only("the implementation follows from the architecture", model_impl=("auto", "frame", "vllm")),
+    **_only("give --dtype, which attention has too", override_attention_dtype=""),
+    **_only('give hf_overrides={"rope_parameters": …} instead', rope_scaling={}, rope_theta=()),
+    **_only("give --logits-processors", logits_processor_pattern="", io_processor_plugin=""),
+    **_switches("prompts are text or token ids", "enable_prompt_embeds"),
+    **_switches("give --max-model-len instead", "disable_sliding_window"),
+    **_switches("noise is drawn in 32 bits on every platform, so that draws are equal", "use_fp64_gumbel"),
+    **_only("the budget of reasoning is not bounded", reasoning_config={}),
+    **_only(_NO_STATES, mamba_cache_mode="none", mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto"),
+    **_switches(_NO_STATES, "enable_mamba_cache_stochastic_rounding"),
+    **_free("mamba_backend mamba_block_size mamba_cache_philox_rounds gdn_prefill_backend"),
+}
+
+_MEDIA_ARGUMENTS = {
+    **_only(
+        _MEDIA, allowed_local_media_path="", allowed_media_domains=([],), limit_mm_per_prompt={},
+        mm_processor_kwargs={}, media_io_kwargs={}, default_mm_loras={}, ec_transfer_config={},
+        video_pruning_rate=(0, 0.0),
+    ),
+    **_switches(_MEDIA, "enable_mm_embeds interleave_mm_strings mm_encoder_only"),
+    **_free(
+        "mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_tp_mode "
+        "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path "
+        "mm_encoder_fp8_scale_save_margin mm_tensor_ipc"
+    ),
+    **_free(
+        "language_model_only skip_mm_profiling disable_chunked_mm_input disable_mm_preprocessor_cache "
+        "enable_flash_late_interaction",
+        switch=True,
+    ),
+}  # fmt: skip
+
+_ADAPTERS = {
+    **_switches(_NO_LORA, "enable_lora enable_tower_connector_lora"),
+    **_only(_NO_LORA, lora_modules=([], "")),
+    **_free("max_lora_rank max_loras max_cpu_loras lora_dtype lora_target_modules"),
+    **_free("fully_sharded_loras specialize_active_lora enable_mixed_moe_lora_format", switch=True),
+}
+
+_CACHE = {
+    **_switches("scales of a quantised cache are not calculated", "calculate_kv_scales"),
+    **_only("every layer has the same type of cache", kv_cache_dtype_skip_layers=([],)),
+    **_switches("layers of each kind have their own blocks", "disable_hybrid_kv_cache_manager"),
+    **_switches("layers that share keys are not supported yet", "kv_sharing_fast_prefill"),
+    **_only("give --kv-connector instead", kv_offloading_size=(0, 0.0)),
+    **_free("kv_offloading_backend swap_space"),
+    **_only("cache events are not published yet", kv_events_config={}),
+    **_switches("a CPU engine sleeps without it, a CUDA engine not yet", "enable_sleep_mode"),
+    **_free("enable_cumem_allocator", switch=True),
+}
+
+_SCHEDULER = {
+    **_only("give --scheduling-policy, the name of a plugin", scheduler_cls=""),
+    **_free("scheduler_reserve_full_isl", switch=True),
+    **_free("preemption_mode num_lookahead_slots max_num_on_the_fly"),
+}
+
+_KERNELS = {
+    **_only(_CHOSEN_BY_SHAPE, moe_backend="auto", linear_backend="auto", kernel_config={}, ir_op_priority={}),
+    **_only("the defaults serve both; give --max-num-seqs and --max-num-batched-tokens", performance_mode="balanced"),
+    **_free("max_seq_len_to_capture"),
+    **_free("enable_flashinfer_autotune", switch=True),
+    **_only("platforms take settings through plugin options", additional_config={}),
+}
+
+_OBSERVABILITY = {
+    **_only("traces have queue, prefill and decode; give --metrics-sinks otel", collect_detailed_traces=([],)),
+    **_switches(
+        _NO_MEASURE,
+        "kv_cache_metrics cudagraph_metrics enable_mfu_metrics enable_layerwise_nvtx_tracing "
+        "enable_logging_iteration_details enable_mm_processor_stats",
+    ),
+    **_free("kv_cache_metrics_sample show_hidden_metrics_for_version"),
+    **_free(
+        "aggregate_engine_logging enable_server_load_tracking log_error_stack disable_log_requests enable_log_deltas",
+        switch=True,
+    ),
+    **_only("give --log-level", log_config_file=""),
+}
+
+_SERVER = {
+    **_switches("requests come over HTTP only", "grpc"),
+    **_switches("the page and /openapi.json need nothing from elsewhere", "enable_offline_docs"),
+    **_only("requests give chat_template_kwargs", default_chat_template_kwargs={}),
+    **_only("give --disable-access-log, which covers every route", disable_access_log_for_endpoints=""),
+    **_only("system_fingerprint names version and settings", fingerprint_mode=("full", "hash"), fingerprint_value=""),
+    **_only("put a proxy before the server that limits ciphers", ssl_ciphers=""),
+    **_only("one process reads chats for each API process; give --api-server-count", renderer_num_workers=1),
+    **_switches("variables of vLLM that are set are named when the server starts", "fail_on_environ_validation"),
+    **_free("disable_frontend_multiprocessing", switch=True),
+}
+
+#: Arguments that nothing here acts on.
+UNUSED: Mapping[str, Unused] = MappingProxyType(dict(sorted({
+    **_RANKS, **_EXPERTS, **_WEIGHTS, **_MODEL, **_MEDIA_ARGUMENTS, **_ADAPTERS, **_CACHE, **_SCHEDULER, **_KERNELS,
+    **_OBSERVABILITY, **_SERVER,
+}.items())))  # fmt: skip

@@ -1,0 +1,102 @@
+"""Each flag of `vllm serve` has one verdict: it works, it is translated, or it is judged by value with a reason."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from frame.core.cli.serve import ServeCommand
+from frame.core.config.errors import ConfigError
+from frame.core.config.flag_parser import FlagParser
+from frame.core.config.flags import config_from_arguments
+from frame.core.config.leaves import leaves
+from frame.core.config.tree import FrameConfig
+from frame.vllm_names.arguments import TRANSLATIONS
+from frame.vllm_names.unused import UNUSED
+
+from .serve_flags import SERVE_FLAGS
+
+
+def config(line: str) -> FrameConfig:
+    parser = FlagParser(prog="frame serve")
+    ServeCommand().add_arguments(parser)
+    return config_from_arguments(parser.parse_args(shlex.split(line)))
+
+
+def test_the_list_is_whole() -> None:
+    assert len(SERVE_FLAGS) == len(set(SERVE_FLAGS)) == 261
+
+
+@pytest.mark.parametrize("name", SERVE_FLAGS)
+def test_every_flag_has_one_verdict(name: str) -> None:
+    verdicts = [name in leaves() or name == "config", name in TRANSLATIONS, name in UNUSED]
+    assert verdicts.count(True) == 1
+    if name in UNUSED:
+        assert len(UNUSED[name].reason) > 10
+
+
+def test_every_flag_is_parsed() -> None:
+    parser = FlagParser(prog="frame serve")
+    ServeCommand().add_arguments(parser)
+    known = {action.dest for action in parser._actions} | {"config", "model_tag"}
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert not [name for name in SERVE_FLAGS if name not in known and f"--{name.replace('_', '-')}" not in flags]
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("-O0", "--enforce-eager"),
+        ("-O3", ""),
+        ("-O 0", "--enforce-eager"),
+        ("-cc.mode 0", "--enforce-eager"),
+        ("-cc.cudagraph_mode=NONE", "--enforce-eager"),
+        ('--compilation-config \'{"mode": 3, "use_inductor": true}\'', ""),
+        ("--compilation-config 3", ""),
+        ("--cudagraph-capture-sizes 1 2 4", "--plugin.cuda.graph_sizes '[1, 2, 4]'"),
+        ("--max-cudagraph-capture-size 4", "--plugin.cuda.graph_sizes '[1, 2, 4]'"),
+        ("--max-cudagraph-capture-size 0", "--enforce-eager"),
+        ("--disable-cascade-attn", "--shared-prefix-min-tokens 0"),
+        ("--spec-method ngram --spec-tokens 3", "--speculator ngram --num-speculative-tokens 3"),
+        ("-sc.method ngram -sc.num_speculative_tokens 3", "--speculator ngram --num-speculative-tokens 3"),
+        ("-ac.backend torch", "--attention-backend torch"),
+        ("--shutdown-timeout 5", "--drain-seconds 5"),
+        ("-dp 1 -tp 1 -pp 1 -asc 2", "--api-server-count 2"),
+        ("--mm-processor-cache-gb 0 --max-loras 4 --master-port 29501 --distributed-timeout-seconds 600", ""),
+        ("--eplb-config.window_size 100 --lora-target-modules q_proj k_proj", ""),
+        ("--no-enable-eplb --fingerprint-mode full --moe-backend auto", ""),
+    ],
+)
+def test_both_lines_mean_the_same(line: str, ours: str) -> None:
+    plain = config(ours)
+    assert config(line).model_dump(mode="json") == plain.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("-q awq", "quantization='awq' cannot be honoured: quantised weights are not supported yet"),
+        ("-dp 2", "data_parallel_size=2 cannot be honoured: an engine runs on one device so far"),
+        ("-ep", "enable_expert_parallel=True cannot be honoured"),
+        ("--grpc", "requests come over HTTP only"),
+        ("--cpu-offload-gb 4", "weights stay on the device"),
+        ("--default-chat-template-kwargs '{\"enable_thinking\": false}'", "requests give chat_template_kwargs"),
+        ("--kernel-config.moe_backend triton", "kernels are chosen by shape and device"),
+        ("-O9", "no optimization_level 9; there are: 0, 1, 2, 3"),
+        ("-cc.turbo 1", "compilation_config has no turbo here; there are: mode, cudagraph_mode"),
+        ("--numa-bind", "start frame under numactl instead"),
+        ("--spec-model /draft", "no draft models yet"),
+        ("--cudagraph-metrics", "this is not measured"),
+    ],
+)
+def test_what_would_change_something_is_refused_with_the_remedy(line: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(line)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_has_no_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    config("--swap-space 4 --max-loras 2")
+    assert [record.getMessage() for record in caplog.records] == ["without effect here: max_loras, swap_space"]
