@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 from typing import cast
+
+from frame.vllm_names.environment import API_KEY, api_key_of, lines_about
 
 from ..config.checkpoint import read_checkpoint
 from ..config.flag_parser import FlagParser
 from ..config.flags import add_config_flags, config_from_arguments
+from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Command
 from ..registry import Registry
+
+logger = logging.getLogger(__name__)
 
 
 class ServeCommand(Command):
@@ -29,9 +36,23 @@ class ServeCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Serves until a signal; raises `ConfigError` or `PluginError` before anything is started."""
-        config = config_from_arguments(arguments)
+        config = serve_config(arguments)
         Registry.load().check(config)
         read_checkpoint(config)
         from ..processes.launcher import launch
 
         return launch(config)
+
+
+def serve_config(arguments: argparse.Namespace) -> FrameConfig:
+    """The configuration of parsed arguments, with the API key of vLLM's variable where none is given.
+
+    Logs a line for each other variable of vLLM's that is set. Raises `ConfigError`.
+    """
+    config = config_from_arguments(arguments)
+    if not config.server.api_key and (keys := api_key_of(os.environ)):
+        config = config_from_arguments(arguments, api_key=keys)
+        logger.info("clients need the key of %s; --api-key sets another", API_KEY)
+    for line in lines_about(os.environ):
+        logger.warning("%s", line)
+    return config

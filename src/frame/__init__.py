@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .lazy import lazy_names
+from .vllm_names.modules import install as _install_vllm_names
 
 if TYPE_CHECKING:
     __version__: str
@@ -66,6 +67,7 @@ _HOMES = {
 }
 #: Modules that are attributes of `frame` without an import of their own.
 _MODULES = ("interfaces", "kernels", "layers", "ops", "plugins", "settings", "testing")
+_install_vllm_names()
 _find, _, _names = lazy_names(__name__, "frame.core", _HOMES, _MODULES)
 __all__ = sorted((*_names, "__version__"))  # pyright: ignore[reportUnsupportedDunderAll]
 

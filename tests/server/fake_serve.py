@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from frame.core.cli.serve import serve_config
 from frame.core.config.flag_parser import FlagParser
-from frame.core.config.flags import add_config_flags, config_from_arguments
+from frame.core.config.flags import add_config_flags
 from frame.core.logging import configure_logging
 from frame.core.processes.launcher import launch
 
@@ -14,5 +15,5 @@ if __name__ == "__main__":
     parser = FlagParser(prog="fake serve")
     add_config_flags(parser)
     configure_logging("info")
-    config = config_from_arguments(parser.parse_args())
+    config = serve_config(parser.parse_args())
     raise SystemExit(launch(config, [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]))
