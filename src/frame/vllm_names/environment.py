@@ -1,4 +1,4 @@
-"""vLLM's environment variables: which one is taken, and one line for each other that is set. Reads nothing by itself."""
+"""vLLM's environment variables: which one is taken, and one line for each other that is set. Reads none itself."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ _RANKS = {
 _CONFIGS = {
     name: f"frame.vllm_names.configs:{name}"
     for name in (
-        "AttentionConfig", "CompilationConfig", "KVTransferConfig", "PoolerConfig", "ProfilerConfig", "SpeculativeConfig",
-        "StructuredOutputsConfig",
+        "AttentionConfig", "CompilationConfig", "KVTransferConfig", "PoolerConfig", "ProfilerConfig",
+        "SpeculativeConfig", "StructuredOutputsConfig",
     )
 }  # fmt: skip
 _NO_TREE = "frame has one tree of settings: frame.EngineArgs(…).create_engine_config()"

@@ -1,4 +1,4 @@
-"""Functions of vLLM's that programs call around an engine, for an engine on one device. Imports torch only where it must."""
+"""Functions of vLLM's that programs call around an engine, for an engine on one device. Imports torch late."""
 
 from __future__ import annotations
 
