@@ -128,7 +128,7 @@ class ApiProcess:
         endpoints = make_endpoints(self._config, registry, self._host)
         names = dict.fromkeys(self._config.observability.metrics_sinks)
         sinks = [registry.make("sink", name, self._config) for name in names]
-        self._host.reporter = Reporter(self._host.model_names[0], sinks)
+        self._host.reporter = Reporter(self._host.models.names[0], sinks)
         if self._admin_listener is not None:
             administered = [endpoint for endpoint in endpoints if endpoint.admin]
             self._admin = make_server(build_admin(self._config, administered), self._config.server)
@@ -168,7 +168,7 @@ class ApiProcess:
         gc.collect()
         gc.freeze()  # what lives now lives for ever: no need to look at it again
         gc.set_threshold(*_GC_THRESHOLDS)
-        await control.send(Serving(self._host.model_names))
+        await control.send(Serving(self._host.models.names))
 
     async def _load_text(self, control: AsyncChannel) -> Text | None:
         """Loads the tokenizer while the engine starts. What is wrong with it ends the start at once: None."""

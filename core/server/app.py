@@ -27,7 +27,6 @@ from .deadlines import Deadlines
 from .errors import ErrorShapes, error_body, retry_headers
 from .ingress import Ingress, Traffic
 from .limits import KeyLimits
-from .load_report import LoadReports
 from .middleware import add_middleware
 from .openapi import with_shared_definitions
 from .serving import ServingHost
@@ -144,9 +143,12 @@ def build_app(
     routes = build_routes(routers, server.root_path, openapi=server.openapi)
     add_middleware(routes, server.middleware)
     shapes = _shapes(endpoints, routers)
-    serving.calls = RouteCalls(routes, routers, shapes, server.max_request_seconds)
+    serving.calls = RouteCalls(routes, routers, shapes, server)
+    inner: ASGIApp = routes
+    for endpoint in endpoints:
+        inner = endpoint.wrap(inner)
     ingress = Ingress(
-        LoadReports(routes, serving.stats),
+        inner,
         keys=server.api_key,
         max_body_bytes=server.max_body_bytes,
         problem=lambda: serving.problem,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
@@ -17,17 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..config.server import ServerConfig
 from ..interfaces.errors import ErrorShape, RequestError
+from ..interfaces.serving import RouteAnswer
 from .deadlines import set_deadline
 from .errors import ERROR_SHAPE, ErrorShapes, error_body
 from .ingress import JSON_BODY, OWNER, REQUEST
-
-
-class Answer(NamedTuple):
-    """Status and body of a call; `body` is None unless it is JSON."""
-
-    status: int
-    body: Any
+from .strict_json import BodyParser, parse_json
 
 
 class RouteCalls:
@@ -36,19 +32,33 @@ class RouteCalls:
     A call is a request of its own: `max_seconds` and what its body asks for bound it, whatever the task that makes it.
     """
 
-    def __init__(
-        self, app: Starlette, routers: Sequence[APIRouter], shapes: ErrorShapes, max_seconds: float | None = None
-    ) -> None:
+    def __init__(self, app: Starlette, routers: Sequence[APIRouter], shapes: ErrorShapes, server: ServerConfig) -> None:
         self._app = app
+        self._parser = BodyParser()
+        self.max_body_bytes = server.max_body_bytes
         self._shapes = shapes
-        self._max_seconds = max_seconds
+        self._max_seconds = server.max_request_seconds
         routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
         #: paths without parameters
         self.paths = sorted(
             {route.path for route in routes if "POST" in (route.methods or ()) and "{" not in route.path}
         )
 
-    async def post(self, path: str, body: dict[str, Any], owner: str) -> Answer:
+    def parse(self, body: bytes) -> Any:
+        """The JSON of a body; raises `RequestError` 400."""
+        self._check_length(body)
+        return parse_json(body)
+
+    async def read(self, body: bytes) -> Any:
+        """As `parse`; large ones in a thread, one at a time."""
+        self._check_length(body)
+        return await self._parser.parse(body)
+
+    def _check_length(self, body: bytes) -> None:
+        if len(body) > self.max_body_bytes:
+            raise RequestError(400, f"the line exceeds {self.max_body_bytes} bytes (--max-body-bytes)")
+
+    async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
         """What the route answers; cancelling it ends the request."""
         body = dict(body)  # the same line may be called again
         scope = self._scope(path, body, owner)
@@ -58,10 +68,10 @@ class RouteCalls:
             set_deadline(scope, body, self._max_seconds)
             await self._app(scope, _never, reply.take)
         except RequestError as error:
-            return Answer(error.status, msgspec.json.decode(error_body(scope, error)))
+            return RouteAnswer(error.status, msgspec.json.decode(error_body(scope, error)))
         except Exception:  # it has been answered with 500 and logged
             if reply.status is None:
-                return Answer(500, msgspec.json.decode(error_body(scope, RequestError(500, "internal error"))))
+                return RouteAnswer(500, msgspec.json.decode(error_body(scope, RequestError(500, "internal error"))))
         finally:
             REQUEST.reset(present)
         return reply.answer()
@@ -123,8 +133,8 @@ class _Reply:
         elif message["type"] == "http.response.body":
             self._chunks.append(message.get("body", b""))
 
-    def answer(self) -> Answer:
+    def answer(self) -> RouteAnswer:
         body = None
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             body = msgspec.json.decode(b"".join(self._chunks))
-        return Answer(self.status or 500, body)
+        return RouteAnswer(self.status or 500, body)

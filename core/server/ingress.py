@@ -17,6 +17,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..interfaces.endpoint import KNOWN
 from ..interfaces.errors import RequestError
 from .deadlines import set_deadline
 from .errors import ERROR_SHAPE, ErrorShapes, error_body, retry_headers
@@ -37,8 +38,6 @@ BODY_SECONDS, PIECE_SECONDS = 600.0, 60.0
 JSON_BODY = "frame.json"
 #: Whose request it is: a digest of the key that was presented, "" on an open server.
 OWNER = "frame.owner"
-#: Whether its key was checked (on an open server everybody's is), on a path that is not open to those without.
-KNOWN = "frame.known"
 #: The HTTP request that the present task serves, for what is told about a generation when it has ended.
 REQUEST: ContextVar[Scope | None] = ContextVar("frame_request", default=None)
 

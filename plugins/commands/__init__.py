@@ -25,7 +25,7 @@ def frame_commands() -> list[Provider]:
         ),
         Provider(
             "run-batch",
-            "frame.plugins.commands.run_batch:RunBatchCommand",
+            "frame.plugins.batches.command:RunBatchCommand",
             summary="Answer a file of requests: frame run-batch -i IN.jsonl -o OUT.jsonl [MODEL].",
             api=_API,
         ),

@@ -30,10 +30,10 @@ def frame_endpoints() -> list[Provider]:
         ),
         Provider(
             "batches",
-            f"{here}.batches:BatchesEndpoint",
+            "frame.plugins.batches.endpoint:BatchesEndpoint",
             api=">=0.1,<0.2",
             summary="OpenAI: files and batches",
-            options=f"{here}.batches:BatchesOptions",
+            options="frame.plugins.batches.endpoint:BatchesOptions",
         ),
         Provider(
             "invocations",

@@ -126,10 +126,10 @@ class AdminEndpoint(Endpoint):
 
     async def _body(self, request: Request, kind: type[BoundedModel]) -> Any:
         """The body; its defaults when there is none."""
-        return self.serving.parse(request, kind) if await request.body() else kind.model_construct()
+        return self.serving.http.parse(request, kind) if await request.body() else kind.model_construct()
 
     async def _control(self, method: str, **arguments: Any) -> Any:
-        return await self.serving.control(method, arguments)
+        return await self.serving.engine.control(method, arguments)
 
 
 def _json(value: Any) -> Response:

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from msgspec import UNSET
 
 from frame import RequestOutputKind
-from frame.interfaces import Content, Endpoint, OutputEvent
+from frame.interfaces import Content, Endpoint, OutputEvent, Serving
 
 from .chat_messages import delta_of, message_for_template, whole_message
 from .names import response_name
@@ -44,15 +44,15 @@ class ChatEndpoint(Endpoint):
         return router
 
     async def _create(self, request: Request) -> Response:
-        body: ChatBody = self.serving.parse(request, ChatBody)
-        self.serving.require("generate")
+        body: ChatBody = self.serving.http.parse(request, ChatBody)
+        self.serving.models.require("generate")
         answer = _Chat(self.config, self.serving, body, response_name("chatcmpl", request, body.request_id))
         outputs = await answer.start()
         if not body.stream:
-            response: Response = await self.serving.race(request, answer.whole(outputs))
+            response: Response = await self.serving.http.race(request, answer.whole(outputs))
             return response
-        first = await self.serving.race(request, anext(outputs, None))
-        events: Response = self.serving.events(answer.frames(first, outputs))
+        first = await self.serving.http.race(request, anext(outputs, None))
+        events: Response = self.serving.http.events(answer.frames(first, outputs))
         return events
 
 
@@ -63,20 +63,20 @@ def _piece(index: int, text: str) -> DeltaChoice:
 class _Chat:
     """One request on its way to an answer."""
 
-    def __init__(self, config: Any, serving: Any, body: ChatBody, name: str) -> None:
+    def __init__(self, config: Any, serving: Serving, body: ChatBody, name: str) -> None:
         self._config = config
         self._serving = serving
         self._body = body
-        self._model: str = serving.model(body.model)
+        self._model: str = serving.models.served(body.model)
         self._name = name
         self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
         self._texts = TokenTexts(
-            serving.token_bytes, body.return_tokens_as_token_ids or config.server.return_tokens_as_token_ids
+            serving.text.token_bytes, body.return_tokens_as_token_ids or config.server.return_tokens_as_token_ids
         )
         self._messages = [message_for_template(message.model_dump(exclude_unset=True)) for message in body.messages]
         last = self._messages[-1]
         self._role = config.server.response_role if body.add_generation_prompt else str(last["role"])
-        self._turn = serving.turn(
+        self._turn = serving.text.turn(
             tools=body.tools,
             tool_choice=body.tool_choice,
             parallel=body.parallel_tool_calls is not False,
@@ -93,7 +93,7 @@ class _Chat:
         kwargs = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-        chat = await self._serving.chat_prompt(
+        chat = await self._serving.text.chat_prompt(
             self._messages,
             chat_template=body.chat_template,
             add_generation_prompt=body.add_generation_prompt,
@@ -102,7 +102,7 @@ class _Chat:
             documents=body.documents,
             template_kwargs=kwargs,
         )
-        params = self._serving.params(
+        params = self._serving.generation.params(
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -114,7 +114,7 @@ class _Chat:
         if body.cache_salt is not None:
             prompt["cache_salt"] = body.cache_salt
         name = f"{self._name}-{uuid.uuid4().hex[:8]}"
-        stream: Stream = self._serving.generate(
+        stream: Stream = self._serving.generation.generate(
             prompt, params, name, priority=body.priority, kv_transfer=body.kv_transfer_params
         )
         return stream
@@ -124,7 +124,7 @@ class _Chat:
         body, serving = self._body, self._serving
         choices: list[ChatChoice] = []
         usage, now = self._usage.usage(), int(time.time())
-        answer = Answer(self._name, "chat.completion", now, self._model, choices, usage, serving.fingerprint)
+        answer = Answer(self._name, "chat.completion", now, self._model, choices, usage, serving.models.fingerprint)
         try:
             async for output in outputs:
                 self._usage.see(0, output)
@@ -161,7 +161,13 @@ class _Chat:
         with_usage = self._config.server.enable_force_include_usage or (options is not None and options.include_usage)
         continuous = options is not None and options.continuous_usage_stats
         frames = Frames(
-            self._name, "chat.completion.chunk", int(time.time()), self._model, serving.fingerprint, with_usage, _piece
+            self._name,
+            "chat.completion.chunk",
+            int(time.time()),
+            self._model,
+            serving.models.fingerprint,
+            with_usage,
+            _piece,
         )
         try:
             output = first

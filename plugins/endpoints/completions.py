@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from msgspec import UNSET
 
 from frame import RequestOutputKind
-from frame.interfaces import Endpoint
+from frame.interfaces import Endpoint, Serving
 
 from .merging import merge
 from .names import response_name
@@ -42,33 +42,33 @@ class CompletionsEndpoint(Endpoint):
         return router
 
     async def _create(self, request: Request) -> Response:
-        body: CompletionBody = self.serving.parse(request, CompletionBody)
-        self.serving.require("generate")
+        body: CompletionBody = self.serving.http.parse(request, CompletionBody)
+        self.serving.models.require("generate")
         answer = _Completion(self.config, self.serving, body, response_name("cmpl", request, body.request_id))
         outputs = await answer.start()
         if not body.stream:
-            response: Response = await self.serving.race(request, answer.whole(outputs))
+            response: Response = await self.serving.http.race(request, answer.whole(outputs))
             return response
-        first = await self.serving.race(request, anext(outputs, None))
-        events: Response = self.serving.events(answer.frames(first, outputs))
+        first = await self.serving.http.race(request, anext(outputs, None))
+        events: Response = self.serving.http.events(answer.frames(first, outputs))
         return events
 
 
 class _Completion:
     """One request on its way to an answer."""
 
-    def __init__(self, config: Any, serving: Any, body: CompletionBody, name: str) -> None:
+    def __init__(self, config: Any, serving: Serving, body: CompletionBody, name: str) -> None:
         self._config = config
         self._serving = serving
         self._body = body
-        self._model: str = serving.model(body.model)
+        self._model: str = serving.models.served(body.model)
         self._n = body.n or 1
         self._only_echo = body.max_tokens == 0
         self._name = name
         self._best_of = max(self._n, body.best_of or 0)
         self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
         self._texts = TokenTexts(
-            serving.token_bytes, body.return_tokens_as_token_ids or config.server.return_tokens_as_token_ids
+            serving.text.token_bytes, body.return_tokens_as_token_ids or config.server.return_tokens_as_token_ids
         )
         self._places: defaultdict[int, TextPlace] = defaultdict(TextPlace)
         self._begun: set[int] = set()
@@ -78,7 +78,7 @@ class _Completion:
         body = self._body
         kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
         echoed_logprobs = body.logprobs if body.echo else None
-        params = self._serving.params(
+        params = self._serving.generation.params(
             body,
             max_tokens=body.max_tokens or (1 if self._only_echo else 16),
             logprobs=0 if body.logprobs is None and self._best_of > self._n else body.logprobs,
@@ -91,7 +91,7 @@ class _Completion:
         unique = uuid.uuid4().hex[:8]
         return merge(
             [
-                self._serving.generate(
+                self._serving.generation.generate(
                     prompt,
                     params,
                     f"{self._name}-{unique}-{number}",
@@ -107,14 +107,16 @@ class _Completion:
         if isinstance(prompt, list):
             return {"prompt_token_ids": prompt, **fields}
         if self._body.add_special_tokens is False:
-            fields["prompt_token_ids"] = await self._serving.tokenize(prompt, False)
+            fields["prompt_token_ids"] = await self._serving.text.tokenize(prompt, False)
         return {"prompt": prompt, **fields}
 
     async def whole(self, outputs: Stream) -> Response:
         """Everything in one response."""
         choices: list[TextChoice] = []
         usage, now = self._usage.usage(), int(time.time())
-        answer = Answer(self._name, "text_completion", now, self._model, choices, usage, self._serving.fingerprint)
+        answer = Answer(
+            self._name, "text_completion", now, self._model, choices, usage, self._serving.models.fingerprint
+        )
         try:
             async for number, output in outputs:
                 await self._see(number, output)
@@ -149,7 +151,13 @@ class _Completion:
         serving, body = self._serving, self._body
         plain = not continuous and body.logprobs is None and not body.return_token_ids
         frames = Frames(
-            self._name, "text_completion", int(time.time()), self._model, serving.fingerprint, with_usage, TextChoice
+            self._name,
+            "text_completion",
+            int(time.time()),
+            self._model,
+            serving.models.fingerprint,
+            with_usage,
+            TextChoice,
         )
         try:
             while first is not None:
@@ -176,7 +184,7 @@ class _Completion:
                 completion.token_ids, completion.text, completion.logprobs = [], "", None
                 completion.finish_reason, completion.stop_reason = "length", None
         if self._body.echo and output.prompt is None and output.prompt_token_ids is not None:
-            output.prompt = await self._serving.detokenize(list(output.prompt_token_ids))
+            output.prompt = await self._serving.text.detokenize(list(output.prompt_token_ids))
         self._usage.see(number, output)
 
     def _choice(self, number: int, output: Any, completion: Any) -> TextChoice:

@@ -27,12 +27,12 @@ class EmbeddingsEndpoint(Endpoint):
 
     async def _create(self, request: Request) -> Response:
         serving = self.serving
-        body: EmbeddingBody = serving.parse(request, EmbeddingBody)
-        model = serving.model(body.model)
-        serving.require("embed")
+        body: EmbeddingBody = serving.http.parse(request, EmbeddingBody)
+        model = serving.models.served(body.model)
+        serving.models.require("embed")
         name = response_name("embd", request, body.request_id)
         params = body.params(task="embed", dimensions=body.dimensions, normalize=body.normalize)
-        outputs = await serving.race(request, pool_all(serving, body, params, name))
+        outputs = await serving.http.race(request, pool_all(serving, body, params, name))
         items = [
             PooledItem(index, "embedding", embedding=body.encoded(output.outputs.data))
             for index, output in enumerate(outputs)

@@ -20,6 +20,7 @@ from frame.interfaces import (
     Endpoint,
     Name,
     SamplingFields,
+    Serving,
     Settings,
     TokenId,
     bound_logprobs,
@@ -107,23 +108,23 @@ class GenerateEndpoint(Endpoint):
         return router
 
     async def _generate(self, request: Request) -> Response:
-        body: GenerateBody = self.serving.parse(request, GenerateBody)
-        self.serving.require("generate")
-        self.serving.model(body.model)
+        body: GenerateBody = self.serving.http.parse(request, GenerateBody)
+        self.serving.models.require("generate")
+        self.serving.models.served(body.model)
         name = response_name("generate", request, body.request_id)
         answer = _Generation(self.config, self.serving, body, name)
         outputs = answer.start()
         if not body.stream:
-            response: Response = await self.serving.race(request, answer.whole(outputs))
+            response: Response = await self.serving.http.race(request, answer.whole(outputs))
             return response
-        events: Response = self.serving.events(answer.frames(outputs))
+        events: Response = self.serving.http.events(answer.frames(outputs))
         return events
 
 
 class _Generation:
     """One request on its way to an answer."""
 
-    def __init__(self, config: Any, serving: Any, body: GenerateBody, name: str) -> None:
+    def __init__(self, config: Any, serving: Serving, body: GenerateBody, name: str) -> None:
         self._serving = serving
         self._body = body
         self._name = name
@@ -133,7 +134,7 @@ class _Generation:
     def start(self) -> Stream:
         """The outputs as they come; closing them aborts the request."""
         body, sampling = self._body, self._body.sampling_params
-        params = self._serving.params(
+        params = self._serving.generation.params(
             sampling,
             logprobs=sampling.logprobs,
             detokenize=False,
@@ -142,7 +143,7 @@ class _Generation:
         prompt: dict[str, Any] = {"prompt_token_ids": body.token_ids}
         if body.cache_salt is not None:
             prompt["cache_salt"] = body.cache_salt
-        stream: Stream = self._serving.generate(
+        stream: Stream = self._serving.generation.generate(
             prompt,
             params,
             f"{self._name}-{uuid.uuid4().hex[:8]}",

@@ -53,9 +53,9 @@ class InvocationsEndpoint(Endpoint):
 
     async def _invoke(self, request: Request) -> Response:
         """What the route answers that the body is for, errors and streams included."""
-        body: InvocationBody = self.serving.parse(request, InvocationBody)
+        body: InvocationBody = self.serving.http.parse(request, InvocationBody)
         given = {name for name, value in (body.model_extra or {}).items() if value is not None}
-        response: Response = self.serving.forward(self._route(given))
+        response: Response = self.serving.http.forward(self._route(given))
         return response
 
     def _route(self, given: Set[str]) -> str:
@@ -64,5 +64,5 @@ class InvocationsEndpoint(Endpoint):
                 return path
         if "input" not in given:
             raise RequestError(400, f"the body is for no route: it needs {_CHOICES}")
-        tasks = () if self.serving.pooling is None else self.serving.pooling.tasks
+        tasks = () if self.serving.models.pooling is None else self.serving.models.pooling.tasks
         return next((path for task, path in _INPUTS if task in tasks), "/v1/embeddings")

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from frame.interfaces import Endpoint
+from frame.interfaces import Endpoint, Serving
 
 from .anthropic_answers import AnthropicErrors, Blocks, event, stop_fields
 from .anthropic_bodies import ConversationBody, MessagesBody
@@ -35,20 +35,20 @@ class MessagesEndpoint(Endpoint):
         return router
 
     async def _create(self, request: Request) -> Response:
-        body: MessagesBody = self.serving.parse(request, MessagesBody)
-        self.serving.require("generate")
+        body: MessagesBody = self.serving.http.parse(request, MessagesBody)
+        self.serving.models.require("generate")
         answer = _Answer(self.config, self.serving, body)
         pieces = answer.start()
         if not body.stream:
-            response: Response = await self.serving.race(request, answer.whole(pieces))
+            response: Response = await self.serving.http.race(request, answer.whole(pieces))
             return response
-        first = await self.serving.race(request, anext(pieces, None))
-        events: Response = self.serving.events(answer.frames(first, pieces))
+        first = await self.serving.http.race(request, anext(pieces, None))
+        events: Response = self.serving.http.events(answer.frames(first, pieces))
         return events
 
     async def _count(self, request: Request) -> Response:
-        body: ConversationBody = self.serving.parse(request, ConversationBody)
-        self.serving.model(body.model)
+        body: ConversationBody = self.serving.http.parse(request, ConversationBody)
+        self.serving.models.served(body.model)
         chat = await Reply(self.serving, read_conversation(body), body).prompt()
         return _json({"input_tokens": len(chat.token_ids)})
 
@@ -56,9 +56,9 @@ class MessagesEndpoint(Endpoint):
 class _Answer:
     """One request on its way to an answer."""
 
-    def __init__(self, config: Any, serving: Any, body: MessagesBody) -> None:
+    def __init__(self, config: Any, serving: Serving, body: MessagesBody) -> None:
         self._body = body
-        self._model: str = serving.model(body.model)
+        self._model: str = serving.models.served(body.model)
         self._name = f"msg_{uuid.uuid4().hex}"
         self._details: bool = config.server.enable_prompt_tokens_details
         self._blocks = Blocks()

@@ -39,17 +39,17 @@ class ModelsEndpoint(Endpoint):
         return router
 
     async def _list(self) -> Response:
-        cards = [self._card(name) for name in self.serving.model_names]
+        cards = [self._card(name) for name in self.serving.models.names]
         ends = {"first_id": cards[0].id, "last_id": cards[-1].id, "has_more": False}
         return _json({"object": "list", "data": cards, **ends})
 
     async def _one(self, name: str) -> Response:
-        return _json(self._card(self.serving.model(name)))
+        return _json(self._card(self.serving.models.served(name)))
 
     def _card(self, name: str) -> ModelCard:
-        serving = self.serving
-        since = datetime.fromtimestamp(serving.created, UTC).isoformat()
-        return ModelCard(name, serving.created, serving.model_names[0], serving.limits.max_model_len, since, name)
+        models = self.serving.models
+        since = datetime.fromtimestamp(models.created, UTC).isoformat()
+        return ModelCard(name, models.created, models.names[0], models.limits.max_model_len, since, name)
 
 
 def _json(value: Any) -> Response:

@@ -35,14 +35,14 @@ class PoolingEndpoint(Endpoint):
 
     async def _pool(self, request: Request) -> Response:
         serving = self.serving
-        body: PoolingBody = serving.parse(request, PoolingBody)
-        model = serving.model(body.model)
-        serving.require(body.task or "encode")
+        body: PoolingBody = serving.http.parse(request, PoolingBody)
+        model = serving.models.served(body.model)
+        serving.models.require(body.task or "encode")
         name = response_name("pool", request, body.request_id)
         params = body.params(
             task=body.task, dimensions=body.dimensions, normalize=body.normalize, use_activation=body.use_activation
         )
-        outputs = await serving.race(request, pool_all(serving, body, params, name))
+        outputs = await serving.http.race(request, pool_all(serving, body, params, name))
         items = [
             PooledItem(index, "pooling", data=body.encoded(output.outputs.data)) for index, output in enumerate(outputs)
         ]
@@ -50,13 +50,13 @@ class PoolingEndpoint(Endpoint):
 
     async def _classify(self, request: Request) -> Response:
         serving = self.serving
-        body: ClassifyBody = serving.parse(request, ClassifyBody)
-        model = serving.model(body.model)
-        serving.require("classify")
+        body: ClassifyBody = serving.http.parse(request, ClassifyBody)
+        model = serving.models.served(body.model)
+        serving.models.require("classify")
         name = response_name("classify", request, body.request_id)
         params = body.params(task="classify", use_activation=body.use_activation)
-        outputs = await serving.race(request, pool_all(serving, body, params, name))
-        labels = serving.pooling.labels
+        outputs = await serving.http.race(request, pool_all(serving, body, params, name))
+        labels = facts.labels if (facts := serving.models.pooling) is not None else []
         items = []
         for index, output in enumerate(outputs):
             probs = output.outputs.data.tolist()

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
+from frame.interfaces import Serving
+
 
 class PoolingUsage(Struct):
     """Tokens of a whole request; nothing is generated."""
@@ -89,11 +91,12 @@ def usage_of(counts: Sequence[int]) -> PoolingUsage:
     return PoolingUsage(sum(counts), sum(counts))
 
 
-async def pool_all(serving: Any, body: Any, params: Any, name: str) -> list[Any]:
+async def pool_all(serving: Serving, body: Any, params: Any, name: str) -> list[Any]:
     """The outputs of all inputs of a body, in order; the first failure ends the rest."""
     unique = uuid.uuid4().hex[:8]  # clients may choose names, and use one twice at a time
+    pool = serving.generation.pool
     tasks = [
-        asyncio.ensure_future(serving.pool(prompt, params, f"{name}-{unique}-{number}", priority=body.priority))
+        asyncio.ensure_future(pool(prompt, params, f"{name}-{unique}-{number}", priority=body.priority))
         for number, prompt in enumerate(body.prompts())
     ]
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frame import RequestOutputKind
-from frame.interfaces import OutputEvent, SamplingFields
+from frame.interfaces import OutputEvent, SamplingFields, Serving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +47,12 @@ class Reply:
     `RequestError` when its tools cannot be had.
     """
 
-    def __init__(self, serving: Any, conversation: Conversation, body: SamplingFields, **fields: Any) -> None:
+    def __init__(self, serving: Serving, conversation: Conversation, body: SamplingFields, **fields: Any) -> None:
         self._serving = serving
         self._conversation = conversation
         self._body = body
         self._fields = fields
-        self._turn = serving.turn(
+        self._turn = serving.text.turn(
             tools=list(conversation.tools) or None,
             tool_choice=conversation.tool_choice,
             parallel=conversation.parallel,
@@ -65,7 +65,7 @@ class Reply:
     async def prompt(self) -> Any:
         """The rendered conversation, with `text` and `token_ids`."""
         chat = self._conversation
-        return await self._serving.chat_prompt(
+        return await self._serving.text.chat_prompt(
             [dict(message) for message in chat.messages],
             add_generation_prompt=not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
@@ -79,9 +79,9 @@ class Reply:
         prompt = {"prompt": chat.text, "prompt_token_ids": chat.token_ids}
         if cache_salt is not None:
             prompt["cache_salt"] = cache_salt
-        params = self._serving.params(self._body, output_kind=RequestOutputKind.DELTA, **self._fields)
+        params = self._serving.generation.params(self._body, output_kind=RequestOutputKind.DELTA, **self._fields)
         params = self._turn.constrain(params, chat.text)
-        outputs = self._serving.generate(prompt, params, f"{name}-{uuid.uuid4().hex[:8]}", priority=priority)
+        outputs = self._serving.generation.generate(prompt, params, f"{name}-{uuid.uuid4().hex[:8]}", priority=priority)
         try:
             async for output in outputs:
                 self._count(output)

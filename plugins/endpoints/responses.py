@@ -69,26 +69,26 @@ class ResponsesEndpoint(Endpoint):
         return router
 
     async def _create(self, request: Request) -> Response:
-        body: ResponsesBody = self.serving.parse(request, ResponsesBody)
-        self.serving.require("generate")
+        body: ResponsesBody = self.serving.http.parse(request, ResponsesBody)
+        self.serving.models.require("generate")
         run, stored = await self._prepare(request, body)
         if body.background:
             return self._in_background(run, stored, body)
-        await self.serving.race(request, run.begin())
+        await self.serving.http.race(request, run.begin())
         if not body.stream:
-            await self.serving.race(request, self._drain(run, None))
+            await self.serving.http.race(request, self._drain(run, None))
             if body.store:
                 self._store.add(stored)
             return _answer(run.response)
         if body.store:
             self._store.add(stored)
-        events: Response = self.serving.events(self._recorded(run, stored if body.store else None))
+        events: Response = self.serving.http.events(self._recorded(run, stored if body.store else None))
         return events
 
     async def _prepare(self, request: Request, body: ResponsesBody) -> tuple[ResponseRun, StoredResponse]:
         """The run of a request, and what is stored of it."""
-        model = self.serving.model(body.model)
-        owner = self.serving.owner(request)
+        model = self.serving.models.served(body.model)
+        owner = self.serving.http.owner(request)
         conversation, items, history, tooling = await self._conversation(body, owner)
         name = f"resp_{body.request_id or uuid.uuid4().hex}"
         response = new_response(name, model, body)
@@ -128,7 +128,7 @@ class ResponsesEndpoint(Endpoint):
         self._store.add(stored)
         stored.task = asyncio.create_task(self._drain(run, stored))
         if body.stream:
-            events: Response = self.serving.events(stored.follow(0))
+            events: Response = self.serving.http.events(stored.follow(0))
             return events
         return _answer(stored.response)
 
@@ -165,31 +165,31 @@ class ResponsesEndpoint(Endpoint):
         self._store.settle(stored)
 
     async def _count(self, request: Request) -> Response:
-        body: InputBody = self.serving.parse(request, InputBody)
-        self.serving.model(body.model)
-        conversation, *_ = await self._conversation(body, self.serving.owner(request))
+        body: InputBody = self.serving.http.parse(request, InputBody)
+        self.serving.models.served(body.model)
+        conversation, *_ = await self._conversation(body, self.serving.http.owner(request))
         chat = await Reply(self.serving, conversation, body).prompt()
         return _answer({"object": "response.input_tokens", "input_tokens": len(chat.token_ids)})
 
     async def _retrieve(
         self, request: Request, name: str, stream: bool = False, starting_after: int | None = None
     ) -> Response:
-        stored = self._store.get(name, self.serving.owner(request))
+        stored = self._store.get(name, self.serving.http.owner(request))
         if not stream:
             return _answer(stored.response)
         if not stored.recorded:
             raise RequestError(400, f"response {name!r:.80} was not made with stream or background", param="stream")
         start = 0 if starting_after is None else max(0, min(starting_after, 1 << 31) + 1)
-        events: Response = self.serving.events(stored.follow(start))
+        events: Response = self.serving.http.events(stored.follow(start))
         return events
 
     async def _delete(self, request: Request, name: str) -> Response:
-        stored = self._store.get(name, self.serving.owner(request))
+        stored = self._store.get(name, self.serving.http.owner(request))
         self._store.drop(stored)
         return _answer({"id": name, "object": "response", "deleted": True})
 
     async def _cancel(self, request: Request, name: str) -> Response:
-        stored = self._store.get(name, self.serving.owner(request))
+        stored = self._store.get(name, self.serving.http.owner(request))
         if not stored.response["background"]:
             raise RequestError(400, f"response {name!r:.80} was not made in the background")
         task = stored.task
@@ -204,7 +204,7 @@ class ResponsesEndpoint(Endpoint):
     async def _input_items(
         self, request: Request, name: str, after: str = "", limit: int = 20, order: str = "desc"
     ) -> Response:
-        stored = self._store.get(name, self.serving.owner(request))
+        stored = self._store.get(name, self.serving.http.owner(request))
         if not 1 <= limit <= _MAX_PAGE:
             raise RequestError(400, f"limit must be from 1 to {_MAX_PAGE}, got {limit}", param="limit")
         items = stored.input_items if order == "asc" else stored.input_items[::-1]

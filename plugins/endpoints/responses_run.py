@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from frame.interfaces import RequestError
+from frame.interfaces import RequestError, Serving
 
 from .openai_logprobs import TokenTexts
 from .replies import Conversation, Piece, Reply
@@ -69,7 +69,7 @@ class ResponseRun:
     """One response on its way. `response` is what a client sees of it at any time."""
 
     def __init__(
-        self, serving: Any, body: ResponsesBody, response: Object, conversation: Conversation, tooling: Tooling,
+        self, serving: Serving, body: ResponsesBody, response: Object, conversation: Conversation, tooling: Tooling,
         servers: ToolServers,
     ) -> None:  # fmt: skip
         self.response = response
@@ -79,7 +79,7 @@ class ResponseRun:
         self._tooling = tooling
         self._servers = servers
         self._output = OutputItems(tooling.labels)
-        self._texts = TokenTexts(serving.token_bytes, False)
+        self._texts = TokenTexts(serving.text.token_bytes, False)
         self._usage = Usage()
         #: what ended it, when it failed
         self.failure: RequestError | None = None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from frame.interfaces import RequestError
+from frame.interfaces import RequestError, Serving
 
 from .replies import Conversation, Reply
 from .responses_bodies import InputBody, ResponsesBody
@@ -126,9 +126,9 @@ def _listed(label: str, tools: list[ServerTool]) -> Object:
     return {"id": f"mcpl_{uuid.uuid4().hex}", "type": "mcp_list_tools", "server_label": label, "tools": shown}
 
 
-async def fitting(serving: Any, conversation: Conversation, body: InputBody) -> Conversation:
+async def fitting(serving: Serving, conversation: Conversation, body: InputBody) -> Conversation:
     """The conversation without its oldest messages where the whole would not fit; instructions stay."""
-    limit: int = serving.limits.max_model_len - 1
+    limit: int = serving.models.limits.max_model_len - 1
     fixed = [each for each in conversation.messages[:1] if each["role"] == "system"]
     others = list(conversation.messages[len(fixed) :])
 

@@ -14,6 +14,7 @@ from .names import response_name
 from .openai_answers import json_response
 from .pooling_answers import Pooled, Reranked, RerankItem, ScoreItem, usage_of
 from .pooling_bodies import RerankBody, ScoreBody
+from .scoring import score_texts
 
 _COHERE = "/v2/rerank"
 
@@ -38,26 +39,26 @@ class ScoreEndpoint(Endpoint):
 
     async def _score(self, request: Request) -> Response:
         serving = self.serving
-        body: ScoreBody = serving.parse(request, ScoreBody)
-        model = serving.model(body.model)
+        body: ScoreBody = serving.http.parse(request, ScoreBody)
+        model = serving.models.served(body.model)
         name = response_name("score", request, body.request_id)
         params = body.params(use_activation=body.use_activation)
         options = {"priority": body.priority, "cache_salt": body.cache_salt}
-        scores = serving.scores(*body.pairs(), params, name, **options)
-        found = await serving.race(request, scores)
+        scores = score_texts(serving, *body.pairs(), params, name, options)
+        found = await serving.http.race(request, scores)
         items = [ScoreItem(index, "score", score.value) for index, score in enumerate(found)]
         usage = usage_of([score.num_tokens for score in found])
         return json_response(Pooled(name, "list", int(time.time()), model, items, usage))
 
     async def _rerank(self, request: Request) -> Response:
         serving = self.serving
-        body: RerankBody = serving.parse(request, RerankBody)
-        model = serving.model(body.model)
+        body: RerankBody = serving.http.parse(request, RerankBody)
+        model = serving.models.served(body.model)
         name = response_name("rerank", request, body.request_id)
         texts = body.texts()
         options = {"priority": body.priority, "cache_salt": body.cache_salt}
-        scores = serving.scores([body.query] * len(texts), texts, body.params(), name, **options)
-        found = await serving.race(request, scores)
+        scores = score_texts(serving, [body.query] * len(texts), texts, body.params(), name, options)
+        found = await serving.http.race(request, scores)
         cohere = request.url.path.endswith(_COHERE)
         results = [RerankItem(index, score.value) for index, score in enumerate(found)]
         results.sort(key=lambda item: (-item.relevance_score, item.index))

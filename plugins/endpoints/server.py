@@ -9,9 +9,12 @@ import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import ASGIApp
 
 from frame import __version__
 from frame.interfaces import Endpoint, RequestError
+
+from .load_report import LoadReports
 
 
 class ServerEndpoint(Endpoint):
@@ -37,9 +40,13 @@ class ServerEndpoint(Endpoint):
             router.add_api_route(path, handler, methods=["GET"])
         return router
 
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """Adds reports of the engine's load to answers, for proxies that ask for them."""
+        return LoadReports(app, self.serving.engine.stats)
+
     async def _health(self) -> Response:
         """Status 200 while requests are served, else 503 with the reason."""
-        problem = self.serving.error
+        problem = self.serving.engine.error
         if problem is not None:
             raise RequestError(503, problem)
         return Response(status_code=200)
@@ -50,29 +57,29 @@ class ServerEndpoint(Endpoint):
 
     async def _startup(self) -> Response:
         """Status 200 once an engine was ready, also while it is started again; before that 503 with the stage."""
-        _ = self.serving.limits
+        _ = self.serving.models.limits
         return Response(status_code=200)
 
     async def _version(self) -> Response:
         return _json({"version": __version__})
 
     async def _metrics(self) -> Response:
-        text = self.serving.exposition(await self.serving.stats())
+        text = self.serving.engine.exposition(await self.serving.engine.stats())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def _load(self) -> Response:
         """How many requests are being answered, for load balancers."""
-        return _json({"server_load": self.serving.load})
+        return _json({"server_load": self.serving.http.load})
 
     async def _stats(self) -> Response:
         """The engine's counters and gauges now, for the live view; `time` is when, in Unix seconds."""
-        stats = msgspec.structs.asdict(await self.serving.stats())
-        about = {"time": time.time(), "problem": self.serving.error, "version": __version__}
-        return _json({**about, "models": self.serving.model_names, "load": self.serving.load, "engine": stats})
+        stats = msgspec.structs.asdict(await self.serving.engine.stats())
+        about = {"time": time.time(), "problem": self.serving.engine.error, "version": __version__}
+        return _json({**about, "models": self.serving.models.names, "load": self.serving.http.load, "engine": stats})
 
     async def _history(self) -> Response:
         """The engine's counters over the last two minutes of work, a sample a second; [] while it is away."""
-        return _json(await self.serving.control("history", {}) if self.serving.error is None else [])
+        return _json(await self.serving.engine.control("history", {}) if self.serving.engine.error is None else [])
 
 
 def _json(value: Any) -> Response:

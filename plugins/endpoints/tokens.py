@@ -59,15 +59,15 @@ class TokensEndpoint(Endpoint):
 
     async def _info(self) -> Response:
         """The tokenizer's settings as `tokenizer_config.json` has them, with the chat template that is used."""
-        return _json(self.serving.tokenizer_info())
+        return _json(self.serving.text.tokenizer_info())
 
     async def _tokenize(self, request: Request) -> Response:
-        body: TokenizeBody = self.serving.parse(request, TokenizeBody)
-        self.serving.model(body.model)
+        body: TokenizeBody = self.serving.http.parse(request, TokenizeBody)
+        self.serving.models.served(body.model)
         if body.prompt is not None:
-            ids = await self.serving.tokenize(body.prompt, body.add_special_tokens)
+            ids = await self.serving.text.tokenize(body.prompt, body.add_special_tokens)
         else:
-            chat = await self.serving.chat_prompt(
+            chat = await self.serving.text.chat_prompt(
                 [message.model_dump(exclude_unset=True) for message in body.messages or ()],
                 chat_template=None,
                 add_generation_prompt=body.add_generation_prompt,
@@ -78,20 +78,20 @@ class TokensEndpoint(Endpoint):
             ids = [int(token) for token in chat.token_ids]
         texts = None
         if body.return_token_strs:
-            texts = [self.serving.token_bytes(token).decode(errors="replace") for token in ids]
+            texts = [self.serving.text.token_bytes(token).decode(errors="replace") for token in ids]
         return _json(
             {
                 "count": len(ids),
-                "max_model_len": self.serving.limits.max_model_len,
+                "max_model_len": self.serving.models.limits.max_model_len,
                 "tokens": ids,
                 "token_strs": texts,
             }
         )
 
     async def _detokenize(self, request: Request) -> Response:
-        body: DetokenizeBody = self.serving.parse(request, DetokenizeBody)
-        self.serving.model(body.model)
-        return _json({"prompt": await self.serving.detokenize(body.tokens)})
+        body: DetokenizeBody = self.serving.http.parse(request, DetokenizeBody)
+        self.serving.models.served(body.model)
+        return _json({"prompt": await self.serving.text.detokenize(body.tokens)})
 
 
 def _json(value: Any) -> Response:

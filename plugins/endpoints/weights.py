@@ -48,7 +48,7 @@ class WeightsEndpoint(Endpoint):
     async def _update(self, request: Request) -> Response:
         """Answers when the new weights serve; status 409 says why the old ones still do."""
         asked = await request.body()
-        body = self.serving.parse(request, WeightsBody) if asked else WeightsBody.model_construct()
+        body = self.serving.http.parse(request, WeightsBody) if asked else WeightsBody.model_construct()
         source = {"model": body.model, "revision": body.revision, "load_format": body.load_format}
         if body.model is not None:
             source["model"] = self._folder(body.model)
@@ -95,7 +95,7 @@ class WeightsEndpoint(Endpoint):
         )
 
     async def _control(self, method: str, **arguments: Any) -> Any:
-        return await self.serving.control(method, arguments)
+        return await self.serving.engine.control(method, arguments)
 
 
 def _json(value: Any) -> Response:

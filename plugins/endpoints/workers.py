@@ -43,12 +43,12 @@ class WorkersEndpoint(Endpoint):
 
     async def _call(self, request: Request) -> Response:
         """`results` has what each worker returned, by rank. The field `timeout` is the ingress' (`deadlines.py`)."""
-        body: RpcBody = self.serving.parse(request, RpcBody)
+        body: RpcBody = self.serving.http.parse(request, RpcBody)
         if body.method not in self._methods:
             known = ", ".join(self._methods) or "none"
             text = f"method {body.method!r} may not be called; there are: {known} (--rpc-methods)"
             raise RequestError(403, text, param="method")
         if "method" in body.kwargs:
             raise RequestError(400, "kwargs may not hold 'method'", param="kwargs")
-        results = await self.serving.control("worker", {"method": body.method, **body.kwargs})
+        results = await self.serving.engine.control("worker", {"method": body.method, **body.kwargs})
         return Response(msgspec.json.encode({"results": results}), media_type="application/json")

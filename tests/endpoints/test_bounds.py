@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from frame.core.interfaces.schema import BoundedModel, Limits
+from frame.plugins.batches.endpoint import BatchBody
 from frame.plugins.endpoints.admin import PauseBody, ResetBody, SleepBody, WakeBody
 from frame.plugins.endpoints.anthropic_bodies import ConversationBody, MessagesBody
-from frame.plugins.endpoints.batches import BatchBody
 from frame.plugins.endpoints.generate import GenerateBody
 from frame.plugins.endpoints.invocations import InvocationBody
 from frame.plugins.endpoints.openai_bodies import ChatBody, CompletionBody, Message

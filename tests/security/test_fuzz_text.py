@@ -22,9 +22,9 @@ from frame.core.interfaces.errors import ErrorShape
 from frame.core.interfaces.schema import BoundedModel, Limits
 from frame.core.registry import Registry
 from frame.core.server.errors import ERROR_SHAPE, error_body, error_event
-from frame.core.server.fetch import FetchError, FetchRules, parse_url
 from frame.core.server.strict_json import MAX_DEPTH, parse_json
 from frame.interfaces import ParserRequest, RequestError
+from frame.plugins.batches.fetch import FetchError, FetchRules, parse_url
 from frame.plugins.endpoints.anthropic_answers import AnthropicErrors, event
 from frame.plugins.endpoints.openai_answers import Delta, DeltaChoice, Frames
 from frame.testing import tokenizers as tiny

@@ -34,7 +34,7 @@ class Odd(Endpoint):
 
     async def _fail(self, name: str) -> Any:
         if name == "stream":
-            return self.serving.events(self._frames())
+            return self.serving.http.events(self._frames())
         raise RequestError(418, "no\ntea", param="cup") if name == "known" else ValueError("secret")
 
     async def _frames(self) -> AsyncIterator[bytes]:
@@ -42,7 +42,7 @@ class Odd(Endpoint):
         raise RequestError(503, "gone")
 
     async def _owner(self, request: Request) -> str:
-        owner: str = self.serving.owner(request)
+        owner: str = self.serving.http.owner(request)
         return owner
 
 

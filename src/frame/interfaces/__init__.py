@@ -25,8 +25,6 @@ if TYPE_CHECKING:
         MoveDirectionality as MoveDirectionality,
     )
     from frame.core.interfaces.client import (
-        EngineClient as EngineClient,
-        EngineCore as EngineCore,
         EngineDeadError as EngineDeadError,
         EngineInfo as EngineInfo,
     )
@@ -38,9 +36,9 @@ if TYPE_CHECKING:
         RequestView as RequestView,
     )
     from frame.core.interfaces.endpoint import (
+        KNOWN as KNOWN,
         Command as Command,
         Endpoint as Endpoint,
-        Serving as Serving,
     )
     from frame.core.interfaces.engine import (
         EngineOutput as EngineOutput,
@@ -182,6 +180,16 @@ if TYPE_CHECKING:
         few as few,
         limits_of as limits_of,
     )
+    from frame.core.interfaces.serving import (
+        Batches as Batches,
+        EngineControl as EngineControl,
+        Generation as Generation,
+        HttpRequests as HttpRequests,
+        RouteAnswer as RouteAnswer,
+        ServedModels as ServedModels,
+        Serving as Serving,
+        Texts as Texts,
+    )
     from frame.core.interfaces.speculator import (
         DraftContext as DraftContext,
         Drafts as Drafts,
@@ -221,7 +229,7 @@ else:
             "TransferReport",
         ),
         "engine": ("EngineOutput", "EngineRequest", "EngineStats", "FinishReason"),
-        "client": ("EngineClient", "EngineCore", "EngineDeadError", "EngineInfo"),
+        "client": ("EngineDeadError", "EngineInfo"),
         "platform": (
             "SMALL_COPY_BYTES", "AnyShape", "Compiler", "EagerGraphs", "Forward", "Graphs", "HostCopy",
             "Kernels", "Length", "Memory", "MemorySnapshot", "NoCompiler", "NoKernels", "Part", "Platform",
@@ -247,7 +255,10 @@ else:
         ),
         "turn": ("Turn",),
         "errors": ("ErrorShape", "RequestError"),
-        "endpoint": ("Command", "Endpoint", "Serving"),
+        "endpoint": ("KNOWN", "Command", "Endpoint"),
+        "serving": (
+            "Batches", "EngineControl", "Generation", "HttpRequests", "RouteAnswer", "ServedModels", "Serving", "Texts",
+        ),
         "report": ("MetricsSink", "RequestReport"),
         "schema": (
             "BoundedModel", "Limits", "MAX_INT", "MAX_TOKEN_LIST", "Name", "SamplingFields", "Settings", "Text",

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from frame.core.offers import (
         PluginError as PluginError,
     )
+    from frame.core.processes.offline_routes import open_routes as open_routes
     from frame.core.registry import (
         Registry as Registry,
     )
@@ -67,5 +68,6 @@ else:
         "config.tree": ("FrameConfig",),
         "named_plugins": ("ENGINE_PLUGINS", "TEXT_PLUGINS"),
         "offers": ("PluginError",),
+        "processes.offline_routes": ("open_routes",),
         "registry": ("Registry",),
     })  # fmt: skip

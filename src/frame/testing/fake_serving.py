@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -14,16 +15,16 @@ from starlette.responses import Response
 
 from frame.core.front.outputs import CompletionOutput, RequestOutput
 from frame.core.front.pooled_outputs import PoolingOutput, PoolingRequestOutput
+from frame.core.front.prompts import parse_prompt
 from frame.core.front.turn import AssistantTurn, OutputParsers
 from frame.core.interfaces.endpoint import RequestError
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingFacts, PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.schema import BoundedModel, Limits, SamplingFields
-from frame.core.server.batch_lines import BatchLines, LineResult, batch_routes
+from frame.core.interfaces.serving import Batches
 from frame.core.server.client_disconnect import event_stream, race_request
 from frame.core.server.ingress import JSON_BODY, OWNER
-from frame.core.server.scoring import Score
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BoundedModel)
@@ -31,7 +32,10 @@ M = TypeVar("M", bound=BoundedModel)
 
 @dataclass
 class FakeServing:
-    """Implements `frame.interfaces.Serving`. `answer` is what every request is answered; `problem` why none is."""
+    """Implements `frame.interfaces.Serving`, being each of its parts. `answer` is what every request is answered.
+
+    `problem` is why none is.
+    """
 
     answer: str = "ok, so"
     problem: str | None = None
@@ -40,8 +44,9 @@ class FakeServing:
     fingerprint: str = "fp_test"
 
     def __post_init__(self) -> None:
-        self.model_names = ["test-model"]
+        self.names = ["test-model"]
         self.calls: Any = None
+        self.models = self.text = self.generation = self.http = self.engine = self
         #: (prompt, parameters) of every request
         self.requests: list[tuple[Any, Any]] = []
 
@@ -74,11 +79,11 @@ class FakeServing:
         """A digest of the key."""
         return str(request.scope.get(OWNER, ""))
 
-    def model(self, name: str | None) -> str:
+    def served(self, name: str | None) -> str:
         """The name to answer with; raises `RequestError` 404 for another one."""
-        if name not in (None, *self.model_names):
+        if name not in (None, *self.names):
             raise RequestError(404, f"no model {name!r}; there are: test-model", param="model", code="model_not_found")
-        return self.model_names[0]
+        return self.names[0]
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The bytes of the text."""
@@ -150,32 +155,18 @@ class FakeServing:
         row = PoolingOutput(np.array([0.25, 0.5, 0.25], np.float32))
         return PoolingRequestOutput(request_id, row, [1, 2, 3], 0)
 
-    async def scores(
-        self, first: list[str], second: list[str], params: PoolingParams, name: str, **options: Any
-    ) -> Any:
-        """Longer texts fit better."""
-        del params, name, options
-        return [Score(float(len(text)), len(text)) for _, text in zip(first, second, strict=True)]
+    async def pair(self, first: str, second: str, params: PoolingParams, cache_salt: str | None = None) -> Any:
+        """Both texts, with a space between them."""
+        del params
+        return msgspec.structs.replace(parse_prompt(f"{first} {second}"), salt=cache_salt)
 
     @property
-    def batch_routes(self) -> list[str]:
-        """Paths that lines of a batch file may ask."""
-        return [] if self.calls is None else batch_routes(self.calls)
-
-    def check_lines(self, lines: BinaryIO, *, url: str, max_lines: int) -> tuple[int, list[dict[str, Any]]]:
-        """How many lines of a batch file ask something, and what is wrong with them."""
-        return self._lines("", url).check(lines, max_lines)
-
-    def run_lines(
-        self, lines: Iterable[bytes], *, owner: str, url: str, done: Collection[str], stopped: Callable[[], bool]
-    ) -> AsyncGenerator[LineResult, None]:
-        """Runs the lines of a batch file through the route `url`."""
-        return self._lines(owner, url).run(lines, done, stopped)
-
-    def _lines(self, owner: str, url: str) -> BatchLines:
+    def batches(self) -> Batches:
+        """The routes, once an application was built."""
         if self.calls is None:
             raise RequestError(503, "the routes are not there yet")
-        return BatchLines(self.calls, max_line_bytes=1 << 20, owner=owner, url=url)
+        batches: Batches = self.calls
+        return batches
 
     async def control(self, method: str, arguments: dict[str, Any]) -> Any:
         """What was asked for, as the answer."""
@@ -183,9 +174,9 @@ class FakeServing:
 
     def forward(self, path: str) -> Response:
         """What the POST route `path` answers."""
-        if self.calls is None:
-            raise RequestError(503, "the routes are not there yet")
-        return self.calls.forward(path)  # type: ignore[no-any-return]
+        routes: Any = self.batches
+        response: Response = routes.forward(path)
+        return response
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""

@@ -6,17 +6,13 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
-from ..front.pooling import cosine
-from ..interfaces.endpoint import Serving
-from ..interfaces.errors import RequestError
-from ..interfaces.pooling_params import PoolingParams
-
-if TYPE_CHECKING:
-    from ..front.async_llm import AsyncLLM
+from frame import PoolingParams
+from frame.interfaces import Serving
 
 T = TypeVar("T")
 
@@ -42,7 +38,6 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
 
 async def score_texts(
     serving: Serving,
-    llm: AsyncLLM,
     first: Sequence[str],
     second: Sequence[str],
     params: PoolingParams,
@@ -51,25 +46,21 @@ async def score_texts(
 ) -> list[Score]:
     """One score for each pair (first[i], second[i]); an embedding is computed once for equal texts.
 
-    `options` are those of `Serving.pool`, and `cache_salt`.
+    `options` are those of `Serving.generation.pool`, and `cache_salt`.
     """
     options = dict(options)
     salt = options.pop("cache_salt", None)
     name = f"{name}-{uuid.uuid4().hex[:8]}"  # clients may choose names, and use one twice at a time
-    if serving.pooling is not None and "embed" in serving.pooling.tasks:
+    if serving.models.pooling is not None and "embed" in serving.models.pooling.tasks:
         return await _by_embeddings(
             serving, first, second, msgspec.structs.replace(params, task="embed"), name, salt, options
         )
-    serving.require("score")
+    serving.models.require("score")
     asked = msgspec.structs.replace(params, task="score")
 
     async def one(number: int) -> Score:
-        try:
-            prompt = await llm.pair(first[number], second[number], asked)
-        except ValueError as error:
-            raise RequestError(400, str(error), param=getattr(error, "param", None)) from None
-        prompt = msgspec.structs.replace(prompt, salt=salt)
-        output = await serving.pool(prompt, asked, f"{name}-{number}", **options)
+        prompt = await serving.text.pair(first[number], second[number], asked, salt)
+        output = await serving.generation.pool(prompt, asked, f"{name}-{number}", **options)
         return Score(float(output.outputs.data[0]), len(output.prompt_token_ids))
 
     return await together(one(number) for number in range(len(first)))
@@ -87,14 +78,21 @@ async def _by_embeddings(
     salted = {} if salt is None else {"cache_salt": salt}
     texts = list(dict.fromkeys((*first, *second)))
     found = await together(
-        serving.pool({"prompt": text, **salted}, params, f"{name}-{number}", **options)
+        serving.generation.pool({"prompt": text, **salted}, params, f"{name}-{number}", **options)
         for number, text in enumerate(texts)
     )
     outputs = dict(zip(texts, found, strict=True))
     return [
         Score(
-            cosine(outputs[one].outputs.data, outputs[other].outputs.data),
+            _cosine(outputs[one].outputs.data, outputs[other].outputs.data),
             len(outputs[one].prompt_token_ids) + len(outputs[other].prompt_token_ids),
         )
         for one, other in zip(first, second, strict=True)
     ]
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """The cosine of the angle between two embeddings; 0 where one of them is zero."""
+    first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    lengths = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return float(first @ second) / lengths if lengths else 0.0

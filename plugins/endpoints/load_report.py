@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..interfaces.engine import EngineStats
-from .ingress import KNOWN
+from frame.interfaces import KNOWN, EngineStats
 
 _ASKED = b"endpoint-load-metrics-format"
 _ANSWERED = b"endpoint-load-metrics"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from frame.core.cli import main
 from frame.core.registry import Registry
-from frame.plugins.commands.run_batch import RunBatchCommand
+from frame.plugins.batches.command import RunBatchCommand
 
 if __name__ == "__main__":
     Registry.check = lambda *_: None  # type: ignore[method-assign, assignment]
-    RunBatchCommand.engine_command = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
+    RunBatchCommand.engine_command = [sys.executable, str(Path(__file__).parents[1] / "server" / "fake_engine.py")]
     raise SystemExit(main.main(["run-batch", *sys.argv[1:]]))

@@ -19,9 +19,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from frame.interfaces import RequestError
+from frame.interfaces import RequestError, Serving
 
-from .batch_files import FileStore, open_private, remove_stale, write_json
+from .files import FileStore, open_private, remove_stale, write_json
+from .lines import BatchLines
 
 logger = logging.getLogger("frame.server")
 
@@ -84,7 +85,7 @@ class _Row(msgspec.Struct):
 class BatchStore:
     """The batches in `folder`, and the task that runs them one after the other."""
 
-    def __init__(self, serving: Any, files: FileStore, folder: Path, max_open: int, max_lines: int) -> None:
+    def __init__(self, serving: Serving, files: FileStore, folder: Path, max_open: int, max_lines: int) -> None:
         self._serving = serving
         self._files = files
         self._folder = folder / "batches"
@@ -116,7 +117,7 @@ class BatchStore:
             completion_window=window,
             created_at=now,
             expires_at=now + _WINDOW_SECONDS,
-            model=self._serving.model_names[0],
+            model=self._serving.models.names[0],
             metadata=metadata,
         )
         self._forget_oldest()
@@ -164,7 +165,7 @@ class BatchStore:
                     await asyncio.sleep(_POLL_SECONDS)
             while True:
                 record = self._next(turn)
-                if record is None or self._serving.error is not None:
+                if record is None or self._serving.engine.error is not None:
                     self._woken.clear()
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._woken.wait(), _POLL_SECONDS)
@@ -206,7 +207,7 @@ class BatchStore:
     async def _begin(self, record: BatchRecord, lines: BinaryIO) -> bool:
         """Whether the lines may be run: one that is wrong fails the whole batch before any is, as with OpenAI."""
         if record.in_progress_at is None:  # else its lines were checked before the server ended
-            check = partial(self._serving.check_lines, lines, url=record.endpoint, max_lines=self._max_lines)
+            check = partial(BatchLines(self._serving.batches, url=record.endpoint).check, lines, self._max_lines)
             record.num_lines, problems = await asyncio.to_thread(check)
             if problems:
                 record.errors = _errors(problems)
@@ -225,10 +226,8 @@ class BatchStore:
     ) -> None:
         """Runs what is not `done` yet and writes each result as it comes."""
         reported = time.monotonic()
-        results = self._serving.run_lines(
-            lines, owner=record.owner, url=record.endpoint, done=done, stopped=partial(self._stopped, record)
-        )
-        async with aclosing(results):
+        batch = BatchLines(self._serving.batches, owner=record.owner, url=record.endpoint)
+        async with aclosing(batch.run(lines, done, partial(self._stopped, record))) as results:
             async for result in results:
                 target = output if result.succeeded else errors
                 target.write(result.line)

@@ -9,25 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tqdm import tqdm
 
-from ..config.checkpoint import read_checkpoint
-from ..config.errors import ConfigError
-from ..config.tree import FrameConfig
-from ..front.progress_bar import Progress
-from ..front.turn import build_parsers
-from ..interfaces.client import EngineDeadError
-from ..processes.client import start_engine
-from ..registry import Registry
-from .app import build_app, make_endpoints
-from .batch_lines import LATER, BatchLines, LineResult, line_id, line_number
-from .calls import RouteCalls
-from .serving import ServingHost
+from frame.settings import ConfigError, FrameConfig, open_routes
+
+from .lines import LATER, BatchLines, LineResult, line_id, line_number
 
 
 @dataclass
@@ -92,31 +84,6 @@ def _read_row(row: bytes) -> _Row | None:
         return None
 
 
-@contextlib.asynccontextmanager
-async def open_routes(config: FrameConfig, command: Sequence[str] | None = None) -> AsyncIterator[RouteCalls]:
-    """Starts an engine and offers all routes over it; raises `ConfigError` with the cause when it does not start."""
-    from ..front.async_llm import AsyncLLM
-
-    try:
-        client = await start_engine(config, command=command)
-    except EngineDeadError as error:
-        raise ConfigError(str(error)) from None
-    try:
-        host = ServingHost(config, client)
-        checkpoint = read_checkpoint(config)
-        llm = await asyncio.to_thread(lambda: AsyncLLM(config=config, client=client, checkpoint=checkpoint))
-        registry = Registry.load()
-        registry.add_files(config)
-        host.open(llm, build_parsers(config, registry, llm.front))
-        build_app(config, host, [one for one in make_endpoints(config, registry, host) if not one.admin])
-        if host.calls is None:
-            raise RuntimeError("the application has no routes")
-        yield host.calls
-        llm.shutdown()
-    finally:
-        await client.close()
-
-
 async def run_batch(
     config: FrameConfig,
     source: Path,
@@ -133,17 +100,19 @@ async def run_batch(
     if len(done) == len(ids):
         await asyncio.to_thread(put_in_order, target)
         return counts
-    with Progress(progress, len(ids), "lines", "line") as bar, _lines(source) as lines, target.open("ab") as out:
-        for _ in done:
-            bar.advance()
+    with (
+        tqdm(total=len(ids), initial=len(done), unit="line", disable=not progress, dynamic_ncols=True) as bar,
+        source.open("rb") as lines,
+        target.open("ab") as out,
+    ):
         async with open_routes(config, command) as calls:
-            batch = BatchLines(calls, max_line_bytes=config.server.max_body_bytes, width=width)
+            batch = BatchLines(calls, width=width)
             async with contextlib.aclosing(batch.run(lines, done)) as results:
                 async for result in results:
                     out.write(result.line)
                     out.flush()
                     counts.see(result)
-                    bar.advance()
+                    bar.update()
     await asyncio.to_thread(put_in_order, target)
     return counts
 
@@ -164,9 +133,3 @@ def put_in_order(target: Path) -> None:
                 rows.seek(start)
                 out.write(rows.read(size))
     os.replace(ordered, target)
-
-
-@contextlib.contextmanager
-def _lines(source: Path) -> Iterator[Iterator[bytes]]:
-    with source.open("rb") as file:
-        yield iter(file)

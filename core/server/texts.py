@@ -9,7 +9,11 @@ import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from ..front.turn import AssistantTurn
 from ..interfaces.errors import RequestError
+from ..interfaces.pooling_params import PoolingParams
 from .refusals import refusals
 
 if TYPE_CHECKING:
@@ -17,20 +21,20 @@ if TYPE_CHECKING:
     from .serving import ServingHost
 
 
-class PromptTexts:
-    """What `ServingHost` asks about texts. Templates of requests are rendered in processes of their own."""
+class FrontTexts:
+    """`Texts` of a host, over its front. Templates of requests are rendered in processes of their own."""
 
-    def __init__(self, serving: ServingHost) -> None:
-        self._serving = serving
+    def __init__(self, host: ServingHost) -> None:
+        self._host = host
 
     @cached_property
     def _isolated(self) -> TemplateProcesses | None:
-        server = self._serving.config.server
+        server = self._host.config.server
         if not (server.trust_request_chat_template or server.isolate_chat_template):
             return None
         from ..front.template_process import TemplateProcesses
 
-        return TemplateProcesses(self._serving.config)
+        return TemplateProcesses(self._host.config)
 
     def close(self) -> None:
         """Ends the processes."""
@@ -40,26 +44,26 @@ class PromptTexts:
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; raises `ValueError` without a tokenizer."""
         with refusals():
-            return await self._serving.llm.tokenize(text, add_special_tokens)
+            return await self._host.llm.tokenize(text, add_special_tokens)
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of token ids, special tokens included."""
-        vocab_size = self._serving.limits.vocab_size
+        vocab_size = self._host.limits.vocab_size
         wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise RequestError(400, f"token id must be in [0, {vocab_size}), got {wrong}", param="tokens")
         with refusals():
-            return await asyncio.to_thread(self._serving.llm.tokenizer.decode, token_ids, False)
+            return await asyncio.to_thread(self._host.llm.tokenizer.decode, token_ids, False)
 
     def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer's settings as `tokenizer_config.json` has them; raises `RequestError` without a tokenizer."""
         with refusals():
-            front = self._serving.llm.front
+            front = self._host.llm.front
             return front.tokenizer().describe(front.chat_template)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token, which may be a part of a character; its number where there is no tokenizer."""
-        tokenizer = self._serving.llm.front.source.get_or_none()
+        tokenizer = self._host.llm.front.source.get_or_none()
         if tokenizer is None:
             return f"token_id:{token_id}".encode()
         if tokenizer.pieces is not None:
@@ -74,9 +78,16 @@ class PromptTexts:
         if template is not None and "{{" not in template and "{%" not in template:
             raise RequestError(400, "chat_template must be a template, not a file", param="chat_template")
         with refusals():
-            chat, front = ChatOptions(**options), self._serving.llm.front
-            if self._isolated is not None and (
-                template is not None or self._serving.config.server.isolate_chat_template
-            ):
+            chat, front = ChatOptions(**options), self._host.llm.front
+            if self._isolated is not None and (template is not None or self._host.config.server.isolate_chat_template):
                 return await self._isolated.render(messages, front.with_template(chat), front.longest_chat)
-            return await self._serving.llm.render_chat(messages, chat)
+            return await self._host.llm.render_chat(messages, chat)
+
+    async def pair(self, first: str, second: str, params: PoolingParams, cache_salt: str | None = None) -> Any:
+        """Two texts as one prompt of a cross-encoder."""
+        with refusals():
+            return msgspec.structs.replace(await self._host.llm.pair(first, second, params), salt=cache_salt)
+
+    def turn(self, **options: Any) -> AssistantTurn:
+        """What the assistant may do in answer to a chat, and how its output is read."""
+        return self._host.parsers.turn(**options)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
-from frame.core.server.fetch import FetchError, FetchRules, download, upload
 from frame.interfaces import Command
 from frame.settings import ConfigError, FlagParser, Registry, add_config_flags, config_from_arguments, read_checkpoint
+
+from .fetch import FetchError, FetchRules, download, upload
 
 _MAX_WIDTH = 4096
 
@@ -43,7 +44,7 @@ class RunBatchCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Returns 1 when lines could not be served; those that were refused are results like others."""
-        from frame.core.server.batch_run import run_batch
+        from .command_run import run_batch
 
         if not 1 <= arguments.width <= _MAX_WIDTH:
             raise ConfigError(f"--width must be from 1 to {_MAX_WIDTH}, got {arguments.width}")

@@ -14,9 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from ..interfaces.errors import RequestError
-from .calls import RouteCalls
-from .strict_json import BodyParser, parse_json
+from frame.interfaces import Batches, RequestError
 
 #: Batches within batches.
 _NOT_BATCHED = frozenset(("/v1/batches", "/v1/files"))
@@ -48,7 +46,7 @@ def line_number(name: str) -> int:
     return int(name.split("_")[2])
 
 
-def batch_routes(calls: RouteCalls) -> list[str]:
+def batch_routes(calls: Batches) -> list[str]:
     """Paths that lines may ask."""
     return [path for path in calls.paths if path not in _NOT_BATCHED]
 
@@ -56,14 +54,10 @@ def batch_routes(calls: RouteCalls) -> list[str]:
 class BatchLines:
     """Runs lines, `width` at a time. `url` None allows every route, else that one only."""
 
-    def __init__(
-        self, calls: RouteCalls, *, max_line_bytes: int, width: int = 64, owner: str = "", url: str | None = None
-    ) -> None:
+    def __init__(self, calls: Batches, *, width: int = 64, owner: str = "", url: str | None = None) -> None:
         self._calls = calls
         self._urls = [path for path in batch_routes(calls) if url in (None, path)]
-        self._max_line_bytes = max_line_bytes
         self._width = width
-        self._parser = BodyParser()
         self._owner = owner
 
     async def run(
@@ -106,7 +100,7 @@ class BatchLines:
             problems.append({"code": code, "line": number, "message": message, "param": None})
 
         number = 0
-        while len(problems) < _MAX_PROBLEMS and (line := lines.readline(self._max_line_bytes + 1)):
+        while len(problems) < _MAX_PROBLEMS and (line := lines.readline(self._calls.max_body_bytes + 1)):
             number += 1
             if number > max_lines:
                 complain(None, "too_many_lines", f"a batch may have {max_lines} lines")
@@ -115,8 +109,7 @@ class BatchLines:
                 continue
             num_lines += 1
             try:
-                self._check_length(line)
-                value = _object(parse_json(line))
+                value = _object(self._calls.parse(line))
                 name = _name(value)
                 self._target(value)
             except RequestError as refusal:
@@ -134,8 +127,7 @@ class BatchLines:
     async def _answer(self, name: str, line: bytes) -> LineResult:
         custom_id: str | None = None
         try:
-            self._check_length(line)
-            value = _object(await self._parser.parse(line))
+            value = _object(await self._calls.read(line))
             custom_id = _name(value)
             url, body = self._target(value)
         except RequestError as refusal:
@@ -149,10 +141,6 @@ class BatchLines:
         response = {"status_code": answer.status, "request_id": uuid.uuid4().hex, "body": answer.body}
         error = None if answer.status < 400 else _error(answer.status, answer.body)
         return _result(name, custom_id, response, error)
-
-    def _check_length(self, line: bytes) -> None:
-        if len(line) > self._max_line_bytes:
-            raise RequestError(400, f"the line exceeds {self._max_line_bytes} bytes (--max-body-bytes)")
 
     def _target(self, value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         method, url, body = value.get("method", "POST"), value.get("url"), value.get("body")

@@ -18,8 +18,9 @@ from starlette.responses import StreamingResponse
 
 from frame.interfaces import BoundedModel, Endpoint, Name, RequestError, Settings, few
 
-from .batch_files import FileRecord, FileStore
-from .batch_runs import BatchRecord, BatchStore
+from .files import FileRecord, FileStore
+from .lines import batch_routes
+from .store import BatchRecord, BatchStore
 from .upload_form import drop_rest, read_form
 
 _CHUNK_BYTES = 1 << 18
@@ -129,51 +130,52 @@ class BatchesEndpoint(Endpoint):
             target.flush()
             name = (form.filename or "file")[:256]
             path = Path(target.name)
-            record = await asyncio.to_thread(files.add, path, self.serving.owner(request), name, purpose, seconds)
+            record = await asyncio.to_thread(files.add, path, self.serving.http.owner(request), name, purpose, seconds)
         return _json(record.shown())
 
     async def _list_files(
         self, request: Request, after: str = "", limit: int = _MAX_PAGE, order: str = "desc", purpose: str = ""
     ) -> Response:
         files, _ = self._stores()
-        found = [each for each in files.records(self.serving.owner(request)) if purpose in ("", each.purpose)]
+        found = [each for each in files.records(self.serving.http.owner(request)) if purpose in ("", each.purpose)]
         return _page(found if order == "asc" else found[::-1], after, limit)
 
     async def _file(self, request: Request, name: str) -> Response:
         files, _ = self._stores()
-        return _json(files.get(name, self.serving.owner(request)).shown())
+        return _json(files.get(name, self.serving.http.owner(request)).shown())
 
     async def _delete_file(self, request: Request, name: str) -> Response:
         files, _ = self._stores()
-        files.delete(files.get(name, self.serving.owner(request)))
+        files.delete(files.get(name, self.serving.http.owner(request)))
         return _json({"id": name, "object": "file", "deleted": True})
 
     async def _content(self, request: Request, name: str) -> Response:
         files, _ = self._stores()
-        file = files.open(name, self.serving.owner(request))
+        file = files.open(name, self.serving.http.owner(request))
         return StreamingResponse(_chunks(file), media_type="application/octet-stream")
 
     async def _create(self, request: Request) -> Response:
         _, batches = self._stores()
-        body: BatchBody = self.serving.parse(request, BatchBody)
-        if body.endpoint not in self.serving.batch_routes:
-            there = ", ".join(self.serving.batch_routes)
+        body: BatchBody = self.serving.http.parse(request, BatchBody)
+        paths = batch_routes(self.serving.batches)
+        if body.endpoint not in paths:
+            there = ", ".join(paths)
             raise RequestError(400, f"no route {body.endpoint!r}; there are: {there}", param="endpoint")
-        owner = self.serving.owner(request)
+        owner = self.serving.http.owner(request)
         record = batches.add(owner, body.endpoint, body.input_file_id, body.completion_window, body.metadata)
         return _json(record.shown())
 
     async def _list_batches(self, request: Request, after: str = "", limit: int = 20) -> Response:
         _, batches = self._stores()
-        return _page(list(batches.records(self.serving.owner(request)))[::-1], after, limit)
+        return _page(list(batches.records(self.serving.http.owner(request)))[::-1], after, limit)
 
     async def _batch(self, request: Request, name: str) -> Response:
         _, batches = self._stores()
-        return _json(batches.get(name, self.serving.owner(request)).shown())
+        return _json(batches.get(name, self.serving.http.owner(request)).shown())
 
     async def _cancel(self, request: Request, name: str) -> Response:
         _, batches = self._stores()
-        return _json(batches.cancel(batches.get(name, self.serving.owner(request))).shown())
+        return _json(batches.cancel(batches.get(name, self.serving.http.owner(request))).shown())
 
 
 def _seconds(form: Mapping[str, str]) -> int | None:

@@ -20,7 +20,7 @@ from openai.types.chat import ChatCompletion
 
 from frame.core.cli.main import main
 from frame.core.config.errors import ConfigError
-from frame.core.server.batch_run import put_in_order, read_ids, resume
+from frame.plugins.batches.command_run import put_in_order, read_ids, resume
 from tests.server.running import until
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fake_batch.py")), "--no-progress"]

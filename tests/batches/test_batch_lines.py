@@ -11,12 +11,12 @@ import pytest
 
 from frame.core.config.tree import FrameConfig
 from frame.core.registry import Registry
-from frame.core.server import batch_lines
 from frame.core.server.app import build_app, make_endpoints
-from frame.core.server.batch_lines import BatchLines, line_id
 from frame.core.server.deadlines import DEADLINE
 from frame.core.server.ingress import REQUEST
 from frame.interfaces import RequestError
+from frame.plugins.batches import lines as batch_lines
+from frame.plugins.batches.lines import BatchLines, line_id
 from frame.testing.fake_serving import FakeServing
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -36,7 +36,7 @@ class Away(FakeServing):
 
 @pytest.fixture
 def serving() -> Away:
-    config, serving = FrameConfig(), Away()
+    config, serving = FrameConfig.from_flat(max_body_bytes=2000), Away()
     build_app(config, cast(Any, serving), make_endpoints(config, Registry.load(), cast(Any, serving)))
     return serving
 
@@ -46,7 +46,7 @@ def line(url: str, name: str = "a", **body: Any) -> bytes:
 
 
 async def results(serving: Away, lines: list[bytes], **options: Any) -> list[dict[str, Any]]:
-    batch = BatchLines(serving.calls, max_line_bytes=2000, width=options.pop("width", 2), url=options.pop("url", None))
+    batch = BatchLines(serving.calls, width=options.pop("width", 2), url=options.pop("url", None))
     return [json.loads(result.line) async for result in batch.run(lines, **options)]
 
 
@@ -92,7 +92,7 @@ async def test_what_cannot_be_served_now_is_tried_again(serving: Away, monkeypat
     (row,) = await results(serving, [chat])
     assert row["response"]["status_code"] == 200
     serving.failures = 3
-    batch = BatchLines(serving.calls, max_line_bytes=2000)
+    batch = BatchLines(serving.calls)
     (result,) = [result async for result in batch.run([chat])]
     assert (result.succeeded, result.unserved) == (False, True)
 
@@ -134,7 +134,7 @@ async def test_a_line_is_a_request_of_its_own(serving: Away, monkeypatch: pytest
 
 
 def test_what_is_wrong_with_a_file_is_found_before_it_is_run(serving: Away) -> None:
-    batch = BatchLines(serving.calls, max_line_bytes=2000, url="/v1/completions")
+    batch = BatchLines(serving.calls, url="/v1/completions")
 
     def check(*lines: bytes, most: int = 100) -> tuple[int, list[tuple[int | None, str]]]:
         number, problems = batch.check(io.BytesIO(b"\n".join(lines)), most)
@@ -154,7 +154,7 @@ def test_what_is_wrong_with_a_file_is_found_before_it_is_run(serving: Away) -> N
 
 
 def test_a_file_of_newlines_is_given_up_at_once(serving: Away) -> None:
-    batch, newlines = BatchLines(serving.calls, max_line_bytes=2000), io.BytesIO(b"\n" * 100_000_000)
+    batch, newlines = BatchLines(serving.calls), io.BytesIO(b"\n" * 100_000_000)
     number, problems = batch.check(newlines, 50_000)
     assert (number, problems[0]["code"]) == (0, "too_many_lines")
     assert newlines.tell() <= 50_001

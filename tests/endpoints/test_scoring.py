@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from frame import PoolingParams
 from frame.core.front.prompts import parse_prompt
 from frame.core.interfaces.pooling_params import PoolingFacts
-from frame.core.server.scoring import score_texts
+from frame.plugins.endpoints.scoring import score_texts
 from frame.testing.fake_serving import FakeServing
 
 
@@ -21,16 +20,11 @@ class Crossing(FakeServing):
         return PoolingFacts(tasks=["score"], size=1, labels=["fit"])
 
 
-async def pair(first: str, second: str, params: PoolingParams) -> Any:
-    return parse_prompt(f"{first} {second}")
-
-
 @pytest.mark.parametrize("serving", [FakeServing(), Crossing()], ids=["embeddings", "cross-encoder"])
 def test_the_salt_of_a_score_reaches_every_prompt(serving: FakeServing) -> None:
-    llm = cast(Any, SimpleNamespace(pair=pair))
     for salt in ("mine", None):
         serving.requests.clear()
         options = {"priority": 0, "cache_salt": salt}
-        work = score_texts(cast(Any, serving), llm, ["a", "b"], ["c", "d"], PoolingParams(), "name", options)
+        work = score_texts(cast(Any, serving), ["a", "b"], ["c", "d"], PoolingParams(), "name", options)
         assert len(asyncio.run(work)) == 2
         assert [parse_prompt(prompt).salt for prompt, _ in serving.requests] == [salt] * len(serving.requests)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from frame.core.server import fetch
-from frame.core.server.fetch import FetchError, FetchRules, checked_address, download, parse_url
+from frame.plugins.batches import fetch
+from frame.plugins.batches.fetch import FetchError, FetchRules, checked_address, download, parse_url
 
 RULES = FetchRules()
 

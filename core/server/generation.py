@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..interfaces.client import EngineDeadError
-from ..interfaces.endpoint import RequestError
 from ..interfaces.engine import Fault
+from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
+from ..interfaces.schema import SamplingFields
 from .deadlines import until_deadline
 from .ingress import REQUEST
 from .key_salt import salted
@@ -30,21 +31,26 @@ _POOLED = SamplingParams(max_tokens=1)
 _STATUS = {"request": 400, "load": 429, "engine": 500}
 
 
-class WatchedRuns:
-    """What `ServingHost` runs requests with."""
+class TimedGeneration:
+    """`Generation` of a host."""
 
-    def __init__(self, serving: ServingHost) -> None:
-        self._serving = serving
-        self._salts = serving.config.server.cache_salt_per_key
+    def __init__(self, host: ServingHost) -> None:
+        self._host = host
+        self._salts = host.config.server.cache_salt_per_key
+
+    def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
+        """The sampling parameters of a body over the checkpoint's defaults; `fields` are what the route sets itself."""
+        with refusals():
+            return body.sampling(self._host.llm.get_default_sampling_params(), **fields)
 
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
         """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails."""
         prompt = self._salted(prompt)
-        timer = RequestTimer(self._serving.metrics, params)
-        notes = self._serving.reporter.begin(request_id, params)
-        stream = self._serving.llm.generate(prompt, params, request_id, **options)
+        timer = RequestTimer(self._host.metrics, params)
+        notes = self._host.reporter.begin(request_id, params)
+        stream = self._host.llm.generate(prompt, params, request_id, **options)
         first = True
         try:
             with self._failures(timer, notes):
@@ -59,14 +65,14 @@ class WatchedRuns:
         finally:
             timer.close()
             if notes is not None:
-                self._serving.reporter.end(notes, timer)
+                self._host.reporter.end(notes, timer)
             await stream.aclose()
 
     async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
         """The `PoolingRequestOutput` of one prompt; raises `RequestError` when the request fails."""
         prompt = self._salted(prompt)
-        timer = RequestTimer(self._serving.metrics, _POOLED)
-        stream = self._serving.llm.encode(prompt, params, request_id, **options)
+        timer = RequestTimer(self._host.metrics, _POOLED)
+        stream = self._host.llm.encode(prompt, params, request_id, **options)
         try:
             with self._failures(timer):
                 output = await anext(until_deadline(stream, REQUEST.get()))
@@ -101,7 +107,7 @@ class WatchedRuns:
 
     def _failure(self, fault: Fault, error: str | None) -> RequestError:
         """What the engine says of a request that it ended."""
-        return RequestError(_STATUS[fault] if self._serving.end is None else 503, error or "the engine failed")
+        return RequestError(_STATUS[fault] if self._host.end is None else 503, error or "the engine failed")
 
     def _observe(self, timer: RequestTimer, output: Any) -> None:
         count = longest = 0

@@ -3,22 +3,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from frame.interfaces import RequestError
-from frame.plugins.endpoints import batch_files, batch_runs
-from frame.plugins.endpoints.batch_files import FileStore
-from frame.plugins.endpoints.batch_runs import BatchRecord, BatchStore
+from frame.interfaces import RequestError, RouteAnswer
+from frame.plugins.batches import files as batch_files, store as batch_runs
+from frame.plugins.batches.files import FileStore
+from frame.plugins.batches.store import BatchRecord, BatchStore
 
 
 def test_open_batches_are_bounded_for_each_owner_and_owners_take_turns(tmp_path: Path) -> None:
     files = FileStore(tmp_path, 10, 1000)
-    store = BatchStore(SimpleNamespace(model_names=["m"]), files, tmp_path, max_open=2, max_lines=5)
+    store = BatchStore(SimpleNamespace(models=SimpleNamespace(names=["m"])), files, tmp_path, max_open=2, max_lines=5)
 
     def add(owner: str) -> BatchRecord:
         path = files.new_path()
@@ -37,6 +37,9 @@ def test_open_batches_are_bounded_for_each_owner_and_owners_take_turns(tmp_path:
     assert store._next("one") in (first, second)
 
 
+LINE = '{"custom_id": "%s", "url": "/v1/x", "body": {"name": "%s"}}\n'
+
+
 class Killed(BaseException):
     """Nobody cleans up after it."""
 
@@ -44,22 +47,24 @@ class Killed(BaseException):
 class Answering:
     """Answers each line once, or says that it did so twice."""
 
-    model_names = ("m",)
+    paths = ("/v1/x",)
+    max_body_bytes = 1000
     error = None
 
     def __init__(self) -> None:
+        self.models = SimpleNamespace(names=("m",))
+        self.engine = self.batches = self
         self.answered: list[str] = []
 
-    def check_lines(self, lines: Any, **_: Any) -> tuple[int, list[Any]]:
-        return sum(1 for _ in lines), []
+    def parse(self, body: bytes) -> Any:
+        return json.loads(body)
 
-    async def run_lines(self, lines: Any, *, done: set[str], **_: Any) -> AsyncIterator[Any]:
-        for line in lines:
-            name = json.loads(line)["custom_id"]
-            if name not in done:
-                self.answered.append(name)
-                row = json.dumps({"id": name}) + "\n"
-                yield SimpleNamespace(succeeded=name != "bad", line=row.encode())
+    async def read(self, body: bytes) -> Any:
+        return self.parse(body)
+
+    async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
+        self.answered.append(body["name"])
+        return RouteAnswer(400 if body["name"] == "bad" else 200, {})
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -82,7 +87,7 @@ async def test_a_batch_that_ended_when_the_server_did_is_not_run_again(
     serving, files = Answering(), FileStore(tmp_path, 10, 1000)
     store = BatchStore(serving, files, tmp_path, max_open=2, max_lines=5)
     path = files.new_path()
-    path.write_text("".join(f'{{"custom_id": "{name}"}}\n' for name in ("a", "bad", "c")))
+    path.write_text("".join(LINE % (name, name) for name in ("a", "bad", "c")))
     record = store.add("me", "/v1/x", files.add(path, "me", "in", "batch").id, "24h", None)
     with monkeypatch.context() as patched:
         for module in (batch_files, batch_runs):
@@ -109,10 +114,10 @@ class Deleting(Answering):
         super().__init__()
         self._delete = delete
 
-    async def run_lines(self, lines: Any, **options: Any) -> AsyncIterator[Any]:
-        async for row in super().run_lines(lines, **options):
-            self._delete()
-            yield row
+    async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
+        answer = await super().post(path, body, owner)
+        self._delete()
+        return answer
 
 
 async def test_an_input_file_may_be_deleted_at_any_time(
@@ -123,7 +128,7 @@ async def test_an_input_file_may_be_deleted_at_any_time(
     inputs = []
     for _ in range(3):
         path = files.new_path()
-        path.write_text("".join(f'{{"custom_id": "{number}"}}\n' for number in range(3)))
+        path.write_text("".join(LINE % (number, number) for number in range(3)))
         inputs.append(files.add(path, "me", "in", "batch"))
     store = BatchStore(Deleting(lambda: files.delete(inputs[0])), files, tmp_path, max_open=3, max_lines=5)
     during, before, between = [store.add("me", "/v1/x", each.id, "24h", None) for each in inputs]
@@ -151,7 +156,7 @@ async def test_a_batch_that_was_cancelled_or_half_done_does_not_need_its_input_f
 
     def add() -> BatchRecord:
         path = files.new_path()
-        path.write_text("".join(f'{{"custom_id": "{number}"}}\n' for number in range(3)))
+        path.write_text("".join(LINE % (number, number) for number in range(3)))
         return store.add("me", "/v1/x", files.add(path, "me", "in", "batch").id, "24h", None)
 
     cancelled, half_done, half_cancelled = add(), add(), add()
@@ -221,16 +226,12 @@ def test_files_are_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
 
 
 async def test_a_batch_needs_a_file_for_batches_and_sound_lines(tmp_path: Path) -> None:
-    class Strict(Answering):
-        def check_lines(self, lines: Any, **_: Any) -> tuple[int, list[Any]]:
-            return 3, [{"code": "invalid_line", "line": 2, "message": "no", "param": None}]
-
-    serving, files = Strict(), FileStore(tmp_path, 10, 1000)
+    serving, files = Answering(), FileStore(tmp_path, 10, 1000)
     store = BatchStore(serving, files, tmp_path, max_open=2, max_lines=5)
     names = []
     for purpose in ("batch", "batch_output"):
         path = files.new_path()
-        path.write_text('{"custom_id": "a"}\n')
+        path.write_text(LINE % ("a", "a") + '{"custom_id": "b", "url": "/v1/y"}\n')
         names.append(files.add(path, "me", "in", purpose).id)
     with pytest.raises(RequestError, match="must be of purpose batch, got batch_output"):
         store.add("me", "/v1/x", names[1], "24h", None)

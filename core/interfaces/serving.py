@@ -1,0 +1,188 @@
+"""What the HTTP host gives to endpoints, by noun: models, text, generation, http, engine, batches. Knows no route."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from fastapi import Request, Response
+
+    from .engine import EngineStats
+    from .pooling_params import PoolingFacts, PoolingParams
+    from .sampling import SamplingParams
+    from .schema import BoundedModel, Limits, SamplingFields
+    from .turn import Turn
+
+    M = TypeVar("M", bound=BoundedModel)
+
+T = TypeVar("T")
+
+
+class ServedModels(Protocol):
+    """What is served. `created` is the start of the process in Unix seconds, `fingerprint` names version and settings.
+
+    What needs the engine (`limits`, `pooling`, `require`) raises `RequestError` 503 until it was ready once.
+    """
+
+    names: list[str]
+    created: int
+    fingerprint: str
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of request fields."""
+
+    @property
+    def pooling(self) -> PoolingFacts | None:
+        """What a pooling model can do; None for one that generates."""
+
+    def served(self, name: str | None) -> str:
+        """The name to answer with; None means the first. Raises `RequestError` 404 for a model that is not served."""
+
+    def require(self, task: str) -> None:
+        """Raises `RequestError` 400 unless the model does `task`: "generate" or one of `PoolingParams.task`."""
+
+
+class Texts(Protocol):
+    """Between text and tokens. All of it raises `RequestError`: 503 before the engine was ready, 400 for bad input."""
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; raises `RequestError` without a tokenizer."""
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids, special tokens included."""
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """The tokenizer's settings as `tokenizer_config.json` has them, without paths of this machine.
+
+        With the chat template that chats are rendered by. Raises `RequestError` without a tokenizer.
+        """
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of one token, which may be a part of a character."""
+
+    async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
+        """A chat as a prompt for `generate`, with `text` and `token_ids`; `options` are those of the front's templates.
+
+        Raises `RequestError` naming what the template cannot take.
+        """
+
+    async def pair(self, first: str, second: str, params: PoolingParams, cache_salt: str | None = None) -> Any:
+        """Two texts as one prompt of a cross-encoder, for `pool`; raises `RequestError` naming what is wrong."""
+
+    def turn(self, *, tools: Any = None, tool_choice: Any = None, **options: Any) -> Turn:
+        """What the assistant may do in answer to a chat, and how its output is read: see `Turn`.
+
+        `tools` and `tool_choice` are in OpenAI's chat form. `options`: `parallel` (False: one call at most),
+        `include_reasoning` (False: it is left out), `template_kwargs`. Raises `RequestError` 400 naming the field.
+        """
+
+
+class Generation(Protocol):
+    """Requests to the engine. Each is timed, reported to the metrics sinks and cut at its deadline."""
+
+    def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
+        """The sampling parameters of a body over the checkpoint's defaults; `fields` are what the route sets itself.
+
+        Raises `RequestError` 400 for values that contradict each other.
+        """
+
+    def generate(
+        self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails.
+
+        `options` are keywords of `AsyncLLM.generate`, such as `priority`. Closing the stream aborts the request.
+        """
+
+    async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
+        """The `PoolingRequestOutput` of one prompt, with `outputs.data` float32; raises `RequestError` when it fails.
+
+        `options` are keywords of `generate`.
+        """
+
+
+class HttpRequests(Protocol):
+    """A request's body, owner and connection, and how many there are."""
+
+    def parse(self, request: Request, kind: type[M]) -> M:
+        """The JSON body as a bounded model; raises `RequestError` 400 naming the field."""
+
+    def owner(self, request: Request) -> str:
+        """Whom a request's things belong to: a digest of its API key, "" on an open server."""
+
+    async def race(self, request: Request, work: Awaitable[T]) -> T:
+        """Awaits `work`, and cancels it when the client hangs up."""
+
+    def events(self, frames: AsyncIterator[bytes]) -> Response:
+        """Server-sent events from ready-made frames; closes `frames` when the client hangs up."""
+
+    def forward(self, path: str) -> Response:
+        """What the POST route `path` answers to the request that gets this response, checked as it is already."""
+
+    @property
+    def load(self) -> int:
+        """HTTP requests that are being answered, in all API processes."""
+
+
+class EngineControl(Protocol):
+    """The engine's state, and orders to it."""
+
+    @property
+    def error(self) -> str | None:
+        """None while requests are served, else why not."""
+
+    async def control(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Calls a method of the engine by name, such as "sleep", or of the server ("shutdown"); for admin endpoints.
+
+        Raises `RequestError` with what the engine says.
+        """
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges of the engine; the last known ones while it is away."""
+
+    def exposition(self, stats: EngineStats) -> bytes:
+        """All metrics in the Prometheus text format."""
+
+
+class RouteAnswer(NamedTuple):
+    """Status and body of a call; `body` is None unless it is JSON."""
+
+    status: int
+    body: Any
+
+
+class Batches(Protocol):
+    """Calls of routes from inside the process, which meet the same handlers, bounds and errors as requests do."""
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The POST routes without parameters that take JSON."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest body."""
+
+    def parse(self, body: bytes) -> Any:
+        """The JSON of a body within the bounds of bodies; raises `RequestError` 400."""
+
+    async def read(self, body: bytes) -> Any:
+        """As `parse`; large bodies are parsed one after the other in a thread."""
+
+    async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
+        """What the route answers to `owner`; refusals are answers, too. Cancelling it ends the request."""
+
+
+class Serving(Protocol):
+    """What an endpoint is built with."""
+
+    models: ServedModels
+    text: Texts
+    generation: Generation
+    http: HttpRequests
+    engine: EngineControl
+
+    @property
+    def batches(self) -> Batches:
+        """The routes of all endpoints; raises `RequestError` 503 before they are mounted."""

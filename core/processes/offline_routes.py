@@ -1,0 +1,41 @@
+"""All routes over an engine of one's own, without a server: what `frame run-batch` asks. Knows no route."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from ..config.checkpoint import read_checkpoint
+from ..config.errors import ConfigError
+from ..config.tree import FrameConfig
+from ..front.turn import build_parsers
+from ..interfaces.client import EngineDeadError
+from ..interfaces.serving import Batches
+from ..registry import Registry
+from ..server.app import build_app, make_endpoints
+from ..server.serving import ServingHost
+from .client import start_engine
+
+
+@contextlib.asynccontextmanager
+async def open_routes(config: FrameConfig, command: Sequence[str] | None = None) -> AsyncIterator[Batches]:
+    """Starts an engine and offers all routes over it; raises `ConfigError` with the cause when it does not start."""
+    from ..front.async_llm import AsyncLLM
+
+    try:
+        client = await start_engine(config, command=command)
+    except EngineDeadError as error:
+        raise ConfigError(str(error)) from None
+    try:
+        host = ServingHost(config, client)
+        checkpoint = read_checkpoint(config)
+        llm = await asyncio.to_thread(lambda: AsyncLLM(config=config, client=client, checkpoint=checkpoint))
+        registry = Registry.load()
+        registry.add_files(config)
+        host.open(llm, build_parsers(config, registry, llm.front))
+        build_app(config, host, [one for one in make_endpoints(config, registry, host) if not one.admin])
+        yield host.batches
+        llm.shutdown()
+    finally:
+        await client.close()
