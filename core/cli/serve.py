@@ -12,6 +12,7 @@ from frame.vllm_names.environment import API_KEY, api_key_of, lines_about
 from ..config.checkpoint import read_checkpoint
 from ..config.flag_parser import FlagParser
 from ..config.flags import add_config_flags, config_from_arguments
+from ..config.hub import fetch_model
 from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Command
 from ..registry import Registry
@@ -38,6 +39,7 @@ class ServeCommand(Command):
         """Serves until a signal; raises `ConfigError` or `PluginError` before anything is started."""
         config = serve_config(arguments)
         Registry.load().check(config)
+        config = fetch_model(config)
         read_checkpoint(config)
         from ..processes.launcher import launch
 

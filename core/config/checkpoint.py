@@ -5,7 +5,6 @@ Reads the small JSON files only. Knows no torch and no weights.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from .context_length import MAX_LENGTH, derive_max_model_len
 from .errors import ConfigError
+from .hub import hub_cache, is_hub_name
 from .json_file import check_files, read_json, read_optional
 from .mappings import merge
 from .pooling import PoolingPlan, read_pooling
@@ -77,7 +77,7 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
     Raises `ConfigError`, one sentence: folder or config.json missing, unreadable, without an architecture, or
     `max_model_len` above what the model was made for.
     """
-    folder = find_folder(config.model.model, config.model.revision)
+    folder = find_folder(config.model.model, config.model.revision, config.load.download_dir)
     check_files(folder)
     hf = merge(read_json(folder / "config.json", "a checkpoint has one"), config.model.hf_overrides)
     architecture = _architecture(hf, folder)
@@ -103,21 +103,21 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
     )
 
 
-def find_folder(model: str, revision: str | None = None) -> Path:
-    """The folder of a checkpoint: a path, or "org/name" that was downloaded with the Hugging Face tools before."""
+def find_folder(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+    """The folder of a checkpoint: a path, or "org/name" that was fetched before, by `fetch_model` or other tools."""
     if not model:
         return DEMO_FOLDER
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if folder.exists():
             raise ConfigError(f"model {model!r} is a file; name the folder of the checkpoint")
-        cached = _hub_cache() / f"models--{model.replace('/', '--')}"
+        cached = hub_cache(download_dir) / f"models--{model.replace('/', '--')}"
         if model == DEMO_NAME and not cached.is_dir():
             return DEMO_FOLDER
         if not cached.is_dir():
-            raise ConfigError(
-                f"no folder {model!r}; give the path of a checkpoint (downloads are left to other tools: `hf download`)"
-            )
+            if is_hub_name(model):
+                raise ConfigError(f"no folder {model!r}, and no model of that name in {hub_cache(download_dir)}")
+            raise ConfigError(f"no folder {model!r}; give the path of a checkpoint, or the name of a model (org/model)")
         folder = cached
     snapshots = folder / "snapshots"
     if revision is not None:
@@ -125,11 +125,6 @@ def find_folder(model: str, revision: str | None = None) -> Path:
     if snapshots.is_dir() and not (folder / "config.json").exists():
         return _revision_folder(folder, "main")
     return folder
-
-
-def _hub_cache() -> Path:
-    home = os.environ.get("HF_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
 
 
 def _revision_folder(folder: Path, revision: str) -> Path:

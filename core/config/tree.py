@@ -20,12 +20,14 @@ class ModelConfig(Section):
     """The model and how its text side behaves."""
 
     model: str = Field(
-        "", description="Folder of a Hugging Face checkpoint; none, or demo: the demo model that ships with frame."
+        "",
+        description="Folder of a Hugging Face checkpoint, or the name of a model at a hub (org/model), which is "
+        "fetched; none, or demo: the demo model that ships with frame.",
     )
     revision: str | None = Field(
-        None, description="Subfolder or snapshot of the checkpoint: a name under `snapshots/`."
+        None, description="Branch, tag or commit at the hub; of a folder: a subfolder, or a name under `snapshots/`."
     )
-    tokenizer: str | None = Field(None, description="Folder of the tokenizer; default: the model's.")
+    tokenizer: str | None = Field(None, description="Folder or name at a hub of the tokenizer; default: the model's.")
     skip_tokenizer_init: bool = Field(False, description="Load no tokenizer: token ids in, token ids out.")
     served_model_name: list[str] = Field(
         default_factory=list, description="Names that requests may use; the first is echoed."
@@ -194,6 +196,8 @@ class LoadConfig(Section):
         "auto",
         description="Weight loader plugin; auto takes the one that supports the folder; dummy makes random weights.",
     )
+    download_dir: str | None = Field(None, description="Folder for fetched models; default: Hugging Face's cache.")
+    offline: bool = Field(False, description="Fetch nothing; use what was fetched before.")
 
 
 class TransferConfig(Section):

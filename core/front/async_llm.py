@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
+from ..config.hub import fetch_model
 from ..config.tree import FrameConfig, ModelConfig
 from ..interfaces.client import EngineClient, EngineDeadError
 from ..interfaces.engine import EngineStats
@@ -81,6 +82,7 @@ class AsyncLLM:
     @classmethod
     def from_config(cls, config: FrameConfig) -> AsyncLLM:
         """As `from_engine_args`, from a configuration tree."""
+        config = fetch_model(config)
         checkpoint = read_checkpoint(config)
         tokenizer = tokenizer_source(config, checkpoint)
         tokenizer.preload()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,8 +33,9 @@ def tokenizer_source(config: FrameConfig, checkpoint: Checkpoint) -> TokenizerSo
     model = config.model
     if model.skip_tokenizer_init or config.server.tokens_only:
         return TokenizerSource(None)
-    folder: Path = find_folder(model.tokenizer) if model.tokenizer else checkpoint.folder
-    return TokenizerSource(folder)
+    if model.tokenizer:
+        return TokenizerSource(find_folder(model.tokenizer, download_dir=config.load.download_dir))
+    return TokenizerSource(checkpoint.folder)
 
 
 class Front:

@@ -38,9 +38,11 @@ class LLMEngine:
     @classmethod
     def from_config(cls, config: FrameConfig) -> LLMEngine:
         """As `from_engine_args`, from a configuration tree."""
+        from ..config.hub import fetch_model
         from ..early import begin_platforms
         from ..registry import Registry
 
+        config = fetch_model(config)
         registry = Registry.load()
         begin_platforms(config, registry)
         import_torch()

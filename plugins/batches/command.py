@@ -14,7 +14,15 @@ from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
 from frame.interfaces import Command
-from frame.settings import ConfigError, FlagParser, Registry, add_config_flags, config_from_arguments, read_checkpoint
+from frame.settings import (
+    ConfigError,
+    FlagParser,
+    Registry,
+    add_config_flags,
+    config_from_arguments,
+    fetch_model,
+    read_checkpoint,
+)
 
 from .fetch import FetchError, FetchRules, download, upload
 
@@ -50,6 +58,7 @@ class RunBatchCommand(Command):
             raise ConfigError(f"--width must be from 1 to {_MAX_WIDTH}, got {arguments.width}")
         config = config_from_arguments(arguments)
         Registry.load().check(config)
+        config = fetch_model(config)
         read_checkpoint(config)
         rules = FetchRules(private=arguments.allow_private_addresses)
         try:

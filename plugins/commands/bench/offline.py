@@ -16,6 +16,7 @@ from frame.settings import (
     FrameConfig,
     add_config_flags,
     config_from_arguments,
+    fetch_model,
     find_folder,
     read_checkpoint,
 )
@@ -53,7 +54,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(arguments: argparse.Namespace) -> FrameConfig:
     """The configuration; raises `ConfigError` before anything is loaded, also for a folder that is none."""
-    config = config_from_arguments(arguments)
+    config = fetch_model(config_from_arguments(arguments))
     read_checkpoint(config)
     return config
 
@@ -71,7 +72,7 @@ def start_engine(config: FrameConfig) -> LLM:
 def prompt_source(config: FrameConfig, dataset: str) -> TextSource:
     """Ids for made-up prompts, the checkpoint's tokenizer for those of files."""
     if dataset in ("sharegpt", "custom"):
-        return TokenizerSource(find_folder(config.model.model, config.model.revision))
+        return TokenizerSource(find_folder(config.model.model, config.model.revision, config.load.download_dir))
     return IdSource(read_checkpoint(config).vocab_size)
 
 

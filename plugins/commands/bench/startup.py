@@ -54,7 +54,7 @@ class StartupBench(Command):
             raise ConfigError("nothing to time: --num-iters-cold and --num-iters-warm are both 0")
         config = engine_config(arguments)
         settings = config.model_dump(mode="json")
-        folder = find_folder(config.model.model, config.model.revision)
+        folder = find_folder(config.model.model, config.model.revision, config.load.download_dir)
         total = arguments.num_iters_cold + arguments.num_iters_warmup + arguments.num_iters_warm
         runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
         with progress_bar(arguments, total, "starts") as bar, tempfile.TemporaryDirectory() as scratch:

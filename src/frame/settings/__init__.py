@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from frame.core.config.flat import (
         from_flat as from_flat,
     )
+    from frame.core.config.hub import (
+        fetch_model as fetch_model,
+    )
     from frame.core.config.leaves import (
         leaves as leaves,
     )
@@ -62,6 +65,7 @@ else:
         "config.flag_parser": ("FlagParser", "read_json", "read_mapping"),
         "config.flags": ("add_config_flags", "config_from_arguments"),
         "config.flat": ("from_flat",),
+        "config.hub": ("fetch_model",),
         "config.leaves": ("leaves",),
         "config.model_config": ("ModelConfig",),
         "config.stored_tensors": ("StoredTensor", "read_header"),

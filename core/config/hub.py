@@ -1,0 +1,171 @@
+"""Models by name: fetched from a hub into Hugging Face's cache, once, before any process of an engine starts.
+
+Only safetensors, JSON, tokenizer and template files are fetched, never pickles or code, and each new one is checked
+against its hash. Which hub, cache and token, and whether there is a network at all, is said by the variables of
+Hugging Face's library (HF_ENDPOINT, HF_HOME, HF_TOKEN, HF_HUB_OFFLINE) and the settings of `load`. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+from .tree import FrameConfig, LoadConfig
+
+logger = logging.getLogger("frame.hub")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_TEXTS = ["*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
+#: The weights once more in other forms, which lie in subfolders or in files for another program.
+_DOUBLES = ["*/*.safetensors", "*/*.index.json", "consolidated*", "original/*", "onnx/*", "metal/*"]
+_REPORT_SECONDS = 15.0
+
+
+def fetch_model(config: FrameConfig) -> FrameConfig:
+    """Fetches the model and the tokenizer that `config` names, as far as they are no folders and not in the cache.
+
+    The result names the model's commit, so that all processes read the same one. Raises `ConfigError`, one sentence.
+    """
+    model, load = config.model, config.load
+    if model.tokenizer and is_hub_name(model.tokenizer):
+        _fetch(model.tokenizer, None, load, weights=False)
+    if not is_hub_name(model.model):
+        return config
+    commit = _fetch(model.model, model.revision, load, weights=load.load_format != "dummy")
+    return config.model_copy(update={"model": model.model_copy(update={"revision": commit})})
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether `model` can only be a name at a hub: nothing of that name is here, and it is not the demo model's."""
+    known = not model or model == "demo" or Path(model).expanduser().exists()
+    return not known and _NAME.fullmatch(model) is not None
+
+
+def hub_cache(folder: str | None = None) -> Path:
+    """Where fetched models lie: `folder`, else where Hugging Face's tools put them."""
+    from huggingface_hub import constants
+
+    return Path(folder or constants.HF_HUB_CACHE).expanduser()
+
+
+def _fetch(name: str, revision: str | None, load: LoadConfig, *, weights: bool) -> str:
+    """The commit of the revision whose files are there now."""
+    from huggingface_hub import snapshot_download
+
+    blobs = hub_cache(load.download_dir) / f"models--{name.replace('/', '--')}" / "blobs"
+    known = set(os.listdir(blobs)) if blobs.is_dir() else set()
+    with _one_sentence(name, revision or "main", hub_cache(load.download_dir)), _reports(name, blobs):
+        folder = Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=hub_cache(load.download_dir),
+                local_files_only=load.offline,
+                allow_patterns=[*_TEXTS, *["*.safetensors"] * weights],
+                ignore_patterns=_DOUBLES,
+            )
+        )
+    _check_hashes(name, [path for path in folder.rglob("*") if path.is_file() and path.resolve().name not in known])
+    if weights and not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"model {name!r} has no .safetensors file; pickles (.bin, .pt) are not fetched: convert it to safetensors"
+        )
+    return folder.name
+
+
+def _check_hashes(name: str, paths: list[Path]) -> None:
+    """Removes files that are not what the hub says they are, and raises `ConfigError` for the first of them."""
+    with ThreadPoolExecutor(4) as pool:
+        for path, is_sound in zip(paths, pool.map(_is_sound, paths), strict=True):
+            if not is_sound:
+                path.resolve().unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+                raise ConfigError(
+                    f"{path.name} of model {name!r} does not have the hash that the hub states; it was removed: start "
+                    "again to fetch it anew"
+                )
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a file has its hash: the cache names large ones by SHA-256, small ones by git's SHA-1, others are new."""
+    stated = path.resolve().name
+    digest = {64: hashlib.sha256, 40: lambda: hashlib.sha1(usedforsecurity=False)}.get(len(stated))
+    if digest is None or not re.fullmatch("[0-9a-f]+", stated):
+        return True
+    found = digest()
+    if len(stated) == 40:
+        found.update(b"blob %d\0" % path.stat().st_size)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            found.update(piece)
+    return found.hexdigest() == stated
+
+
+@contextmanager
+def _reports(name: str, blobs: Path) -> Iterator[None]:
+    """Logs how far a transfer is where nobody sees the library's bars, and what it has brought."""
+    ended, before, began = threading.Event(), _num_bytes(blobs), time.monotonic()
+
+    def report() -> None:
+        while not ended.wait(_REPORT_SECONDS):
+            logger.info("fetching %s: %.2f GB so far", name, (_num_bytes(blobs) - before) / 1e9)
+
+    if not sys.stderr.isatty():
+        threading.Thread(target=report, daemon=True, name="frame-fetching").start()
+    try:
+        yield
+    finally:
+        ended.set()
+    if brought := _num_bytes(blobs) - before:
+        logger.info("fetched %s: %.2f GB in %.0f s", name, brought / 1e9, time.monotonic() - began)
+
+
+def _num_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+
+
+class _Unknown(Exception):
+    """Stands for an error that an older library lacks."""
+
+
+@contextmanager
+def _one_sentence(name: str, revision: str, cache: Path) -> Iterator[None]:
+    """Turns what the library raises into a `ConfigError` that says what to do."""
+    from huggingface_hub import constants, errors
+
+    hub = constants.ENDPOINT
+    closed = f"{hub} cannot be reached or must not be asked (--offline, HF_HUB_OFFLINE)"
+    cached = (cache / f"models--{name.replace('/', '--')}").exists()
+    reasons: list[tuple[type[BaseException], str]] = [
+        (errors.GatedRepoError, f"is gated: accept its terms at {hub}/{name}, set HF_TOKEN to that account's token"),
+        (errors.RepositoryNotFoundError, f"is no folder here, and {hub} has none of that name that can be read with "
+         "this token or without one (HF_TOKEN)"),
+        (errors.RevisionNotFoundError, f"has no revision {revision!r} at {hub}"),
+        (getattr(errors, "IncompleteSnapshotError", _Unknown), f"is not complete in {cache}, and {closed}"),
+        (errors.LocalEntryNotFoundError, f"is no folder here, {f'revision {revision!r} of it ' if cached else ''}"
+         f"is not in {cache}, and {closed}"),
+    ]  # fmt: skip
+    try:
+        yield
+    except Exception as error:  # whatever the library's transport raises
+        for kind, reason in reasons:
+            if isinstance(error, kind):
+                raise ConfigError(f"model {name!r} {reason}") from None
+        status: Any = getattr(getattr(error, "response", None), "status_code", None)
+        if status == 401:
+            raise ConfigError(f"model {name!r} cannot be fetched: {hub} wants a valid token in HF_TOKEN") from None
+        text = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ConfigError(
+            f"model {name!r} cannot be fetched from {hub}: {text}; start again to go on where it stopped"
+        ) from None

@@ -1,0 +1,185 @@
+"""Models by name, from a hub on loopback: what is fetched, and one sentence for each way in which it fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from frame.core.config.checkpoint import DEMO_FOLDER
+from tests.hub.fake_hub import MAIN, NAME, OLD, TOKEN, FakeHub, running_hub
+from tests.server.running import REAL, server
+
+WANTED = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+OTHERS = {
+    "pytorch_model.bin": b"a pickle", "modeling_tiny.py": b"raise SystemExit", "README.md": b"#", "evil.pkl": b"x",
+    "original/model.safetensors": b"double", "consolidated.safetensors": b"double",
+}  # fmt: skip
+FETCH = """
+import sys
+from frame.core.config.checkpoint import find_folder
+from frame.core.config.errors import ConfigError
+from frame.core.config.hub import fetch_model
+from frame.settings import from_flat
+try:
+    config = fetch_model(from_flat(dict(arg.split("=") for arg in sys.argv[1:])))
+    print(config.model.revision, find_folder(config.model.model, config.model.revision, config.load.download_dir))
+except ConfigError as error:
+    print("refused:", error)
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    names = [name for name in WANTED if (DEMO_FOLDER / name).exists()]
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
+    return {**{name: (DEMO_FOLDER / name).read_bytes() for name in names}, **OTHERS}
+
+
+@pytest.fixture
+def hub(files: dict[str, bytes]) -> Iterator[FakeHub]:
+    with running_hub(dict(files)) as hub:
+        yield hub
+
+
+def environment(hub: FakeHub | None, cache: Path, **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    url = hub.url if hub is not None else "http://127.0.0.1:9"  # nobody listens there
+    return {**kept, "HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1", **more}
+
+
+def fetch(hub: FakeHub | None, cache: Path, variables: dict[str, str] | None = None, **settings: Any) -> str:
+    arguments = [f"{name}={value}" for name, value in {"model": NAME, **settings}.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", FETCH, *arguments],
+        env=environment(hub, cache, **(variables or {})), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def folder_of(cache: Path, commit: str = MAIN) -> Path:
+    return cache / "hub" / "models--org--tiny" / "snapshots" / commit
+
+
+def test_what_a_model_needs_is_fetched_once_and_nothing_else(hub: FakeHub, tmp_path: Path) -> None:
+    assert fetch(hub, tmp_path) == f"{MAIN} {folder_of(tmp_path)}"
+    found = sorted(str(path.relative_to(folder_of(tmp_path))) for path in folder_of(tmp_path).rglob("*"))
+    assert found == sorted(set(WANTED) & set(hub.files))
+    for name in found:
+        assert (folder_of(tmp_path) / name).read_bytes() == hub.files[name]
+    assert sorted(hub.sent()) == found
+    hub.asked.clear()
+    assert fetch(hub, tmp_path) == f"{MAIN} {folder_of(tmp_path)}"
+    assert hub.sent() == []
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(hub: FakeHub, tmp_path: Path) -> None:
+    hub.files["model.safetensors"] = bytes(22 << 20)  # the library writes pieces of 10 MiB
+    hub.broken = {"model.safetensors": 15 << 20}
+    assert fetch(hub, tmp_path).startswith(MAIN)
+    ranges = [asked for method, path, asked in hub.asked if method == "GET" and path.endswith("/model.safetensors")]
+    assert ranges == [None, f"bytes={10 << 20}-"]
+    assert (folder_of(tmp_path) / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_with_another_hash_is_removed_and_named(hub: FakeHub, tmp_path: Path, name: str) -> None:
+    hub.wrong = {name}
+    text = fetch(hub, tmp_path)
+    assert text.startswith(f"refused: {name} of model '{NAME}' does not have the hash that the hub states")
+    assert not (folder_of(tmp_path) / name).exists()
+    hub.wrong.clear()
+    assert fetch(hub, tmp_path).startswith(MAIN)
+
+
+def test_revisions_caches_and_weights_that_nobody_wants(hub: FakeHub, tmp_path: Path) -> None:
+    assert fetch(hub, tmp_path, revision="old") == f"{OLD} {folder_of(tmp_path, OLD)}"
+    missing = fetch(hub, tmp_path, revision="newest")
+    assert missing == f"refused: model '{NAME}' has no revision 'newest' at {hub.url}"
+    other = tmp_path / "other"
+    text = fetch(hub, tmp_path, download_dir=other, load_format="dummy")
+    assert text == f"{MAIN} {other / 'models--org--tiny' / 'snapshots' / MAIN}"
+    assert not list(other.rglob("*.safetensors"))
+
+
+def test_who_may_not_read_is_told_what_to_do(hub: FakeHub, tmp_path: Path) -> None:
+    hub.private = True
+    text = fetch(hub, tmp_path)
+    assert f"{hub.url} has none of that name that can be read with this token or without one (HF_TOKEN)" in text
+    text = fetch(hub, tmp_path, {"HF_TOKEN": "wrong"})
+    assert text == f"refused: model '{NAME}' cannot be fetched: {hub.url} wants a valid token in HF_TOKEN"
+    assert fetch(hub, tmp_path, {"HF_TOKEN": TOKEN}).startswith(MAIN)
+    hub.private, hub.gated = False, True
+    gated = fetch(hub, tmp_path / "fresh", {"HF_TOKEN": TOKEN})
+    assert gated.startswith(f"refused: model '{NAME}' is gated: accept its terms at {hub.url}/{NAME}")
+
+
+def test_a_model_that_is_nowhere_and_one_without_safetensors(hub: FakeHub, tmp_path: Path) -> None:
+    assert "is no folder here, and http" in fetch(hub, tmp_path, model="org/typo")
+    del hub.files["model.safetensors"]
+    text = fetch(hub, tmp_path)
+    assert text.endswith("has no .safetensors file; pickles (.bin, .pt) are not fetched: convert it to safetensors")
+    assert "pytorch_model.bin" not in hub.sent()
+
+
+def test_without_a_network_the_cache_serves(hub: FakeHub, tmp_path: Path) -> None:
+    for setting in ({}, {"offline": "true"}):
+        assert fetch(None, tmp_path, **setting).startswith(f"refused: model '{NAME}' is no folder here, is not in")
+    assert fetch(hub, tmp_path).startswith(MAIN)
+    hub.asked.clear()
+    for variables, setting in (({}, {}), ({"HF_HUB_OFFLINE": "1"}, {}), ({}, {"offline": "true"})):
+        assert fetch(None, tmp_path, variables, **setting) == f"{MAIN} {folder_of(tmp_path)}"
+    assert fetch(hub, tmp_path, offline="true").startswith(MAIN)
+    assert hub.asked == []
+    assert "revision 'old' of it is not in" in fetch(None, tmp_path, offline="true", revision="old")
+    (folder_of(tmp_path) / "model.safetensors").unlink()
+    assert "is not complete in" in fetch(None, tmp_path, offline="true")
+
+
+def test_folders_the_demo_model_and_paths_are_never_asked_for(hub: FakeHub, tmp_path: Path) -> None:
+    for model in ("demo", "", str(DEMO_FOLDER)):
+        assert fetch(hub, tmp_path, model=model) == f"None {DEMO_FOLDER}"
+    for model in ("./nothing", "/no/such", "a/b/c"):
+        assert fetch(hub, tmp_path, model=model).startswith(f"refused: no folder '{model}'")
+    assert hub.asked == []
+
+
+def test_a_server_starts_from_a_name(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its processes only the first one asks the hub."""
+    for name, value in environment(hub, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with server(REAL, NAME, "--max-model-len", "64") as running:
+        assert httpx.get(f"{running.url}/v1/models", timeout=60).json()["data"][0]["id"] == NAME
+        body = {"model": NAME, "prompt": "Once", "max_tokens": 3}
+        assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert [path for _, path, _ in hub.asked if path.startswith("/api/")] == [
+        f"/api/models/{NAME}/revision/main",
+        f"/api/models/{NAME}/tree/{MAIN}",
+    ]
+    assert sorted(hub.sent()) == sorted(set(WANTED) & set(hub.files))
+
+
+def test_an_llm_asks_before_torch_is_there(hub: FakeHub, tmp_path: Path) -> None:
+    code = """
+import sys
+from frame import LLM
+from frame.settings import ConfigError
+try:
+    LLM("org/typo")
+except ConfigError as error:
+    print(error, "torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(hub, tmp_path), capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.startswith("model 'org/typo' is no folder here"), done.stderr
+    assert done.stdout.endswith("False\n")
