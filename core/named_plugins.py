@@ -40,11 +40,8 @@ def named_plugins(config: Any, settings: Mapping[str, str] = ENGINE_PLUGINS) -> 
 def check_named(registry: Registry, config: Any) -> None:
     """Raises `PluginError` for a plugin that `config` chooses by name and that cannot be chosen."""
     for kind, name in (*named_plugins(config), *named_plugins(config, TEXT_PLUGINS)):
-        if name != "auto":
+        if name != "auto" and (name, kind) != ("none", "tool-parser"):
             registry.choose(kind, name)
-    if config.server.enable_auto_tool_choice and config.server.tool_call_parser is None:
-        known = ", ".join(sorted(provider.name for provider in registry.providers("tool-parser")))
-        raise PluginError(f"--enable-auto-tool-choice needs --tool-call-parser; there are: {known}")
 
 
 def check_options(registry: Registry, config: Any) -> None:

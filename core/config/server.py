@@ -113,8 +113,11 @@ class ServerConfig(Section):
         False, description='Show tokens as "token_id:N" in log-probabilities, also where a request does not ask for it.'
     )
     response_role: str = Field("assistant", description="Role of generated messages.")
-    enable_auto_tool_choice: bool = Field(False, description="Let models decide to call tools; needs a tool parser.")
-    tool_call_parser: str | None = Field(None, description="Tool parser plugin, by the model's format of calls.")
+    enable_auto_tool_choice: bool = Field(True, description="Let models decide to call tools.")
+    tool_call_parser: str = Field(
+        "auto",
+        description="Tool parser plugin, by the model's format of calls; auto: by model type or template; none: none.",
+    )
     reasoning_parser: str | None = Field(None, description="Reasoning parser plugin.")
     forced_call_parser: str = Field(
         "json", description="Tool parser plugin for demanded calls, where the model's has no grammar."
@@ -122,7 +125,7 @@ class ServerConfig(Section):
     tool_parser_plugin: str | None = Field(None, description="Python file with hooks that offer parsers.")
     reasoning_parser_plugin: str | None = Field(None, description="A second such file.")
     exclude_tools_when_tool_choice_none: bool = Field(
-        False, description="Leave tools out of the prompt when tool_choice is none."
+        True, description="Leave tools out of the prompt when tool_choice is none."
     )
     enable_prompt_tokens_details: bool = Field(False, description="Report cached prompt tokens in usage.")
     enable_force_include_usage: bool = Field(False, description="Report usage in every stream.")

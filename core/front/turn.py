@@ -5,9 +5,10 @@ Knows no wire format and no engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,15 +30,25 @@ from ..interfaces.parser import (
     joined,
 )
 from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
+from ..offers import PluginError
 from ..registry import Registry
+from .call_formats import text_or_calls, text_with_calls
+from .parser_choice import parser_of_any_model, suited_parser
 from .tools import ToolChoice, read_tools
 
 if TYPE_CHECKING:
+    from ..interfaces.provider import Provider
     from .front import Front
+
+logger = logging.getLogger(__name__)
 
 
 def _no_token(text: str) -> int | None:
     del text
+    return None
+
+
+def _no_parser() -> ToolParser | None:
     return None
 
 
@@ -50,15 +61,17 @@ def _no_tokens(text: str) -> list[int]:
 class OutputParsers:
     """The parsers of a server. `forced` writes and reads calls that a request demands, where `tools` has no grammar.
 
-    `auto`: the model may choose to call. `token_id` finds a special token by its text; `encode` tokenises a text
-    without special tokens around it.
+    `auto`: the model may choose to call. Where `tools` is None, the first request with tools asks `find_tools` for the
+    parser, which is None when there is none. `exclude_when_none`: a choice of none hides the tools. `token_id` finds a
+    special token by its text; `encode` tokenises a text without special tokens around it.
     """
 
     tools: ToolParser | None = None
     reasoning: ReasoningParser | None = None
     forced: ToolParser | None = None
     auto: bool = False
-    exclude_when_none: bool = False
+    exclude_when_none: bool = True
+    find_tools: Callable[[], ToolParser | None] = _no_parser
     token_id: Callable[[str], int | None] = _no_token
     encode: Callable[[str], list[int]] = _no_tokens
 
@@ -73,23 +86,31 @@ class OutputParsers:
     ) -> AssistantTurn:
         """The turn of one request; raises `RequestError` 400 naming what is wrong with its tools."""
         choice = read_tools(tools, tool_choice)
-        if choice.tools and not choice.none and not choice.must_call and not (self.auto and self.tools is not None):
-            raise RequestError(
-                400,
-                "tool_choice 'auto' needs a server with --enable-auto-tool-choice and --tool-call-parser",
-                param="tool_choice",
-            )
+        callable_tools = bool(choice.tools) and not choice.none
+        found = replace(self, tools=self.find_tools()) if callable_tools and self.tools is None else self
+        if callable_tools and not choice.must_call and (found.tools is None or not self.auto):
+            raise RequestError(400, f"tool_choice 'auto' is not served: {self._why_not_auto()}", param="tool_choice")
         request = ParserRequest(
             tools=() if choice.none else choice.tools,
             must_call=choice.must_call,
             parallel=parallel,
             template_kwargs=template_kwargs or {},
         )
-        return AssistantTurn(self, request, choice, include_reasoning)
+        return AssistantTurn(found, request, choice, include_reasoning)
+
+    def _why_not_auto(self) -> str:
+        if not self.auto:
+            return "the server was started with --no-enable-auto-tool-choice"
+        return (
+            "the model's chat template writes no tool calls that could be found; name their format (--tool-call-parser)"
+        )
 
 
 def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> OutputParsers:
-    """The parsers that the configuration names, over the tokenizer of `front`; raises `PluginError`."""
+    """The parsers that the configuration names or the model needs, over the tokenizer of `front`.
+
+    Raises `PluginError`.
+    """
     from .template import ChatOptions
 
     server, tokenizer = config.server, front.source.get_or_none()
@@ -97,11 +118,29 @@ def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> Outp
     def render(messages: Sequence[Any], **options: Any) -> str:
         return front.render_chat(messages, ChatOptions(**options)).text or ""
 
-    def make(kind: str, name: str | None) -> Any:
+    def make(kind: str, name: str | Provider | None) -> Any:
         return None if name is None else registry.make(kind, name, config, render=render if tokenizer else None)
 
+    def suited() -> Any:
+        provider = suited_parser(registry, front)
+        if provider is not None:
+            logger.info("tool parser: %s, by the model type %s", provider.name, front.checkpoint.model_type)
+        return make("tool-parser", provider)
+
+    @cache
+    def find_tools() -> Any:
+        if server.tool_call_parser != "auto":
+            return None
+        try:
+            return make("tool-parser", parser_of_any_model(registry))
+        except (PluginError, ValueError) as error:
+            logger.warning("no tool parser for this model: %s", error)
+            return None
+
+    named = None if server.tool_call_parser == "none" else server.tool_call_parser
     return OutputParsers(
-        tools=make("tool-parser", server.tool_call_parser),
+        tools=suited() if named == "auto" else make("tool-parser", named),
+        find_tools=find_tools,
         reasoning=make("reasoning-parser", server.reasoning_parser),
         forced=make("tool-parser", server.forced_call_parser),
         auto=server.enable_auto_tool_choice,
@@ -133,7 +172,9 @@ class AssistantTurn:
         changes: dict[str, Any] = {}
         constraint = params.structured_outputs
         if self._request.must_call:
-            constraint = self._constraint(params)
+            constraint = self._demanded()
+        elif self._request.tools:
+            constraint = self._allowed(constraint)
         if constraint is not None:
             changes["structured_outputs"] = self._after_reasoning(constraint)
         kept = self._kept_tokens()
@@ -163,10 +204,8 @@ class AssistantTurn:
         """Tokens of the reasoning of all outputs."""
         return sum(reader.num_reasoning_tokens(self._parsers.encode) for reader in self._readers.values())
 
-    def _constraint(self, params: SamplingParams) -> StructuredOutputsParams:
-        """The grammar of a demanded call, and the parser that reads it."""
-        if params.structured_outputs is not None:
-            raise RequestError(400, "a demanded tool call excludes another format of the answer", param="tool_choice")
+    def _demanded(self) -> StructuredOutputsParams:
+        """The grammar of a demanded call, and the parser that reads it; a format of the text holds for other turns."""
         for parser in (self._parsers.tools, self._parsers.forced):
             constraint = parser.constraint(self._request) if parser is not None else None
             if constraint is not None:
@@ -174,13 +213,33 @@ class AssistantTurn:
                 return constraint
         raise RequestError(400, "no tool parser here has a grammar to demand a call with", param="tool_choice")
 
+    def _allowed(self, constraint: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+        """The grammar of an answer that may call: beside the format of its text, or where a tool is strict."""
+        own, request = self._tool_parser, self._request
+        if constraint is None:
+            calls = own.call_tags(request) if own is not None and any(tool.strict for tool in request.tools) else None
+            return text_with_calls(calls, request.parallel) if calls is not None else None
+        if own is not None and own.end(request) is not None:
+            return constraint  # it holds for the text only, beside which the format writes calls
+        for parser in (own, self._parsers.forced):
+            calls = parser.call_tags(request) if parser is not None else None
+            if calls is not None:
+                self._tool_parser = parser
+                return text_or_calls(constraint, calls, request.parallel)
+        return constraint
+
     def _after_reasoning(self, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
         """The constraint from where the reasoning ends, if the output has any."""
-        reasoning = self._parsers.reasoning
-        end = reasoning.end(self._request) if reasoning is not None else None
+        end = self._reasoning_end()
         if end is None or constraint.start_after:
             return constraint
         return msgspec.structs.replace(constraint, start_after=self._parsers.encode(end))
+
+    def _reasoning_end(self) -> str | None:
+        """The text that ends the reasoning, as whichever parser reads the reasoning says."""
+        own = self._parsers.tools
+        parser = self._parsers.reasoning or (own if own is not None and own.reads_reasoning else None)
+        return parser.end(self._request) if parser is not None else None
 
     def _kept_tokens(self) -> list[int]:
         """Ids of the special tokens that the readers must see."""
@@ -191,7 +250,10 @@ class AssistantTurn:
     def _used(self) -> list[ToolParser | ReasoningParser]:
         tools = self._tool_parser
         reads_all = tools is not None and tools.reads_reasoning
-        reasoning = None if reads_all else self._parsers.reasoning
+        reasoning: ToolParser | ReasoningParser | None = None if reads_all else self._parsers.reasoning
+        own = self._parsers.tools
+        if not reads_all and reasoning is None and own is not None and own.reads_reasoning:
+            reasoning = own  # another one reads the call that it was made to write
         return [parser for parser in (reasoning, tools) if parser is not None]
 
     def _reader(self) -> _TurnReader:
@@ -202,7 +264,7 @@ class AssistantTurn:
 
     def _end_token(self) -> int | None:
         """The one token that ends the reasoning, where one does."""
-        end = self._parsers.reasoning.end(self._request) if self._parsers.reasoning is not None else None
+        end = self._reasoning_end()
         ids = self._parsers.encode(end) if end is not None else []
         return ids[0] if len(ids) == 1 else None
 

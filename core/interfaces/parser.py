@@ -120,6 +120,21 @@ class ParserRequest:
         return next((tool for tool in self.tools if tool.name == name), None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallTags:
+    """How a format writes calls, for grammars: `opener tag [separator tag]… closer`.
+
+    `tags` are structural tags (type, begin, content, end), one for each tool. `separator` is None where an answer holds
+    one call only. `trigger` is what the opener, or else every tag, begins with, and other text does not hold.
+    """
+
+    tags: Sequence[Mapping[str, Any]]
+    trigger: str
+    opener: str = ""
+    separator: str | None = ""
+    closer: str = ""
+
+
 class OutputReader(ABC):
     """Reads one output.
 
@@ -179,6 +194,20 @@ class ToolParser(_Parser):
 
         Asked for when the request must call. The text that the grammar allows is read by `start(request)`.
         """
+        del request
+        return None
+
+    def call_tags(self, request: ParserRequest) -> CallTags | None:
+        """How `start(request)` reads calls of the request's tools; None when that is no structural tag.
+
+        Asked for when a grammar holds over an answer in which the model may call: because the text has a format, or
+        because a tool is strict, whose arguments must obey its schema.
+        """
+        del request
+        return None
+
+    def end(self, request: ParserRequest) -> str | None:
+        """As a reasoning parser's `end`, for formats with `reads_reasoning`."""
         del request
         return None
 

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from frame import Provider, hookimpl
 
-from .names import REASONING_PARSERS, TOOL_PARSERS
+from .names import MODELS, REASONING_PARSERS, TOOL_PARSERS
 
 
-def _provider(name: str, target: str, summary: str, example: str, *aliases: str) -> Provider:
-    """`example` is an output in the parser's format, for the contract suite."""
+def _provider(name: str, target: str, summary: str, example: str, *aliases: str, choice: int = 0) -> Provider:
+    """`example` is an output in the parser's format, for the contract suite. `choice`: tried earlier by "auto"."""
+    tags = {"example": example}
+    if choice:
+        models, marker = MODELS[name]
+        tags |= {"models": models, "marker": marker}
     return Provider(
         name,
         f"frame.plugins.parsers.{target}",
         api=">=0.1,<0.2",
         summary=summary,
         aliases=aliases,
-        tags={"example": example},
+        preference=choice,
+        tags=tags,
     )
 
 
 @hookimpl
 def frame_tool_parsers() -> list[Provider]:
     """By the model's format of calls, under the names that vLLM uses."""
-    return [_provider(name, *rest) for name, rest in TOOL_PARSERS.items()]
+    rank = {name: len(MODELS) - place for place, name in enumerate(MODELS)}
+    return [_provider(name, *rest, choice=rank.get(name, 0)) for name, rest in TOOL_PARSERS.items()]
 
 
 @hookimpl

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from frame.interfaces import OutputReader, ParserRequest, ToolParser
 
+from .call_tags import TemplateCalls
 from .json_calls import JsonCallReader
 from .named_calls import NamedCallReader, NamedFormat
 from .tagged_calls import TaggedCallReader, TaggedFormat
 
 
-class JsonParser(ToolParser):
+class JsonParser(TemplateCalls):
     """Calls as JSON objects after a marker, one or a list of them. A subclass gives the markers.
 
     `bare`: the output may also start with them.
@@ -31,7 +32,7 @@ class JsonParser(ToolParser):
         return JsonCallReader(request, begin=self.begin, closers=self.closers, bare=self.bare)
 
 
-class NamedParser(ToolParser):
+class NamedParser(TemplateCalls):
     """Calls whose name stands between markers. A subclass gives the format."""
 
     form: ClassVar[NamedFormat]

@@ -35,6 +35,7 @@ _STOPS = Stops(_ENDS.texts)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _MAX_HEAD = 1024
+FINAL = "<|channel|>final<|message|>"
 
 
 class HarmonyReader(OutputReader):
@@ -201,6 +202,11 @@ class HarmonyParser(ToolParser):
     special_tokens = SPECIAL_TOKENS
     reads_reasoning = True
 
+    def end(self, request: ParserRequest) -> str:
+        """The head of the answer: calls are messages of their own, before it."""
+        del request
+        return FINAL
+
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader of messages, in which calls count when tools were offered."""
         return HarmonyReader(calls=bool(request.tools))
@@ -214,7 +220,7 @@ class HarmonyReasoningParser(ReasoningParser):
     def end(self, request: ParserRequest) -> str:
         """The head of the answer."""
         del request
-        return "<|channel|>final<|message|>"
+        return FINAL
 
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader of messages."""

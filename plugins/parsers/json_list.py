@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from frame import StructuredOutputsParams
-from frame.interfaces import OutputReader, ParserRequest, ToolParser
+from frame.interfaces import CallTags, OutputReader, ParserRequest, ToolParser
 
+from .call_tags import BLANK, CallShape
 from .json_calls import JsonCallReader
 
 
@@ -41,6 +42,11 @@ class JsonListParser(ToolParser):
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader of the list."""
         return JsonCallReader(request, bare=True)
+
+    def call_tags(self, request: ParserRequest) -> CallTags:
+        """An object for each tool, in a list."""
+        shape = CallShape("[", f'{{"name": "{BLANK}", "parameters": ', "}", ", " if request.parallel else None, "]")
+        return shape.tags(request.tools)
 
     def constraint(self, request: ParserRequest) -> StructuredOutputsParams | None:
         """The list as a schema, without white space: some models would write nothing else."""

@@ -6,14 +6,15 @@ import secrets
 import string
 from collections.abc import Sequence
 
-from frame.interfaces import OutputEvent, OutputReader, ParserRequest, ToolParser
+from frame.interfaces import OutputEvent, OutputReader, ParserRequest
 
+from .call_tags import TemplateCalls
 from .json_calls import JsonCallReader
 from .named_calls import NamedCallReader, NamedFormat
 from .scan import Markers, Scan
 
 
-class MistralParser(ToolParser):
+class MistralParser(TemplateCalls):
     """`[TOOL_CALLS]` and a JSON list, or a name and its JSON, with or without `[CALL_ID]` and `[ARGS]`: Mistral."""
 
     special_tokens = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")

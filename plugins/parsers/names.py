@@ -82,11 +82,31 @@ TOOL_PARSERS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "phi4_mini_json": ("formats:Phi4MiniParser", "Phi-4-mini", f"functools[{_OBJECT}]"),
     "template": (
         "template:TemplateParser", "any model: finds the format in the chat template",
-        f"<tool_call>\n{_OBJECT}\n</tool_call>", "auto",
+        f"<tool_call>\n{_OBJECT}\n</tool_call>",
     ),
     "functionary_v3": (
         "formats:FunctionTagParser", "Functionary 3.1", f"<function=get_weather>{_ARGUMENTS}</function>",
     ),
+})  # fmt: skip
+
+#: Tool parser → model types that write its format, and a text of chat templates of that kind ("*": any model).
+#: The first that fits is taken; a template that lacks the text belongs to a model trained otherwise.
+MODELS: Mapping[str, tuple[str, str]] = MappingProxyType({
+    "qwen3_coder": ("qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text", "<function="),
+    "hermes": ("qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next ernie4_5 ernie4_5_moe", "<args-json-object>"),
+    "llama3_json": ("llama", "Environment: ipython"),
+    "llama4_pythonic": ("llama4 llama4_text", "<|python_start|>"),
+    "mistral": ("mistral mixtral ministral ministral3 mistral3 mistral4", "[TOOL_CALLS]"),
+    "deepseek_v3": ("deepseek_v3 deepseek_v2", "```json"),
+    "deepseek_v31": ("deepseek_v3", "<｜tool▁sep｜>"),
+    "deepseek_v32": ("deepseek_v3 deepseek_v32", "｜DSML｜"),
+    "glm45": ("glm4_moe glm4_moe_lite glm_moe_dsa", "<arg_key>"),
+    "kimi_k2": ("kimi_k2 deepseek_v3", "<|tool_call_begin|>"),
+    "openai": ("gpt_oss", "<|channel|>"),
+    "minimax_m2": ("minimax minimax_m2", "<minimax:tool_call>"),
+    "seed_oss": ("seed_oss", "<seed:tool_call>"),
+    "olmo3": ("olmo3", "<function_calls>"),
+    "template": ("*", ""),
 })  # fmt: skip
 
 REASONING_PARSERS: Mapping[str, tuple[str, ...]] = MappingProxyType({

@@ -10,27 +10,24 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from frame.interfaces import OutputReader, ParserRequest, ToolParser
+from frame.interfaces import OutputReader, ParserRequest
 
+from .call_tags import TemplateCalls
 from .json_calls import JsonCallReader
 from .named_calls import NamedCallReader, NamedFormat
+from .probes import FIRST, NUMBER, NUMBER_KEY, SECOND, TEXT, TEXT_KEY, bodies, common_end, json_end
 from .pythonic import PythonicReader
-from .scan import JsonSpan, Scan
 from .tagged_calls import TaggedCallReader, TaggedFormat
 
-_FIRST, _SECOND = "probe_alpha", "probe_beta"
-_TEXT_KEY, _TEXT, _NUMBER_KEY, _NUMBER = "probe_text", "probe value", "probe_number", 4711
-_CONTENT = "⁂ probe content ⁂"
 _BETWEEN_TAGS = re.compile(r"(?<=[>\]])\s+(?=[<\[])|\n+")
 _CLOSING = re.compile(r"^[>|\]\"'\s]+(?=[<\[])")
 _NAME_KEY = re.compile(r'"(\w+)"\s*:\s*"$')
-_ARGUMENTS_KEY = re.compile(r'"(\w+)"\s*:\s*\{\s*"' + _TEXT_KEY)
+_ARGUMENTS_KEY = re.compile(r'"(\w+)"\s*:\s*\{\s*"' + TEXT_KEY)
 
 Start = Callable[[ParserRequest], OutputReader]
-Body = str
 
 
-class TemplateParser(ToolParser):
+class TemplateParser(TemplateCalls):
     """Calls in whatever form the chat template writes them. Raises `ValueError` when the template shows none."""
 
     def __init__(self, *, config: Any, options: Any = None, render: Callable[..., str] | None = None) -> None:
@@ -50,7 +47,7 @@ class TemplateParser(ToolParser):
 
 def read_template(render: Callable[..., str]) -> tuple[Start, Sequence[str]]:
     """How a template writes calls: what starts a reader, and its markers. Raises `ValueError`."""
-    one, two = _bodies(render)
+    one, two = bodies(render)
     for read in (_json, _pythonic, _named, _tagged):
         found = read(one, two)
         if found is not None:
@@ -63,50 +60,9 @@ def _tokens(marker: str) -> list[str]:
     return [marker, *_parts(marker), *re.findall(r"<[^<>]*>|\[[A-Z_]+\]", marker)]
 
 
-def _bodies(render: Callable[..., str]) -> tuple[Body, Body]:
-    """What the template writes for an answer with one call, and for one with two."""
-
-    def text(calls: Sequence[str], content: str = "") -> str:
-        answer: dict[str, Any] = {"role": "assistant", "content": content}
-        if calls:
-            answer["tool_calls"] = [_call(name, position) for position, name in enumerate(calls)]
-        messages = [{"role": "user", "content": "probe"}, answer]
-        return render(messages, tools=[_tool(_FIRST), _tool(_SECOND)], add_generation_prompt=False)
-
-    try:
-        plain, one, two = text((), _CONTENT), text((_FIRST,)), text((_FIRST, _SECOND))
-    except ValueError as error:
-        raise ValueError(f"tool parser 'template' cannot use the chat template: {error}") from error
-    begin = min(_common_length(plain, one), _common_length(plain, two))
-    end = min(len(_common_end(plain[begin:], one[begin:])), len(_common_end(plain[begin:], two[begin:])))
-    if _FIRST not in one[begin:]:
-        raise ValueError("tool parser 'template': the chat template writes no tool calls; name another parser")
-    return one[begin : len(one) - end], two[begin : len(two) - end]
-
-
-def _tool(name: str) -> dict[str, Any]:
-    properties = {_TEXT_KEY: {"type": "string"}, _NUMBER_KEY: {"type": "integer"}}
-    parameters = {"type": "object", "properties": properties, "required": list(properties)}
-    return {"type": "function", "function": {"name": name, "description": "probe", "parameters": parameters}}
-
-
-def _call(name: str, position: int) -> dict[str, Any]:
-    arguments = {_TEXT_KEY: _TEXT, _NUMBER_KEY: _NUMBER}
-    return {"id": f"probecal{position}", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _common_length(first: str, second: str) -> int:
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (one, two) in pairs if one != two), min(len(first), len(second)))
-
-
-def _common_end(first: str, second: str) -> str:
-    return first[len(first) - _common_length(first[::-1], second[::-1]) :]
-
-
 def _common_marker(first: str, second: str) -> str:
     """The marker that both end with: their common end without what still closes the markers before it."""
-    return _CLOSING.sub("", _common_end(first, second)).lstrip()
+    return _CLOSING.sub("", common_end(first, second)).lstrip()
 
 
 def _parts(text: str) -> list[str]:
@@ -114,16 +70,16 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in _BETWEEN_TAGS.split(text) if part.strip()]
 
 
-def _json(one: Body, two: Body) -> tuple[Start, list[str]] | None:
+def _json(one: str, two: str) -> tuple[Start, list[str]] | None:
     """`{"name": …, "arguments": {…}}`, in a list or not."""
     del two
-    head = one[: one.index(_FIRST)]
+    head = one[: one.index(FIRST)]
     name_key, arguments_key = _NAME_KEY.search(head), _ARGUMENTS_KEY.search(one)
     if name_key is None or arguments_key is None or "{" not in one[: min(name_key.start(), arguments_key.start())]:
         return None
     opening = one.index("{")
     marker = one[:opening].rstrip().removesuffix("[").strip()
-    closers = _parts(one[_json_end(one, opening) :].lstrip().removeprefix("]"))
+    closers = _parts(one[json_end(one, opening) :].lstrip().removeprefix("]"))
     keys = ((name_key.group(1),), (arguments_key.group(1),))
     begin = (marker,) if marker else ()
 
@@ -133,23 +89,15 @@ def _json(one: Body, two: Body) -> tuple[Start, list[str]] | None:
     return start, [*begin, *closers]
 
 
-def _json_end(text: str, start: int) -> int:
-    """Where the JSON value that starts at `start` ends."""
-    scan = Scan()
-    scan.feed(text[start:])
-    JsonSpan().take(scan)
-    return start + scan.at
-
-
-def _pythonic(one: Body, two: Body) -> tuple[Start, list[str]] | None:
+def _pythonic(one: str, two: str) -> tuple[Start, list[str]] | None:
     """`[name(key=value)]`."""
     del two
-    if not one[one.index(_FIRST) + len(_FIRST) :].startswith(f"({_TEXT_KEY}"):
+    if not one[one.index(FIRST) + len(FIRST) :].startswith(f"({TEXT_KEY}"):
         return None
-    head = one[: one.index(_FIRST)]
+    head = one[: one.index(FIRST)]
     marker = head.rstrip().removesuffix("[").strip()
     in_list = head.rstrip().endswith("[")
-    rest = one[one.rindex(str(_NUMBER)) + len(str(_NUMBER)) :].strip().removeprefix(")").strip()
+    rest = one[one.rindex(str(NUMBER)) + len(str(NUMBER)) :].strip().removeprefix(")").strip()
     closers = _parts(rest.removeprefix("]"))
     begin = (marker,) if marker else ()
 
@@ -159,21 +107,21 @@ def _pythonic(one: Body, two: Body) -> tuple[Start, list[str]] | None:
     return start, [*begin, *closers]
 
 
-def _named(one: Body, two: Body) -> tuple[Start, list[str]] | None:
+def _named(one: str, two: str) -> tuple[Start, list[str]] | None:
     """A name, a separator, and JSON arguments."""
-    name_end = one.index(_FIRST) + len(_FIRST)
+    name_end = one.index(FIRST) + len(FIRST)
     opening = one.find("{", name_end)
-    if opening < 0 or not re.match(r'\{\s*"' + _TEXT_KEY, one[opening:]):
+    if opening < 0 or not re.match(r'\{\s*"' + TEXT_KEY, one[opening:]):
         return None
-    first_end, second = _json_end(two, two.index("{", two.index(_FIRST))), two.find(_SECOND)
+    first_end, second = json_end(two, two.index("{", two.index(FIRST))), two.find(SECOND)
     if second < 0:
         return None
-    pre, between = one[: one.index(_FIRST)], two[first_end:second]
+    pre, between = one[: one.index(FIRST)], two[first_end:second]
     begin = _common_marker(pre, between) or pre.strip()
-    separators = {one[name_end:opening].strip(), two[second + len(_SECOND) : two.index("{", second)].strip()}
+    separators = {one[name_end:opening].strip(), two[second + len(SECOND) : two.index("{", second)].strip()}
     numbered = len(separators) > 1  # the number of the call stands in them
-    separator = _common_end(*sorted(separators)) if numbered else separators.pop()
-    closers = [*_parts(between.removesuffix(begin)), *_parts(one[_json_end(one, opening) :])]
+    separator = common_end(*sorted(separators)) if numbered else separators.pop()
+    closers = [*_parts(between.removesuffix(begin)), *_parts(one[json_end(one, opening) :])]
     form = NamedFormat(
         begin=(begin,),
         separators=(separator.lstrip("0123456789"),),
@@ -188,9 +136,9 @@ def _named(one: Body, two: Body) -> tuple[Start, list[str]] | None:
     return start, [*form.begin, *form.separators, *form.opener, *form.closers]
 
 
-def _tagged(one: Body, two: Body) -> tuple[Start, list[str]] | None:
+def _tagged(one: str, two: str) -> tuple[Start, list[str]] | None:
     """A name, and each argument between tags."""
-    order = (_FIRST, _TEXT_KEY, _TEXT, _NUMBER_KEY, str(_NUMBER), _SECOND)
+    order = (FIRST, TEXT_KEY, TEXT, NUMBER_KEY, str(NUMBER), SECOND)
     gaps, at = [], 0
     for word in order:
         found = two.find(word, at)
@@ -209,7 +157,7 @@ def _tagged(one: Body, two: Body) -> tuple[Start, list[str]] | None:
     if not ends or len(key_ends) > 2:
         return None
     opener = [*_parts(pre.removesuffix(call_begin)), *begins[:-1]][:1]
-    tail = two[at:].rpartition(str(_NUMBER))[2].lstrip().removeprefix(value_end.strip())
+    tail = two[at:].rpartition(str(NUMBER))[2].lstrip().removeprefix(value_end.strip())
     form = TaggedFormat(
         begin=(begins[-1],),
         end=ends[0],

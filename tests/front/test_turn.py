@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,27 +15,26 @@ from frame.core.front.tools import read_tools
 from frame.core.front.turn import OutputParsers
 from frame.core.interfaces.errors import RequestError
 from frame.core.registry import Registry
-from frame.interfaces import ParserRequest, Tool
+from frame.interfaces import ParserRequest, StructuredOutputsParams, Tool
 from frame.plugins.endpoints.chat_messages import message_for_template
 
 F, G = ({"type": "function", "function": {"name": name}} for name in "fg")
 VOCABULARY = ["<|channel|>", "<|message|>", "[TOOL_CALLS]", "[THINK]", "<|call|>"]
 
 
-def parsers(tools: str | None = None, reasoning: str | None = None, **fields: Any) -> OutputParsers:
+def parsers(tools: str | None = None, reasoning: str | None = None, render: Any = None, **fields: Any) -> OutputParsers:
     registry, config = Registry.load(), FrameConfig()
 
     def make(kind: str, name: str | None) -> Any:
-        return registry.make(kind, name, config, render=None) if name else None
+        return registry.make(kind, name, config, render=render) if name else None
 
     return OutputParsers(
         tools=make("tool-parser", tools),
         reasoning=make("reasoning-parser", reasoning),
         forced=make("tool-parser", "json"),
-        auto=tools is not None,
         token_id=lambda text: VOCABULARY.index(text) if text in VOCABULARY else None,
         encode=lambda text: list(text.encode()),
-        **fields,
+        **{"auto": tools is not None, **fields},
     )
 
 
@@ -43,14 +43,69 @@ def completion(text: str, reason: str | None = "stop", index: int = 0) -> Any:
 
 
 def test_auto_needs_a_parser() -> None:
-    with pytest.raises(RequestError, match="needs a server with --enable-auto-tool-choice and --tool-call-parser"):
-        parsers().turn(tools=[F])
-    with pytest.raises(RequestError, match="--enable-auto-tool-choice"):
-        parsers().turn(tools=[F], tool_choice="auto")
-    assert parsers().turn(tools=[F], tool_choice="none").tools == [F]
-    assert parsers(exclude_when_none=True).turn(tools=[F], tool_choice="none").tools is None
+    with pytest.raises(RequestError, match="writes no tool calls that could be found; name their format"):
+        parsers(auto=True).turn(tools=[F])
+    with pytest.raises(RequestError, match="--no-enable-auto-tool-choice"):
+        parsers("hermes", auto=False).turn(tools=[F], tool_choice="auto")
+    found = parsers("hermes").tools
+    assert parsers(auto=True, find_tools=lambda: found).turn(tools=[F]).tools == [F]
+    assert parsers(exclude_when_none=False).turn(tools=[F], tool_choice="none").tools == [F]
+    assert parsers().turn(tools=[F], tool_choice="none").tools is None
     assert parsers("hermes").turn(tools=[F]).tools == [F]
     assert parsers().turn().tools is None
+
+
+def held(turn: Any, **constraint: Any) -> Any:
+    """The structural tag that a turn makes of a constraint, if it does."""
+    asked = StructuredOutputsParams(**constraint) if constraint else None
+    found = turn.constrain(SamplingParams(structured_outputs=asked), "").structured_outputs
+    return found and (json.loads(found.structural_tag)["format"] if found.structural_tag else found)
+
+
+def render(messages: Any, **_: Any) -> str:
+    calls = messages[-1].get("tool_calls") or ()
+    objects = [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in calls]
+    return messages[-1]["content"] + "\n".join(f"<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in objects)
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+STRICT = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
+
+
+def test_a_format_of_the_text_leaves_room_for_calls() -> None:
+    text, calls = held(parsers("hermes", render=render).turn(tools=[F]), json=SCHEMA)["elements"]
+    assert text == {"type": "json_schema", "json_schema": SCHEMA}
+    assert calls["elements"][0]["tags"][0]["begin"].startswith("<tool_call>")
+    turn = parsers("hermes").turn(tools=[F])  # no template: calls are a list, as demanded ones are
+    assert held(turn, json_object=True)["elements"][1]["elements"][0]["value"] == "["
+    turn.read(completion('[{"name": "f", "parameters": {}}]'))
+    assert [call.name for call in turn.message().calls] == ["f"]
+    for options in ({}, {"tools": [F], "tool_choice": "none"}):
+        assert held(parsers("hermes").turn(**options), json=SCHEMA).json == SCHEMA
+
+
+def test_calls_of_strict_tools_are_held_to_their_schemas() -> None:
+    form = held(parsers("hermes", render=render).turn(tools=[STRICT, G]))
+    assert form["triggers"] == ["<tool_call>"]
+    assert [tag["content"]["json_schema"] for tag in form["tags"]] == [SCHEMA, {"type": "object"}]
+    assert held(parsers("hermes", render=render).turn(tools=[F, G])) is None
+
+
+def test_gpt_oss_holds_formats_in_its_final_message() -> None:
+    turn = parsers("openai").turn(tools=[F])
+    found = held(turn, json=SCHEMA)
+    assert found.json == SCHEMA
+    assert bytes(found.start_after).decode() == "<|channel|>final<|message|>"
+    turn = parsers("openai").turn(tools=[F], tool_choice="required")
+    assert "parameters" in str(held(turn).json)
+    turn.read(
+        completion(
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+            '[{"name": "f", "parameters": {"n": 1}}]'
+        )
+    )
+    (call,) = turn.message().calls
+    assert (turn.message().reasoning, call.name, call.arguments) == ("Hm.", "f", '{"n": 1}')
 
 
 def test_allowed_tools_leave_the_others_out() -> None:

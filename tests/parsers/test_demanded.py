@@ -11,7 +11,6 @@ import pytest
 from frame import LLM, RequestOutputKind, SamplingParams
 from frame.core.config.tree import FrameConfig
 from frame.core.front.turn import OutputParsers
-from frame.core.interfaces.errors import RequestError
 from frame.core.registry import Registry
 from frame.interfaces import StructuredOutputsParams
 
@@ -120,7 +119,9 @@ def test_a_constraint_begins_after_the_reasoning() -> None:
     assert closed.structured_outputs.start_after == []
 
 
-def test_two_demands_exclude_each_other() -> None:
+def test_a_format_of_the_text_gives_way_to_a_demanded_call() -> None:
     turn = parsers().turn(tools=[TIME], tool_choice="required")
-    with pytest.raises(RequestError, match="excludes another format"):
-        turn.constrain(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")), "")
+    params = turn.constrain(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")), "")
+    assert params.structured_outputs is not None
+    assert params.structured_outputs.regex is None
+    assert "get_time" in json.dumps(params.structured_outputs.json)

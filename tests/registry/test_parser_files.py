@@ -93,5 +93,5 @@ def test_missing_names_and_files() -> None:
         Registry.load().check(FrameConfig.from_flat(tool_call_parser="hermess"))
     with pytest.raises(PluginError, match=r"no reasoning parser 'x'; there are: .*qwen3"):
         Registry.load().check(FrameConfig.from_flat(reasoning_parser="x"))
-    with pytest.raises(PluginError, match=r"--enable-auto-tool-choice needs --tool-call-parser; there are: .*hermes"):
-        Registry.load().check(FrameConfig.from_flat(enable_auto_tool_choice=True))
+    for choice in ("auto", "none"):
+        Registry.load().check(FrameConfig.from_flat(tool_call_parser=choice))

@@ -104,6 +104,7 @@ if TYPE_CHECKING:
         CallArguments as CallArguments,
         CallBegin as CallBegin,
         CallEnd as CallEnd,
+        CallTags as CallTags,
         Content as Content,
         OutputEvent as OutputEvent,
         OutputReader as OutputReader,
@@ -250,8 +251,8 @@ else:
         "logits": ("LogitsProcessor",),
         "batch_logits": ("AdapterLogitsProcessor", "BatchLogitsProcessor", "BatchUpdate", "MoveDirectionality"),
         "parser": (
-            "AssistantMessage", "CallArguments", "CallBegin", "CallEnd", "Content", "OutputEvent", "OutputReader",
-            "ParserRequest", "Reasoning", "ReasoningParser", "Tool", "ToolCall", "ToolParser", "joined",
+            "AssistantMessage", "CallArguments", "CallBegin", "CallEnd", "CallTags", "Content", "OutputEvent",
+            "OutputReader", "ParserRequest", "Reasoning", "ReasoningParser", "Tool", "ToolCall", "ToolParser", "joined",
         ),
         "turn": ("Turn",),
         "errors": ("ErrorShape", "RequestError"),

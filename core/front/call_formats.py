@@ -1,0 +1,93 @@
+"""Grammars of answers that may hold tool calls, as structural tags. Knows no model's format: parsers give theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ..interfaces.parser import CallTags
+from ..interfaces.sampling import StructuredOutputsParams
+
+Format = dict[str, Any]
+
+
+def text_or_calls(constraint: StructuredOutputsParams, calls: CallTags, parallel: bool) -> StructuredOutputsParams:
+    """Answers that obey `constraint`, or call; a structural tag of the older form stays as it is."""
+    text = _text_format(constraint)
+    if text is None:
+        return constraint
+    # a lexer reads the longest text it knows: beside other JSON, the head of a call must be JSON's parts, not one text
+    calls = replace(calls, tags=[_as_object(tag) or tag for tag in calls.tags])
+    return _tagged({"type": "or", "elements": [text, _calls_format(calls, parallel)]}, constraint)
+
+
+def text_with_calls(calls: CallTags, parallel: bool) -> StructuredOutputsParams:
+    """Free text in which what begins a call is a whole one."""
+    tags = calls.tags
+    if calls.opener:
+        tags = [{"type": "tag", "begin": calls.opener, "content": _several(calls, parallel), "end": calls.closer}]
+    return _tagged({"type": "triggered_tags", "triggers": [calls.trigger], "tags": tags}, StructuredOutputsParams())
+
+
+def _tagged(form: Format, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
+    tag = json.dumps({"type": "structural_tag", "format": form})
+    return msgspec.structs.replace(
+        constraint, json=None, json_object=None, regex=None, choice=None, grammar=None, structural_tag=tag
+    )
+
+
+def _calls_format(calls: CallTags, parallel: bool) -> Format:
+    ends = [{"type": "const_string", "value": text} for text in (calls.opener, calls.closer)]
+    inner = [ends[0], _several(calls, parallel), ends[1]]
+    return {"type": "sequence", "elements": [part for part in inner if part.get("value", True)]}
+
+
+def _as_object(tag: Mapping[str, Any]) -> Format | None:
+    """A call that is a JSON object, as the schema of that object; None for another."""
+    content = tag["content"]
+    try:
+        call = json.loads(f"{tag['begin']}null{tag['end']}")
+    except ValueError:
+        return None
+    if content["type"] != "json_schema" or not isinstance(call, dict):
+        return None
+    arguments = dict(content["json_schema"])
+    definitions = {key: arguments.pop(key) for key in ("$defs", "definitions") if key in arguments}
+    properties = {key: arguments if value is None else {"const": value} for key, value in call.items()}
+    schema = {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False,
+        **definitions,
+    }  # fmt: skip
+    return {**tag, "begin": "", "content": {"type": "json_schema", "json_schema": schema}, "end": ""}
+
+
+def _several(calls: CallTags, parallel: bool) -> Format:
+    return {
+        "type": "tags_with_separator",
+        "tags": calls.tags,
+        "separator": calls.separator or "",
+        "at_least_one": True,
+        "stop_after_first": not parallel or calls.separator is None,
+    }
+
+
+def _text_format(constraint: StructuredOutputsParams) -> Format | None:
+    """A constraint as a part of a structural tag."""
+    if constraint.json is not None:
+        schema = constraint.json
+        return {"type": "json_schema", "json_schema": json.loads(schema) if isinstance(schema, str) else schema}
+    if constraint.json_object:
+        return {"type": "json_schema", "json_schema": {"type": "object"}}
+    if constraint.regex is not None:
+        return {"type": "regex", "pattern": constraint.regex}
+    if constraint.grammar is not None:
+        return {"type": "grammar", "grammar": constraint.grammar}
+    if constraint.choice is not None:
+        return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in constraint.choice]}
+    tag = json.loads(constraint.structural_tag or "{}")
+    form: Format | None = tag.get("format") if isinstance(tag, dict) else None
+    return form

@@ -1,0 +1,81 @@
+"""The tool parser of a checkpoint that nobody named one for: by the model, else by its template."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frame.core.config.tree import FrameConfig
+from frame.core.front.prompts import ParsedPrompt
+from frame.core.front.turn import build_parsers
+from frame.core.interfaces.errors import RequestError
+from frame.core.registry import Registry
+
+F = {"type": "function", "function": {"name": "f"}}
+HERMES = "{% for call in calls %}<tool_call>{{ call }}</tool_call>{% endfor %}<args-json-object>"
+
+
+def front(model_type: str, template: Any, rendered: str = "") -> Any:
+    """A front whose chats all render as `rendered`, with the name of a function that was called."""
+
+    def render_chat(messages: Any, options: Any) -> ParsedPrompt:
+        calls = messages[-1].get("tool_calls") or ()
+        texts = (rendered.replace("NAME", call["function"]["name"]) for call in calls)
+        return ParsedPrompt(text="<answer>" + messages[-1]["content"] + "".join(texts) + "<end>")
+
+    hf = SimpleNamespace(chat_template=template)
+    tokenizer = SimpleNamespace(hf=hf, token_id=lambda text: None, encode=lambda text, add_special_tokens: [1])
+    source = SimpleNamespace(get_or_none=lambda: tokenizer)
+    checkpoint = SimpleNamespace(model_type=model_type)
+    return SimpleNamespace(checkpoint=checkpoint, source=source, chat_template=None, render_chat=render_chat)
+
+
+def chosen(model_type: str, template: Any, **settings: Any) -> str:
+    parsers = build_parsers(FrameConfig.from_flat(**settings), Registry.load(), front(model_type, template))
+    return type(parsers.tools).__name__
+
+
+@pytest.mark.parametrize(
+    ("model_type", "template", "want"),
+    [
+        ("qwen3", HERMES, "HermesParser"),
+        ("qwen3_moe", "<tool_call>\n<function=example>", "Qwen3CoderParser"),
+        ("qwen3_moe", {"default": "x", "tool_use": HERMES}, "HermesParser"),
+        ("gpt_oss", "<|channel|>", "HarmonyParser"),
+        ("deepseek_v3", "<｜tool▁sep｜>", "DeepSeekV31Parser"),
+        ("deepseek_v3", "<｜tool▁sep｜>\n```json", "DeepSeekV3Parser"),
+        ("kimi_k2", "<|tool_call_begin|>", "KimiK2Parser"),
+        ("mistral", "[TOOL_CALLS]", "MistralParser"),
+        ("mistral", HERMES, "NoneType"),
+        ("unheard_of", HERMES, "NoneType"),
+    ],
+)
+def test_the_model_and_its_template_choose(model_type: str, template: Any, want: str) -> None:
+    assert chosen(model_type, template) == want
+
+
+def test_settings_come_first() -> None:
+    assert chosen("qwen3", HERMES, tool_call_parser="mistral") == "MistralParser"
+    assert chosen("qwen3", HERMES, tool_call_parser="none") == "NoneType"
+
+
+def test_other_models_are_asked_through_their_template_when_tools_come() -> None:
+    rendered = '<call>{"name": "NAME", "arguments": {"probe_text": "probe value", "probe_number": 4711}}</call>'
+    parsers = build_parsers(FrameConfig(), Registry.load(), front("unheard_of", "x", rendered))
+    assert parsers.tools is None
+    turn = parsers.turn(tools=[F])
+    turn.read(
+        SimpleNamespace(index=0, text='<call>{"name": "f", "arguments": {}}</call>', token_ids=[], finish_reason="stop")
+    )
+    assert [call.name for call in turn.message().calls] == ["f"]
+
+
+def test_templates_without_calls_say_what_to_do() -> None:
+    for settings in ({}, {"tool_call_parser": "none"}):
+        parsers = build_parsers(FrameConfig.from_flat(**settings), Registry.load(), front("unheard_of", "x"))
+        assert parsers.turn().tools is None
+        with pytest.raises(RequestError, match="--tool-call-parser"):
+            parsers.turn(tools=[F])
+        assert parsers.turn(tools=[F], tool_choice="required").tools == [F]
