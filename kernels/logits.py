@@ -53,7 +53,7 @@ def _apply_bitmask(logits, rows, words, vocab, stride, words_stride, BLOCK: tl.c
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = token < vocab
     word = tl.load(words + place * words_stride + (token >> 5), mask=exists, other=0)
-    forbidden = exists & (((word >> (token & 31)) & 1) == 0)
+    forbidden = exists & (((word >> (token & 31)) & 1) == 0) & (row >= 0)
     tl.store(logits + row * stride + token, tl.full([BLOCK], -float("inf"), tl.float32), mask=forbidden)
 
 

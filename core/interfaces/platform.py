@@ -129,8 +129,8 @@ class Memory(ABC):
 
 #: The parts of a step; each launch of a step lies in one of them.
 Part = Literal["writes", "forward", "draw", "drafts"]
-#: What else varies in length: runs staged for a table, the values in them, rows with a token mask, draws of drafts.
-Length = Literal["runs", "values", "masks", "draws"]
+#: What varies in length besides a shape: runs staged for a table, the values in them, rows with a token mask.
+Length = Literal["runs", "values", "masks"]
 Result = TypeVar("Result")
 
 
@@ -180,7 +180,8 @@ class Shapes(ABC):
     def pad(self, what: Length, count: int) -> int:
         """How many of `what` a step has in place of `count` (> 0): as many or more.
 
-        The runner fills up with runs of length 0 for slot -1, values and rows that nothing reads, and masks for row -1.
+        The runner fills up with runs of length 0 for slot -1, values that no run holds, and masks for row -1, all of
+        which ops leave alone.
         """
         del what
         return count

@@ -22,7 +22,11 @@ def keep_only(logits: Tensor, rows: Tensor, entry_rows: Tensor, token_ids: Tenso
 
 
 def apply_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
-    """Forbids in logits[rows[i]] every id v whose bit v % 32 of words[i, v // 32] is 0; `words` int32 [n, ⌈V / 32⌉]."""
+    """Forbids in logits[rows[i]] every id v whose bit v % 32 of words[i, v // 32] is 0; `words` int32 [n, ⌈V / 32⌉].
+
+    Masks for row -1 only fill up.
+    """
+    rows, words = rows[rows >= 0], words[rows >= 0]
     vocab_size = logits.shape[-1]
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = ((words[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :vocab_size]

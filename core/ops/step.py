@@ -15,14 +15,15 @@ from torch import Tensor
 def write_rows(table: Tensor, slots: Tensor, starts: Tensor, lengths: Tensor, values: Tensor) -> None:
     """table[slots[i], starts[i] : starts[i] + lengths[i]] = the i-th run of `values` (runs concatenated).
 
-    `table` [R, width]; later runs win where runs overlap.
+    `table` [R, width]; later runs win where runs overlap. Runs of length 0 (of slot -1 where they fill up) and values
+    behind the last run are left alone.
     """
     count = lengths.long()
     rows = torch.repeat_interleave(slots.long(), count)
     ends = count.cumsum(0)
-    within = torch.arange(values.shape[0], device=values.device) - torch.repeat_interleave(ends - count, count)
+    within = torch.arange(rows.shape[0], device=values.device) - torch.repeat_interleave(ends - count, count)
     columns = torch.repeat_interleave(starts.long(), count) + within
-    table[rows, columns] = values.to(table.dtype)
+    table[rows, columns] = values[: rows.shape[0]].to(table.dtype)
 
 
 def write_values(vector: Tensor, slots: Tensor, values: Tensor) -> None:
@@ -107,7 +108,8 @@ def build_inputs(
 def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
     """Appends `sampled` [B] at token_ids[slots[i], lengths[i]], so that the next step reads them on the device.
 
-    Rows whose sampled id is negative (an unfinished prefill) or whose length is 0 (padding) are left alone.
+    Rows whose sampled id is negative (an unfinished prefill) or whose length is 0 (padding, maybe of slot -1) are left
+    alone.
     """
     kept = (sampled >= 0) & (lengths > 0)
     token_ids[slots.long()[kept], lengths.long()[kept]] = sampled[kept].to(token_ids.dtype)

@@ -69,6 +69,8 @@ class CpuOps(Ops):
 
     @staticmethod
     def apply_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        if len(rows) and rows.min() < 0:
+            rows, words = rows[rows >= 0], words[rows >= 0]
         whole = len(rows) == len(logits) and np.array_equal(rows.numpy(), np.arange(len(logits)))
         part = logits if whole else logits[rows]
         _forbid(part.numpy(), words.numpy().view(np.uint8))
@@ -144,7 +146,7 @@ class CpuOps(Ops):
     @staticmethod
     def write_rows(table: Tensor, slots: Tensor, starts: Tensor, lengths: Tensor, values: Tensor) -> None:
         rows, source, first = table.numpy(), values.numpy(), 0
-        if len(source) == len(slots):
+        if len(source) == len(slots) and (lengths.numpy() == 1).all():
             rows[slots.numpy(), starts.numpy()] = source
             return
         for slot, start, length in zip(slots.tolist(), starts.tolist(), lengths.tolist(), strict=True):

@@ -24,7 +24,7 @@ class ProcessorSlots:
         brought = RequestProcessors(lambda params: params.logits_processors or (), device=device)
         self._loaded = bool(processors)
         self._processors: list[LogitsProcessor] = [brought, *processors]
-        self._opted = np.zeros((len(self._processors), max_slots), bool)
+        self._opted = np.zeros((len(self._processors), max_slots + 1), bool)  # the last, -1, is nobody's
         self._reads = np.zeros(max_slots, bool)
         self._outputs: dict[int, list[int]] = {}
 

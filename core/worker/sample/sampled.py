@@ -47,12 +47,14 @@ class Sampled:
 
     def fill(self, result: StepResult, arrays: Mapping[str, np.ndarray], samples: np.ndarray) -> None:
         """Puts the host's copy of `tensors()` into a result; `samples` bool [B] are the plan's rows that sample."""
-        result.token_ids[samples, 0] = arrays["token_ids"]
-        finite = np.isfinite(arrays["drawn"])
+        count = np.count_nonzero(samples)  # rows behind them fill up
+        result.token_ids[samples, 0] = arrays["token_ids"][:count]
+        drawn = arrays["drawn"][:count]
+        finite = np.isfinite(drawn)
         if self.logprobs or np.count_nonzero(finite) < len(finite):
             rows = np.flatnonzero(samples)
             result.logprobs = self._logprob_rows(arrays, rows, np.arange(len(rows)), np.ones(len(rows), np.int64))
-            _fail_unsound(result, arrays["drawn"], rows)
+            _fail_unsound(result, drawn, rows)
 
     def _logprob_rows(
         self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, starts: np.ndarray, counts: np.ndarray

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...interfaces.logits import LogitsProcessor
-from ...interfaces.platform import Streams
+from ...interfaces.platform import AnyShape, Shapes, Streams
 from ...interfaces.step import NewRequest, TokenMasks
 from ...ops import Ops
 from .draws import Ahead
@@ -41,7 +41,9 @@ class Sampler:
         vocab_size: int,
         logprobs_mode: str = "raw_logprobs",
         processors: Sequence[LogitsProcessor] = (),
+        shapes: Shapes | None = None,
     ) -> None:
+        self._shapes = shapes or AnyShape()
         self.logprobs_mode = logprobs_mode
         self.vocab_size = vocab_size
         self._raw = logprobs_mode.startswith("raw")
@@ -124,12 +126,15 @@ class Sampler:
         masks: bytes = b"",
         ahead: Ahead | None = None,
     ) -> Sampled:
-        """Draws one token a row. Row i of `logits` float [N, V], which may be overwritten, is of slot `host_slots[i]`.
+        """Draws one token a row. Row i of `logits` float [N, V], which may be overwritten, is of slot `host_slots[i]`,
+        rows behind the last slot are of nobody.
 
         `lengths` int [N] are the tokens that each row knows so far, which is the position of the token being drawn;
         `masks` packed `TokenMasks` or empty. With drafts `ahead` a slot may have several rows, unless it
         `draws_alone`, and the caller must tell with `remember` what came of them.
         """
+        if len(host_slots) < len(logits):
+            host_slots = np.append(host_slots, np.full(len(logits) - len(host_slots), -1, host_slots.dtype))
         batch = self._slots.batch(host_slots)
         if not batch.need and not masks:
             return Sampled(*self._ops.greedy(logits))
@@ -161,6 +166,9 @@ class Sampler:
             places = [place for place, slot in enumerate(slots.tolist()) if slot in row_of]
             rows = np.array([row_of[slot] for slot in slots[places].tolist()], np.int64)
             words = words if len(places) == len(slots) else words[places]
+        missing = self._shapes.pad("masks", len(rows)) - len(rows) if len(rows) else 0
+        if missing:
+            rows, words = np.append(rows, [-1] * missing), np.pad(words, ((0, missing), (0, 0)))
         if len(rows):
             self._ops.apply_bitmask(logits, self._streams.stage(rows), self._streams.stage(words))
 

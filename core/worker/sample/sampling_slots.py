@@ -96,13 +96,14 @@ class SamplingSlots:
     def __init__(self, max_slots: int, vocab_size: int, streams: Streams, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.version = 0
-        self.needs = np.zeros(max_slots, np.int32)
-        self.temperature = np.zeros(max_slots, np.float32)
-        self.top_k = np.zeros(max_slots, np.int32)
-        self.top_p = np.ones(max_slots, np.float32)
-        self.min_p = np.zeros(max_slots, np.float32)
-        self.streams = np.zeros(max_slots, np.int64)
-        self.logprobs = np.full(max_slots, -1, np.int32)
+        rows = max_slots + 1  # the last, -1, is nobody's: rows that fill up a batch ask for nothing
+        self.needs = np.zeros(rows, np.int32)
+        self.temperature = np.zeros(rows, np.float32)
+        self.top_k = np.zeros(rows, np.int32)
+        self.top_p = np.ones(rows, np.float32)
+        self.min_p = np.zeros(rows, np.float32)
+        self.streams = np.zeros(rows, np.int64)
+        self.logprobs = np.full(rows, -1, np.int32)
         self.heat = torch.zeros(max_slots, dtype=torch.float32, device=device)
         self.heat_streams = torch.zeros(max_slots, dtype=torch.int64, device=device)
         self._streams = streams

@@ -46,9 +46,11 @@ class RunnerSetup:
         ops, streams, device = platform.ops(), platform.streams(), platform.device
         max_slots, block_size = config.scheduler.max_num_seqs, layout.block_size
         max_len = checkpoint.max_model_len
-        state = RequestState(max_slots, max_len + 1, ops=ops, streams=streams, device=device)
+        state = RequestState(max_slots, max_len + 1, ops=ops, streams=streams, shapes=steps.shapes, device=device)
         max_blocks = -(-(max_len + 1) // block_size)
-        tables = BlockTables(len(layout.groups), max_slots, max_blocks, ops=ops, streams=streams, device=device)
+        tables = BlockTables(
+            len(layout.groups), max_slots, max_blocks, ops=ops, streams=streams, shapes=steps.shapes, device=device
+        )
         max_tokens = config.scheduler.max_num_batched_tokens
         buffers = StepBuffers.allocate(max_tokens, max_slots, max_blocks, len(layout.groups), device)
         sampler = Sampler(
@@ -59,6 +61,7 @@ class RunnerSetup:
             vocab_size=checkpoint.vocab_size,
             logprobs_mode=config.model.logprobs_mode,
             processors=processors,
+            shapes=steps.shapes,
         )
         speculation = make_speculation(
             config, self._registry, sampler, state.token_ids, ops=ops, streams=streams, device=device

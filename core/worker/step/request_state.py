@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...interfaces.platform import Streams
+from ...interfaces.platform import AnyShape, Shapes, Streams
 from ...interfaces.step import BlockAppend, NewRequest
 from ...ops import Ops
 
@@ -18,10 +18,11 @@ from ...ops import Ops
 class StagedRows:
     """Pending writes of runs of int32 into rows of one table [R, width]."""
 
-    def __init__(self, table: Tensor, ops: Ops, streams: Streams) -> None:
+    def __init__(self, table: Tensor, ops: Ops, streams: Streams, shapes: Shapes | None = None) -> None:
         self.table = table
         self._ops = ops
         self._streams = streams
+        self._shapes = shapes or AnyShape()
         self._heads: list[np.ndarray] = []  # int32 [3, runs]: slots, starts, lengths
         self._values: list[np.ndarray] = []
 
@@ -43,9 +44,14 @@ class StagedRows:
         if not self._heads:
             return
         heads = self._heads[0] if len(self._heads) == 1 else np.concatenate(self._heads, 1)
-        packed = np.concatenate([heads.ravel(), *self._values]).astype(np.int32, copy=False)
+        values = self._values[0] if len(self._values) == 1 else np.concatenate(self._values)
+        count, length = self._shapes.pad("runs", heads.shape[1]), self._shapes.pad("values", len(values))
+        if count > heads.shape[1]:
+            filling = np.repeat(np.array([[-1], [0], [0]], np.int32), count - heads.shape[1], 1)
+            heads = np.concatenate((heads, filling), 1)
+        packed = np.zeros(3 * count + length, np.int32)
+        packed[: 3 * count], packed[3 * count :][: len(values)] = heads.ravel(), values
         staged = self._streams.stage(packed)
-        count = heads.shape[1]
         slots, starts, lengths = staged[: 3 * count].view(3, count).unbind(0)
         self._ops.write_rows(self.table, slots, starts, lengths, staged[3 * count :])
         self._heads.clear()
@@ -59,12 +65,21 @@ class RequestState:
     left; only what lies before a request's known length is ever read.
     """
 
-    def __init__(self, max_slots: int, max_len: int, *, ops: Ops, streams: Streams, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_slots: int,
+        max_len: int,
+        *,
+        ops: Ops,
+        streams: Streams,
+        device: torch.device,
+        shapes: Shapes | None = None,
+    ) -> None:
         self.token_ids = torch.zeros((max_slots, max_len), dtype=torch.int32, device=device)
         self.prompt_len = np.zeros(max_slots, dtype=np.int32)
         self.prefill_len = np.zeros(max_slots, dtype=np.int32)
         self.request_ids: list[str | None] = [None] * max_slots
-        self._staged = StagedRows(self.token_ids, ops, streams)
+        self._staged = StagedRows(self.token_ids, ops, streams, shapes)
 
     def add(self, request: NewRequest) -> None:
         """A request takes its slot; every field of it is set anew."""
@@ -88,12 +103,20 @@ class BlockTables:
     """One table int32 [R, max_blocks] per KV group."""
 
     def __init__(
-        self, num_groups: int, max_slots: int, max_blocks: int, *, ops: Ops, streams: Streams, device: torch.device
+        self,
+        num_groups: int,
+        max_slots: int,
+        max_blocks: int,
+        *,
+        ops: Ops,
+        streams: Streams,
+        device: torch.device,
+        shapes: Shapes | None = None,
     ) -> None:
         self.tables = [
             torch.zeros((max_slots, max_blocks), dtype=torch.int32, device=device) for _ in range(num_groups)
         ]
-        self._staged = [StagedRows(table, ops, streams) for table in self.tables]
+        self._staged = [StagedRows(table, ops, streams, shapes) for table in self.tables]
 
     def add(self, request: NewRequest) -> None:
         """The blocks that a request brings, over whatever its slot held."""

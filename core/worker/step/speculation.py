@@ -136,7 +136,7 @@ class Speculation(NoSpeculation):
         count, rows = len(owner), len(sampling)
         owners, offsets, tokens = staged[: 3 * count].view(3, count)
         first_tokens, starts, limits = staged[3 * count :].view(3, rows)
-        slots = inputs.slots.long()
+        slots = inputs.slots[:rows].long()
         known, device = self._known[slots], slots.device
         places = torch.arange(int(layout.num_draws.max()), device=device)
         last = len(inputs.input_ids) - 1
@@ -147,7 +147,7 @@ class Speculation(NoSpeculation):
             host_slots=inputs.host_slots[owner],
             lengths=known[owners] + offsets,
             ahead=Ahead(before, offsets),
-            slots=inputs.slots,
+            slots=inputs.slots[:rows],
             known=known,
             places=(starts[:, None] + places).clamp(max=count - 1),
             drafts=drafts,
@@ -176,7 +176,7 @@ class Speculation(NoSpeculation):
         )
 
     def propose(self, plan: StepPlan, inputs: StepInputs, kept: VerifiedTokens) -> VerifiedTokens:
-        known, slots = kept.known, inputs.slots
+        known, slots = kept.known, inputs.slots[: len(kept.known)]
         if self._batch_limit is not None and len(plan.slots) > self._batch_limit:
             drafted = torch.zeros_like(known)
         else:

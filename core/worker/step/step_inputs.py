@@ -26,9 +26,9 @@ class StepInputs:
     """T tokens of B rows. `input_ids` int32 [T], `positions` int64 [T]: what lies there once `fill` was called.
 
     `batches` gives the rows as each KV group sees them. `rows` and `slots` int32 [S] are, on the device, the last token
-    and the slot of each row that samples (`rows` None: the first S tokens, in order); `host_slots` [S] the same slots
-    on the host; `lengths` int32 [S] tokens known then: the position to be drawn. Where the shape pads what samples,
-    the last of them have token 0, slot -1 and length 0.
+    and the slot of each row that samples (`rows` None: the first S tokens, in order); `lengths` int32 [S] tokens known
+    then: the position to be drawn; `host_slots` the same slots on the host. Where the shape pads what samples, those
+    behind the last of `host_slots` have token 0, slot -1 and length 0.
     """
 
     input_ids: Tensor
@@ -109,7 +109,7 @@ class InputBuilder:
             packed_rows[1] = -1
             packed_rows[:, : len(sampling)] = ends, slots[sampling], packed[1, sampling] + packed[2, sampling]
             last, sampled, lengths = self._streams.stage(packed_rows).unbind(0)
-            slots = packed_rows[1]
+            slots = slots[sampling]
         prefix = self._prefix(shape, plan.prefixes)
         return StepInputs(
             input_ids=views.input_ids,

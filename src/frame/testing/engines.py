@@ -74,6 +74,23 @@ def drain(engine: Engine, requests: Sequence[EngineRequest], limit: int = 20_000
     raise AssertionError(f"the engine did not finish {len(requests)} requests in {limit} steps")
 
 
+def mixed_requests(engine: Engine, given: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """Tokens by name of requests that are greedy and random in turn, of unlike lengths, added two at a time."""
+    left = [
+        request(f"{place}", prompt, 4 + 3 * place, seed=place, temperature=(0.0, 0.8)[place % 2])
+        for place, prompt in enumerate(given)
+    ]
+    outputs: dict[str, list[EngineOutput]] = {one.request_id: [] for one in left}
+    while left or engine.has_unfinished():
+        for one in left[:2]:
+            engine.add(one)
+        del left[:2]
+        for output in engine.step():
+            assert output.error is None, f"request {output.request_id} failed: {output.error}"
+            outputs[output.request_id].append(output)
+    return {name: tokens_of(found) for name, found in outputs.items()}
+
+
 def tokens_of(outputs: Sequence[EngineOutput]) -> list[int]:
     """All token ids of a request."""
     return [token for output in outputs for token in output.token_ids]

@@ -104,6 +104,15 @@ def _write_rows(draw: Draw) -> Arguments:
     return (draw.ints(9, 4, 8), slots, starts, lengths, draw.ints(99, 6)), {}
 
 
+def _padded_rows(draw: Draw, *lengths: int) -> Arguments:
+    """Runs that fill up are of slot -1 and hold nothing; the values end with some of no run."""
+    padding = [0] * (4 - len(lengths))
+    slots = torch.tensor([[2, 0, 1][: len(lengths)] + [-1 for _ in padding]], dtype=torch.int32)[0]
+    starts = torch.tensor([[1, 3, 4][: len(lengths)] + padding], dtype=torch.int32)[0]
+    return (draw.ints(9, 4, 8), slots, starts, torch.tensor([*lengths, *padding], dtype=torch.int32),
+            draw.ints(99, 4)), {}  # fmt: skip
+
+
 def _build_inputs(draw: Draw, padded_tokens: int, padded_rows: int, num_groups: int) -> Arguments:
     """Buffers hold just the step, and rows as many blocks, so that all but the tables of padding rows is defined."""
     rows = torch.zeros(3, padded_rows, dtype=torch.int32)
@@ -117,7 +126,12 @@ def _build_inputs(draw: Draw, padded_tokens: int, padded_rows: int, num_groups: 
 
 def _advance(draw: Draw) -> Arguments:
     lengths = torch.tensor([5, 3, 7, 0], dtype=torch.int32)
-    return (draw.ints(9, 4, 8), torch.tensor([3, 0, 1, 0], dtype=torch.int32), lengths, torch.tensor([8, -1, 4, 5])), {}
+    return (
+        draw.ints(9, 4, 8),
+        torch.tensor([3, 0, 1, -1], dtype=torch.int32),
+        lengths,
+        torch.tensor([8, -1, 4, 5]),
+    ), {}
 
 
 def _sparse(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,7 +168,8 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
                                    torch.tensor([0.5, 1.0, 0.9, 0.99])), {})],
     "add_bias": [lambda d: ((*_sparse(d), torch.tensor([1.5, float("-inf"), -2.0])), {})],
     "keep_only": [lambda d: ((d.float32(3, 50), torch.tensor([0, 2]), *_sparse(d)[1:]), {})],
-    "apply_bitmask": [lambda d: ((d.float32(3, 50), torch.tensor([0, 2]), d.ints(2**31 - 1, 2, 2)), {})],
+    "apply_bitmask": [lambda d: ((d.float32(3, 50), torch.tensor([0, 2]), d.ints(2**31 - 1, 2, 2)), {}),
+                      lambda d: ((d.float32(3, 50), torch.tensor([2, -1, 0, -1]), d.ints(2**31 - 1, 4, 2)), {})],
     "match_tails": [lambda d: ((torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
                                 torch.tensor([[-1, 2, 3], [4, 5, 7], [-1, -1, -1]])), {})],
     "penalize": [_penalize],
@@ -166,7 +181,8 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
                                   torch.tensor([2, 2, 2, 1], dtype=torch.int32)), {})],
     "sum_rows": [lambda d: ((d.floats(7, 16), torch.tensor([3, 0, 4])), {})],
     "unit": [lambda d: ((d.float32(4, 16) * torch.tensor([[1.0], [0.0], [3.0], [1e-3]]),), {})],
-    "write_rows": [_write_rows],
+    "write_rows": [_write_rows, lambda d: _padded_rows(d, 1, 2), lambda d: _padded_rows(d, 1, 1, 1),
+                   lambda d: _padded_rows(d)],
     "write_values": [lambda d: ((d.ints(9, 8), torch.tensor([4, 0, 7], dtype=torch.int32), d.ints(99, 3)), {})],
     "build_inputs": [lambda d: _build_inputs(d, 10, 3, 1), lambda d: _build_inputs(d, 16, 5, 2),
                      lambda d: _build_inputs(d, 10, 8, 0)],

@@ -30,12 +30,16 @@ from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers
 
-from .engines import SMALL, greedy, prompts, running
+from .engines import SMALL, greedy, mixed_requests, prompts, running
 from .op_cases import CASES, Draw
 from .plugin_suite import PluginSuite, reason_or_none
+from .sizes import leading_sizes, watched_ops
 from .tiny import write_tiny
 
 OPS = sorted(name for name in vars(Ops) if not name.startswith("_"))
+#: Of prompts: batches by which every size is met, and one of lengths that none of them has.
+_LENGTHS = ((60, 3, 33, 1, 17, 48), (1,), (64, 64, 64, 64, 9, 9, 9, 9), (31, 31), (2, 2, 2), (62,) * 7, (15,), (7, 100))
+_OTHER_LENGTHS = (59, 5, 34, 2, 18, 47, 98)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -53,6 +57,9 @@ class PlatformSuite(PluginSuite):
     kind = "platform"
     #: the checkpoint that is served
     architecture: ClassVar[str] = "LlamaForCausalLM"
+
+    #: the most sizes (rows, tokens, samples) that a platform of static shapes has; 0: it takes any, none are counted
+    max_sizes: ClassVar[int] = 0
 
     def tolerance(self, dtype: torch.dtype) -> float:
         """Largest absolute and relative difference of an op from its reference."""
@@ -313,6 +320,25 @@ class PlatformSuite(PluginSuite):
         assert all(len(tokens) == 12 for tokens in together)
         if dtype == "float32":
             assert together == self.reference(tmp_path, given), "tokens differ from the transformers library's"
+
+    def test_a_fixed_set_of_sizes_is_met(self, platform: Platform, tmp_path: Path) -> None:
+        """Tensors that ops are given have few sizes, and requests of other lengths bring none that are new."""
+        if not self.max_sizes:
+            pytest.skip("the platform takes any size")
+        dtype = str(self.dtypes(platform)[0]).removeprefix("torch.")
+        write_tiny(tmp_path, self.architecture)
+        settings = {**SMALL, "max_num_seqs": 8, "model": str(tmp_path), "platform": self.name, "dtype": dtype}
+        seen: set[tuple[Any, ...]] = set()
+        with watched_ops(type(platform), seen), running(self.config(**settings), self.registry()) as engine:
+            for seed, lengths in enumerate(_LENGTHS):
+                mixed_requests(engine, prompts(512, lengths, seed))
+            assert seen, "the engine's steps reached no op of the platform"
+            before = set(seen)
+            mixed_requests(engine, prompts(512, _OTHER_LENGTHS, seed=99))
+            new = sorted(map(str, seen - before))
+        for (op, place), sizes in leading_sizes(before).items():
+            assert len(sizes) <= self.max_sizes, f"argument {place} of op {op} has sizes {sorted(sizes)}"
+        assert not new, f"ops met sizes that no request before had: {'; '.join(new[:5])}"
 
     def reference(self, folder: Path, given: Sequence[Sequence[int]]) -> list[list[int]]:
         """What the transformers library continues each prompt with, greedily, on the CPU in float32."""
