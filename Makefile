@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_WITH_PROGRESS := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 PIP := $(PIP_WITH_PROGRESS) --quiet
 
-.PHONY: serve setup test test-slow test-gpu sanitize snapshots check audit fix docs docs-serve bench clean
+.PHONY: serve setup test matrix test-slow test-gpu sanitize snapshots check audit fix docs docs-serve bench clean
 
 serve: $(VENV)/.run  ## install and serve the demo model on 127.0.0.1:8000
 	$(BIN)/frame serve
@@ -26,6 +26,9 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 
 test: $(VENV)/.dev  ## all tests that need no GPU
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+matrix: $(VENV)/.dev  ## every combination of parameters that `make test` leaves out
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'matrix and not gpu and not slow'
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'slow and not gpu'

@@ -16,6 +16,8 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.product_cases import mark_products
+
 #: Begun first, so that no worker is left alone with one of them at the end (`--no-loadscope-reorder` keeps the order).
 _LONG_FILES = (
     "tests/kernels/test_interpreted.py",
@@ -115,7 +117,9 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_products(items)  # before cases are chosen by their markers
     places = {name: place for place, name in enumerate(_LONG_FILES)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
