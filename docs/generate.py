@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import annotated_types
+import included
 import msgspec
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -390,10 +391,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> None:
-    """Writes every page."""
+    """Writes every page, and the code of tested files into pages that show it."""
     FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    for name, text in included.pages().items():
+        (FOLDER.parent / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

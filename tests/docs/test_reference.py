@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,7 @@ import yaml
 
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat, to_flat
+from frame.core.offers import KINDS
 from frame.vllm_names.arguments import TRANSLATIONS
 from frame.vllm_names.unused import UNUSED
 
@@ -53,6 +56,8 @@ EXAMPLES: dict[str, tuple[Any, str, Any]] = {
 
 
 def generator() -> ModuleType:
+    if str(DOCS) not in sys.path:
+        sys.path.append(str(DOCS))
     spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
     assert spec is not None
     assert spec.loader is not None
@@ -64,6 +69,25 @@ def generator() -> ModuleType:
 def test_generated_pages_are_up_to_date() -> None:
     for name, text in generator().pages().items():
         assert (DOCS / "reference" / name).read_text(encoding="utf-8") == text, f"{name} is old: run `make docs`"
+
+
+def test_code_on_pages_is_that_of_the_files_that_tests_run() -> None:
+    generator()
+    for name, text in importlib.import_module("included").pages().items():
+        assert (DOCS / name).read_text(encoding="utf-8") == text, f"{name} shows old code: run `make docs`"
+        assert "--8<--" not in text
+
+
+def test_every_name_of_the_contract_is_in_its_reference() -> None:
+    generator()
+    pages = importlib.import_module("plugin_reference").pages()
+    for area in ("interfaces", "layers", "ops", "settings", "testing"):
+        page = pages[f"plugin-{area}.md"]
+        there = set(re.findall(r"^### (\w+)$", page, re.MULTILINE))
+        assert there == set(dir(importlib.import_module(f"frame.{area}"))), area
+    assert set(re.findall(r"^## (\w+)$", pages["plugin-hooks.md"], re.MULTILINE)) == {
+        kind.hook for kind in KINDS.values()
+    }
 
 
 def test_every_page_is_in_the_navigation() -> None:

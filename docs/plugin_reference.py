@@ -1,0 +1,179 @@
+"""Makes the reference of the plugin API from sources: signatures, docstrings, and the comments of fields.
+
+A hook of mkdocs: the pages are part of the site and lie in no folder. Reads sources only and imports none of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ROOT / "src" / "frame"
+_ABOUT = {
+    "interfaces": "What plugins implement, and what crosses between the parts of frame.",
+    "layers": "Layers that models are put together from.",
+    "ops": "The ops that a platform may override, and the references that its own ones are made of.",
+    "settings": "What commands and plugins use of the configuration.",
+    "testing": "Contract suites and test doubles for plugin authors. The suites need `pip install 'frame-llm[test]'`.",
+}
+
+
+def pages() -> dict[str, str]:
+    """File name → content of a page for the hooks, and of one for each module that plugins import."""
+    made = {f"plugin-{area}.md": "\n\n".join(_area(area, about)) for area, about in _ABOUT.items()}
+    return {"plugin-hooks.md": "\n\n".join(_hooks()), **made}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages to the site; called by mkdocs."""
+    from mkdocs.structure.files import File
+
+    for name, text in pages().items():
+        files.append(File.generated(config, f"reference/{name}", content=text))
+    return files
+
+
+def _hooks() -> Iterator[str]:
+    tree = _parse(_source("frame.core.hookspecs"))
+    yield "# Plugin API: hooks"
+    yield ast.get_docstring(tree) or ""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield f"## {node.name}"
+            yield _fenced(_signature(node))
+            yield _text(node)
+
+
+def _area(area: str, about: str) -> Iterator[str]:
+    yield f"# Plugin API: frame.{area}"
+    yield f"{about} The names below are imported from `frame.{area}`."
+    for home, names in _homes(area):
+        source = _source(home)
+        tree = _parse(source)
+        yield f"## {home.rpartition('.')[2].replace('_', ' ')}"
+        yield ast.get_docstring(tree) or ""
+        for name in names:
+            yield from _named(name, tree, source)
+
+
+def _homes(area: str) -> Iterator[tuple[str, list[str]]]:
+    """The modules that define the names of a facade module, as its imports for type checkers say."""
+    package = f"frame.{area}"
+    for block in _parse(_source(package)).body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            homes: dict[str, list[str]] = {}
+            for node in block.body:
+                if isinstance(node, ast.ImportFrom):
+                    module = f"{package}.{node.module}" if node.level else str(node.module)
+                    homes.setdefault(module, []).extend(alias.name for alias in node.names)
+            yield from homes.items()
+
+
+def _named(name: str, tree: ast.Module, source: Path) -> Iterator[str]:
+    lines = source.read_text(encoding="utf-8").splitlines()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            yield f"### {name}"
+            yield _fenced(ast.unparse(ast.ClassDef(name, node.bases, node.keywords, [ast.Pass()], [])).split("\n")[0])
+            yield _text(node)
+            yield from _members(node, lines, tree, source)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            yield f"### {name}"
+            yield _fenced(_signature(node))
+            yield _text(node)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and name in _targets(node):
+            yield f"### {name}"
+            yield _fenced(ast.unparse(node))
+            yield _comment(node, lines)
+
+
+def _members(node: ast.ClassDef, lines: list[str], tree: ast.Module, source: Path) -> Iterator[str]:
+    fields = [field for field in node.body if isinstance(field, (ast.Assign, ast.AnnAssign))]
+    rows = [row for field in fields for row in _field(field, lines)]
+    if rows:
+        head = ("| field | type | default | meaning |", "| --- | --- | --- | --- |")
+        yield "\n".join((*head, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)))
+    for member in node.body:
+        found = _reference(member, tree, source) if isinstance(member, ast.Assign) else member
+        if not isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if found.name.startswith("_") and found.name != "__init__":
+            continue
+        yield _fenced(_signature(found))
+        if text := _text(found):
+            yield text
+
+
+def _field(field: ast.Assign | ast.AnnAssign, lines: list[str]) -> Iterator[tuple[str, str, str, str]]:
+    name = next(iter(_targets(field)), "_")
+    if name.startswith("_") or (isinstance(field, ast.Assign) and isinstance(field.value, ast.Call)):
+        return
+    kind = ast.unparse(field.annotation) if isinstance(field, ast.AnnAssign) else ""
+    default = "" if field.value is None else ast.unparse(field.value)
+    yield f"`{name}`", f"`{kind}`" if kind else "", f"`{default}`" if default else "", _comment(field, lines)
+
+
+def _reference(member: ast.Assign, tree: ast.Module, source: Path) -> ast.stmt | None:
+    """The function behind `name = staticmethod(module.function)`, of a module beside this one."""
+    call = member.value
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "staticmethod"):
+        return None
+    target = call.args[0]
+    if not (isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)):
+        return None
+    beside = _parse(source.parent / f"{target.value.id}.py").body
+    return next((one for one in beside if isinstance(one, ast.FunctionDef) and one.name == target.attr), None)
+
+
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """The head of a function with its decorators, wrapped where it is long."""
+    bare = type(node)(**{**vars(node), "body": [ast.Pass()], "decorator_list": []})
+    head = ast.unparse(bare).rpartition("\n")[0].removesuffix(":")
+    if len(head) > 100:
+        before, _, after = head.partition("(")
+        inner, _, returns = after.rpartition(") -> ")
+        arguments = re.split(r", (?=(?:[^\[\]()]|\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]|\([^()]*\))*$)", inner)
+        head = f"{before}(\n" + "".join(f"    {argument},\n" for argument in arguments) + f") -> {returns}"
+    marks = [ast.unparse(one) for one in node.decorator_list]
+    return "\n".join((*(f"@{mark}" for mark in marks if mark not in ("hookspec",)), head))
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> set[str]:
+    targets: Iterable[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def _comment(node: ast.stmt, lines: list[str]) -> str:
+    """What `#:` says above the statement, or `#` behind it."""
+    found: list[str] = []
+    number = node.lineno - 2
+    while number >= 0 and lines[number].strip().startswith("#:"):
+        found.insert(0, lines[number].strip().removeprefix("#:").strip())
+        number -= 1
+    last = lines[(node.end_lineno or node.lineno) - 1]
+    behind = re.search(r"\s{2}#:?\s*(?!type:|noqa|fmt:)(.*)$", last)
+    if behind is not None:
+        found.append(re.sub(r"\s*# (type: ignore|noqa).*$", "", behind[1]))
+    return " ".join(found)
+
+
+def _text(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    return cleandoc(ast.get_docstring(node) or "")
+
+
+def _fenced(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+def _source(module: str) -> Path:
+    path = SOURCES.joinpath(*module.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
