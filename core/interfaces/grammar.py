@@ -63,7 +63,7 @@ class Grammar(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """About how much memory it takes; the engine's cache is bounded by the sum."""
+        """About how much memory it takes now, which may grow as outputs follow it; the engine bounds the sum."""
 
     @abstractmethod
     def matcher(self) -> GrammarMatcher:

@@ -5,6 +5,8 @@ The library is imported when a backend is built. Knows no request.
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -18,12 +20,17 @@ from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, Vocabulary
 from .notation import Style, Whitespace, in_notation
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLExecutor, LLMatcher
 
 _MAX_ERROR = 300
 #: What a grammar costs before it is used: measured for small schemas, and a share that grows with its text.
 _GRAMMAR_BYTES = 1 << 17
 _BYTES_PER_CHARACTER = 256
+#: What the lexer keeps of its work: 5 to 30 bytes a unit, measured over fourteen kinds of regular expressions.
+_BYTES_PER_FUEL = 20
+#: What a mask is taken to cost where the library does not say.
+_FUEL_PER_FILL = 5_000
+_FUEL = re.compile(r'"lexer_cost": (\d+)')
 
 
 class GuidanceOptions(BaseModel):
@@ -33,16 +40,20 @@ class GuidanceOptions(BaseModel):
 
     num_threads: int | None = Field(None, ge=1, description="Threads that fill masks; default: the library's choice.")
     max_lexer_states: int = Field(
-        50_000, ge=100, description="Most states of one output's lexer, of one to two kilobytes each."
+        50_000, ge=100, description="Most states of one grammar's lexer, of one to two kilobytes each."
     )
     max_step_items: int = Field(50_000, ge=100, description="Most parser items of one mask: about 20000 a millisecond.")
+    max_step_fuel: int = Field(
+        200_000, ge=1000, description="Most lexer work of one mask: about 14000 units a millisecond."
+    )
 
 
 class GuidanceMatcher(GrammarMatcher):
     """A parser of llguidance at one place of an output."""
 
-    def __init__(self, parser: LLMatcher) -> None:
+    def __init__(self, parser: LLMatcher, grammar: GuidanceGrammar) -> None:
         self.parser = parser
+        self.grammar = grammar
 
     def advance(self, token_id: int) -> bool:
         return bool(self.parser.consume_token(token_id))
@@ -57,18 +68,37 @@ class GuidanceMatcher(GrammarMatcher):
 
 
 class GuidanceGrammar(Grammar):
-    """A parser that stays at the beginning, to be copied."""
+    """A parser that stays at the beginning, to be copied. All copies share its lexer, whose states grow with use."""
 
-    def __init__(self, parser: LLMatcher, num_bytes: int) -> None:
+    def __init__(self, parser: LLMatcher, num_bytes: int, end: int) -> None:
         self._parser = parser
         self._num_bytes = num_bytes
+        self._end = end
+        self._num_fills = 0
+        self._next_look = 1
+        self._fuel = 0
 
     @property
     def num_bytes(self) -> int:
-        return self._num_bytes
+        return self._num_bytes + _BYTES_PER_FUEL * self._fuel
 
     def matcher(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self._parser.deep_copy())
+        return GuidanceMatcher(self._parser.deep_copy(), self)
+
+    def note_fill(self, parser: LLMatcher) -> None:
+        """A mask was filled; looks now and then at how much the lexer has done, in all outputs together."""
+        self._num_fills += 1
+        if self._num_fills >= self._next_look:
+            self._next_look = self._num_fills + 4 + self._num_fills // 4
+            self._fuel = max(self._fuel, self._spent(parser))
+
+    def _spent(self, parser: LLMatcher) -> int:
+        """Fuel that the lexer has used so far: the library only tells it with an error, so a copy gets one."""
+        copy = parser.deep_copy()
+        for _ in range(2):  # the first end may be right
+            copy.consume_token(self._end)
+        found = _FUEL.search(copy.get_error()) if copy.is_error() else None
+        return int(found[1]) if found else self._num_fills * _FUEL_PER_FILL
 
 
 class GuidanceBackend(GrammarBackend):
@@ -90,9 +120,11 @@ class GuidanceBackend(GrammarBackend):
         self._limits = LLParserLimits(
             max_lexer_states=self.options.max_lexer_states,
             step_max_items=self.options.max_step_items,
-            verbose_errors=False,
+            step_lexer_fuel=self.options.max_step_fuel,
+            verbose_errors=True,  # they tell how much the lexer has done
         )
         self._executor = LLExecutor(self.options.num_threads)
+        self._threads = threading.local()
 
     @classmethod
     def supports(cls) -> str | None:
@@ -121,13 +153,27 @@ class GuidanceBackend(GrammarBackend):
         parser = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         if parser.is_error():
             raise ValueError(f"the grammar does not compile: {first_error(parser.get_error())}")
-        return GuidanceGrammar(parser, _GRAMMAR_BYTES + _BYTES_PER_CHARACTER * len(text))
+        num_bytes = _GRAMMAR_BYTES + _BYTES_PER_CHARACTER * len(text)
+        return GuidanceGrammar(parser, num_bytes, self.vocabulary.eos_token_ids[0])
 
     def fill_masks(self, matchers: Sequence[GrammarMatcher], words: np.ndarray) -> None:
-        rows = [(matcher.parser, row) for row, matcher in enumerate(matchers) if isinstance(matcher, GuidanceMatcher)]
+        known = [matcher for matcher in matchers if isinstance(matcher, GuidanceMatcher)]
+        rows = [(matcher.parser, row) for row, matcher in enumerate(known)]
         if words.dtype != np.int32 or not words.flags.c_contiguous or len(words) < len(rows):
             raise ValueError(f"masks must be contiguous int32 of {len(rows)} rows, got {words.dtype} {words.shape}")
-        self._executor.unsafe_compute_mask_ptr(rows, words.ctypes.data, words.shape[1] * 4, len(words))
+        executor = self._executor if len(rows) > 1 else self._alone()
+        executor.unsafe_compute_mask_ptr(rows, words.ctypes.data, words.shape[1] * 4, len(words))
+        for matcher in known:
+            matcher.grammar.note_fill(matcher.parser)
+
+    def _alone(self) -> LLExecutor:
+        """An executor of the calling thread's own: one long fill must not keep others from theirs."""
+        from llguidance import LLExecutor
+
+        executor: LLExecutor | None = getattr(self._threads, "executor", None)
+        if executor is None:
+            executor = self._threads.executor = LLExecutor(1)
+        return executor
 
 
 def _whitespace(none: bool, every: bool) -> Whitespace:

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 import pytest
 
 from frame.core.config.flat import from_flat
-from frame.core.engine.grammar.compiler import MAX_PENDING, GrammarCompiler, make_compiler
+from frame.core.engine.grammar.compiler import MAX_PENDING, WORN_BYTES, GrammarCompiler, make_compiler
+from frame.core.engine.grammar.masks import Pace
 from frame.core.engine.grammar.progress import GrammarProgress
 from frame.core.engine.grammar.trial import GrammarTrial
 from frame.core.engine.request import QueueFullError
@@ -126,6 +127,24 @@ def test_what_is_kept_stays_within_its_bytes(parts):
     until(lambda: compiler.num_kept <= 4)
 
 
+def test_a_grammar_that_grew_is_counted_and_at_last_compiled_anew(parts):
+    compiler, backend, _ = parts
+    grown = done(compiler.compile(regex("a")))
+    for text in "bcd":
+        done(compiler.compile(regex(text)))
+    until(lambda: compiler.num_kept == 4)
+    done(compiler.compile(regex("a")))  # so that it goes last
+    grown.num_bytes = 330
+    assert compiler.num_kept_bytes == 630
+    done(compiler.compile(regex("e")))
+    until(lambda: compiler.num_kept == 2)
+    assert compiler.num_kept_bytes == 430
+    assert done(compiler.compile(regex("a"))) is grown
+    grown.num_bytes = WORN_BYTES + 1
+    assert done(compiler.compile(regex("a"))) is not grown
+    assert backend.compiled == list("abcdea")
+
+
 def test_refusals_are_kept_and_accidents_are_not(parts):
     compiler, _, _ = parts
     future = compiler.compile(regex("("))
@@ -151,8 +170,8 @@ def test_too_many_different_grammars_are_refused(parts):
 
 
 def test_progress_begins_after_the_ids_that_end_reasoning():
-    matcher = FakeMatcher()
-    progress = GrammarProgress(matcher, [5, 6], [9, 5])
+    progress = GrammarProgress(FakeGrammar("a"), Pace(), [5, 6], [9, 5])
+    matcher = progress.matcher
     assert progress.advance(5)
     assert not progress.begun
     assert progress.advance(6)
@@ -160,7 +179,7 @@ def test_progress_begins_after_the_ids_that_end_reasoning():
     assert progress.advance(7)
     assert not progress.advance(9)
     assert matcher.seen == [7, 9]
-    assert GrammarProgress(FakeMatcher(), [], [1, 2]).begun
+    assert GrammarProgress(FakeGrammar("a"), Pace(), [], [1, 2]).begun
 
 
 def test_a_backend_asked_for_by_name_must_be_there():

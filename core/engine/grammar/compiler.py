@@ -30,6 +30,8 @@ NUM_COMPILERS = 2
 MAX_PENDING = 256
 #: What a refusal takes in the cache.
 _REFUSAL_BYTES = 1024
+#: A grammar that has grown to more is compiled anew for the next request.
+WORN_BYTES = 16 << 20
 
 
 class GrammarCompiler:
@@ -40,15 +42,26 @@ class GrammarCompiler:
     ) -> None:
         self._build = build
         self._make_trial = trial
-        self._cache_bytes = cache_bytes
+        self.cache_bytes = cache_bytes
         self._pool = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar")
         self._lock = threading.Lock()
         self._build_lock = threading.Lock()
         self._backend: GrammarBackend | None = None
         self._futures: OrderedDict[bytes, Future[Grammar]] = OrderedDict()
-        self._sizes: dict[bytes, int] = {}
+        self._sizes: dict[bytes, int] = {}  # of all that is done
+        self._grammars: dict[bytes, Grammar] = {}
+        self._fresh_bytes: dict[bytes, int] = {}  # what they took when they were new
         self._idle: SimpleQueue[GrammarTrial] = SimpleQueue()
         self._trials: list[GrammarTrial] = []
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """Bytes of what is kept, as grammars say now."""
+        with self._lock:
+            return sum(
+                size if key not in self._grammars else self._grammars[key].num_bytes
+                for key, size in self._sizes.items()
+            )
 
     @property
     def num_kept(self) -> int:
@@ -63,7 +76,7 @@ class GrammarCompiler:
         key = _key(params)
         with self._lock:
             known = self._futures.get(key)
-            if known is not None:
+            if known is not None and not self._worn(key):
                 self._futures.move_to_end(key)
                 return known
             if bounded and len(self._futures) - len(self._sizes) >= MAX_PENDING:
@@ -114,13 +127,37 @@ class GrammarCompiler:
             if done.cancelled() or (error is not None and not isinstance(error, ValueError)):
                 self._futures.pop(key, None)  # the next one may have more luck
                 return
-            self._sizes[key] = _REFUSAL_BYTES if error is not None else done.result().num_bytes
-            total = sum(self._sizes.values())
-            for old in [old for old in self._futures if old in self._sizes]:
-                if total <= self._cache_bytes:
-                    break
-                total -= self._sizes.pop(old)
-                del self._futures[old]
+            if self._futures.get(key) is not done:
+                return  # a newer one of the same
+            self._sizes[key] = _REFUSAL_BYTES
+            if error is None:
+                self._grammars[key] = done.result()
+            self._trim()
+
+    def _worn(self, key: bytes) -> bool:
+        """Drops a kept grammar that has grown so much with use that its outputs might come to its limits."""
+        grammar = self._grammars.get(key)
+        if grammar is None or grammar.num_bytes <= max(WORN_BYTES, self._fresh_bytes.get(key, 0) * 2):
+            return False
+        self._drop(key)
+        return True
+
+    def _trim(self) -> None:
+        """Drops what was not used for longest until the rest fits; grammars grow with use, so all are looked at."""
+        for key, grammar in self._grammars.items():
+            self._sizes[key] = grammar.num_bytes
+            self._fresh_bytes.setdefault(key, grammar.num_bytes)
+        total = sum(self._sizes.values())
+        for old in [old for old in self._futures if old in self._sizes]:
+            if total <= self.cache_bytes:
+                break
+            total -= self._sizes[old]
+            self._drop(old)
+
+    def _drop(self, key: bytes) -> None:
+        del self._futures[key], self._sizes[key]
+        self._grammars.pop(key, None)
+        self._fresh_bytes.pop(key, None)
 
 
 def _key(params: StructuredOutputsParams) -> bytes:

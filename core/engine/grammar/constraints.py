@@ -7,59 +7,50 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-
-import numpy as np
+from collections.abc import Callable
+from concurrent.futures import Future
+from weakref import WeakKeyDictionary
 
 from ...interfaces.engine import EngineOutput
 from ...interfaces.grammar import Grammar, GrammarMatcher
-from ...interfaces.step import TokenMasks
 from ..lifecycle import Lifecycle
 from ..request import Request, RequestState
 from ..schedule.planned_step import LaunchedStep
 from .compiler import GrammarCompiler
+from .masks import Ahead, MaskFill, MaskFiller, Pace
 from .progress import GrammarProgress
 
 logger = logging.getLogger("frame.engine")
 
-
-class MaskFill:
-    """Masks of one step on their way: `requests` [n] by row of `words` [n, ceil(vocab_size / 32)]."""
-
-    def __init__(self, requests: list[Request], slots: np.ndarray, words: np.ndarray, filled: Future[None]) -> None:
-        self.requests = requests
-        self._slots = slots
-        self._words = words
-        self._filled = filled
-
-    def wait(self) -> BaseException | None:
-        """Waits for the end; returns what went wrong."""
-        return self._filled.exception()
-
-    def encoded(self, rows: Sequence[int]) -> bytes:
-        """The masks of these rows as a message."""
-        if not rows:
-            return b""
-        whole = len(rows) == len(self.requests)
-        slots, words = (self._slots, self._words) if whole else (self._slots[rows], self._words[rows])
-        return TokenMasks(slots=slots, words=words).packed()
+#: What the grammars of unfinished requests may take together, where grammar_cache_bytes is less.
+IN_USE_BYTES = 256 << 20
+#: Fills from one look at that to the next.
+_FILLS_PER_LOOK = 16
 
 
 class Constraints:
-    """`compiler` None, with the reason in `against`: every request that asks is refused."""
+    """`compiler` None, with the reason in `against`: every request that asks is refused.
+
+    `roll_back` takes a request out of the launched steps, to be planned anew.
+    """
 
     def __init__(
-        self, lifecycle: Lifecycle, compiler: GrammarCompiler | None, against: str = "", max_slots: int = 0
+        self,
+        lifecycle: Lifecycle,
+        compiler: GrammarCompiler | None,
+        against: str = "",
+        max_slots: int = 0,
+        roll_back: Callable[[Request], None] = lambda request: None,
     ) -> None:
         self._lifecycle = lifecycle
         self._compiler = compiler
         self._against = against
-        self._max_slots = max_slots
+        self._roll_back = roll_back
         self._compiling: dict[str, tuple[Request, Future[Grammar]]] = {}
-        self._compiled = threading.Event()
-        self._filler: ThreadPoolExecutor | None = None
-        self._words = np.zeros((0, 0), np.int32)
+        self._news = threading.Event()  # a grammar is compiled, or a mask filled ahead
+        self._filler = MaskFiller(self._news.set, max_slots)
+        self._paces: WeakKeyDictionary[Grammar, Pace] = WeakKeyDictionary()
+        self._num_fills = 0
 
     def submit(self, request: Request) -> None:
         """Begins to compile what the request asks for; `admit` queues it afterwards.
@@ -74,13 +65,13 @@ class Constraints:
         future = self._compiler.compile(params, bounded=not request.source.replayed)
         request.state = RequestState.COMPILING
         self._compiling[request.request_id] = request, future
-        future.add_done_callback(lambda _: self._compiled.set())
+        future.add_done_callback(lambda _: self._news.set())
 
     def admit(self) -> list[EngineOutput]:
         """Queues the requests whose grammars are there; returns the last outputs of those whose are refused."""
+        self._news.clear()
         if not self._compiling:
             return []
-        self._compiled.clear()
         outputs = []
         for request_id, (request, future) in list(self._compiling.items()):
             if request.state is RequestState.FINISHED:  # aborted meanwhile
@@ -91,64 +82,97 @@ class Constraints:
         return outputs
 
     def wait(self, seconds: float) -> None:
-        """Waits for a grammar, if any is being compiled."""
-        if self._compiling:
-            self._compiled.wait(seconds)
+        """Waits for a grammar that is compiled or a mask that is filled ahead, if there are any."""
+        if self._compiling or self._filler.num_ahead:
+            self._news.wait(seconds)
+
+    def must_wait(self, request: Request) -> bool:
+        """Whether a request must not be planned yet: its grammar is slow, and its next mask is not there."""
+        grammar = request.grammar
+        if grammar is None or not grammar.begun or self._compiler is None:
+            return False
+        if grammar.ahead is None and grammar.pace.slow:
+            grammar.ahead = self._filler.ahead(self._compiler.backend(), grammar.matcher, grammar.pace)
+        return grammar.ahead is not None and not grammar.ahead.done
 
     def begin(self, step: LaunchedStep, beside: bool) -> MaskFill | None:
         """Fills the masks of a step's rows, all earlier tokens of which are known; None: nothing is masked.
 
         With `beside` another thread does it while the caller goes on.
         """
-        requests, slots = [], []
+        quick: list[tuple[Request, int]] = []
+        ready: list[tuple[Request, int]] = []
         for request, slot, samples in zip(
             step.requests, step.plan.slots.tolist(), step.plan.samples.tolist(), strict=True
         ):
             if not samples or request is None or request.state is RequestState.FINISHED:
                 continue
             if request.grammar is not None and request.grammar.begun:
-                requests.append(request)
-                slots.append(slot)
-        if not requests or self._compiler is None:
+                (quick if request.grammar.ahead is None else ready).append((request, slot))
+        if not (quick or ready) or self._compiler is None:
             return None
-        backend = self._compiler.backend()
-        matchers = [request.grammar.matcher for request in requests if request.grammar is not None]
-        words = self._rows(len(requests), backend.vocabulary.size)
-        filled: Future[None] = Future()
-        if beside:
-            if self._filler is None:
-                self._filler = ThreadPoolExecutor(1, thread_name_prefix="masks")
-            filled = self._filler.submit(backend.fill_masks, matchers, words)
-        else:
-            try:
-                filled.set_result(backend.fill_masks(matchers, words))
-            except Exception as error:  # `finish` judges it, as that of another thread
-                filled.set_exception(error)
-        return MaskFill(requests, np.array(slots, np.int32), words, filled)
+        return self._filler.fill(self._compiler.backend(), quick, ready, beside)
 
     def finish(self, fill: MaskFill) -> tuple[bytes, list[EngineOutput]]:
-        """The masks of a step as a message, and the last outputs of requests that no mask could be made for."""
-        error = fill.wait()
-        if error is not None:
-            logger.error("grammar masks failed", exc_info=error)
+        """The masks of a step as a message, and the last outputs of requests that no mask could be made for.
+
+        Requests whose masks take too long leave the step.
+        """
+        first = 0 if self._filler.await_step(fill) else self._set_aside(fill)
         rows, outputs = [], []
-        for row, request in enumerate(fill.requests):
+        for row, request in enumerate(fill.requests[first:], first):
             matcher: GrammarMatcher | None = request.grammar.matcher if request.grammar is not None else None
             if request.state is RequestState.FINISHED or matcher is None:
                 continue
-            reason = "an internal error; the engine's log has the cause" if error is not None else matcher.error
-            if reason is None:
-                rows.append(row)
+            error = fill.error(row)
+            if error is not None:
+                logger.error("grammar masks failed", exc_info=error)
+                cause = "structured_outputs: an internal error; the engine's log has the cause"
+                outputs.append(self._lifecycle.finish(request, "error", error=cause))
+            elif matcher.error is not None:
+                outputs.append(self._refuse(request, matcher.error))
             else:
-                outputs.append(self._lifecycle.finish(request, "error", error=f"structured_outputs: {reason}"))
-        return fill.encoded(rows), outputs
+                rows.append(row)
+        return fill.encoded(rows), outputs + self._bound_memory()
+
+    def _set_aside(self, fill: MaskFill) -> int:
+        """Takes the rows that are still being filled out of the step; returns how many."""
+        for row, request in enumerate(fill.requests[: fill.num_filling]):
+            if request.grammar is not None and request.state is not RequestState.FINISHED:
+                request.grammar.pace.note_slow()
+                request.grammar.ahead = Ahead(fill.words[row], fill.filled)
+                self._roll_back(request)
+        return fill.num_filling
+
+    def _bound_memory(self) -> list[EngineOutput]:
+        """Now and then: ends the requests of the largest grammar in use while those take too much together."""
+        self._num_fills += 1
+        if self._num_fills % _FILLS_PER_LOOK or self._compiler is None:
+            return []
+        users: dict[Grammar, list[Request]] = {}
+        for request in self._lifecycle.requests.values():
+            if request.grammar is not None:
+                users.setdefault(request.grammar.grammar, []).append(request)
+        most = max(self._compiler.cache_bytes, IN_USE_BYTES)
+        if sum(grammar.num_bytes for grammar in users) <= most:
+            return []
+        largest = max(users, key=lambda grammar: grammar.num_bytes)
+        reason = (
+            f"its grammar takes about {largest.num_bytes} bytes by now, more than any other in use, which may take "
+            f"{most} together"
+        )
+        return [self._refuse(request, reason) for request in users[largest]]
+
+    def _refuse(self, request: Request, reason: str) -> EngineOutput:
+        output = self._lifecycle.finish(request, "error", error=f"structured_outputs: {reason}")
+        output.fault = "request"
+        return output
 
     def close(self) -> None:
         """Ends threads and child processes."""
         if self._compiler is not None:
             self._compiler.close()
-        if self._filler is not None:
-            self._filler.shutdown()
+        self._filler.close()
 
     def _admit(self, request: Request, future: Future[Grammar]) -> list[EngineOutput]:
         error = future.exception()
@@ -156,8 +180,11 @@ class Constraints:
             params = request.params.structured_outputs
             given = request.token_ids[request.prompt_len :]
             start_after = params.start_after if params is not None else []
-            request.grammar = GrammarProgress(future.result().matcher(), start_after, given)
+            grammar = future.result()
+            pace = self._paces.setdefault(grammar, Pace())
+            request.grammar = GrammarProgress(grammar, pace, start_after, given)
             request.state = RequestState.WAITING
+            self.must_wait(request)  # begins with its first mask
             self._lifecycle.waiting.add(request)
             return []
         if not isinstance(error, ValueError):
@@ -165,9 +192,3 @@ class Constraints:
         output = self._lifecycle.finish(request, "error", error=str(error))
         output.fault = "request" if isinstance(error, ValueError) else "engine"
         return [output]
-
-    def _rows(self, count: int, vocab_size: int) -> np.ndarray:
-        """int32 [count, ceil(vocab_size / 32)], used again in the next step."""
-        if not self._words.size:
-            self._words = np.zeros((max(self._max_slots, count), -(-vocab_size // 32)), np.int32)
-        return self._words[:count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from ...config.tree import SchedulerConfig
 from ..cache.kv_cache import PrefixHit
@@ -15,8 +16,15 @@ from .planned_step import StepDraft
 class Admission:
     """Takes requests from the queue in its order while tokens, slots and blocks last."""
 
-    def __init__(self, config: SchedulerConfig, lifecycle: Lifecycle, quarantine: Quarantine) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        lifecycle: Lifecycle,
+        quarantine: Quarantine,
+        must_wait: Callable[[Request], bool] = lambda request: False,
+    ) -> None:
         self._lifecycle = lifecycle
+        self._must_wait = must_wait
         self._quarantine = quarantine
         self._chunked = config.enable_chunked_prefill
         self._max_tokens = config.max_num_batched_tokens
@@ -50,6 +58,8 @@ class Admission:
                 continue
             if request.num_unanswered:
                 break  # preempted a moment ago: its newest token is still in flight, and the others must not overtake
+            if request.grammar is not None and self._must_wait(request):
+                continue
             if not self._try(draft, request):
                 break
 

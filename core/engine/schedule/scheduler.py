@@ -68,9 +68,11 @@ class Scheduler:
         self._waiting = WaitingQueue(policy)
         self._transfers = Transfers(connector, self._kv)
         self._lifecycle = Lifecycle(kv=self._kv, batch=self._batch, waiting=self._waiting, transfers=self._transfers)
-        self.constraints = Constraints(self._lifecycle, compiler, no_grammars, self._config.max_num_seqs)
+        self.constraints = Constraints(
+            self._lifecycle, compiler, no_grammars, self._config.max_num_seqs, self._roll_back
+        )
         self.quarantine = Quarantine()
-        self._admission = Admission(self._config, self._lifecycle, self.quarantine)
+        self._admission = Admission(self._config, self._lifecycle, self.quarantine, self.constraints.must_wait)
         self._answers = Answers(self._lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
         self._launched: dict[int, LaunchedStep] = {}  # by step, oldest first
         self._counts = np.zeros(self._config.max_num_seqs, np.int32)
@@ -168,8 +170,24 @@ class Scheduler:
         batch = self._batch
         # where the last allowed token is in flight or known there is nothing to compute
         by_slot = (batch.num_planned - batch.num_computed) * (batch.num_planned < batch.max_len)
+        if batch.constrained:
+            by_slot[self._without_mask()] = 0
         todo: np.ndarray = by_slot[batch.order]
         return todo
+
+    def _without_mask(self) -> list[int]:
+        """Slots whose grammar is slow, and whose mask is not there or cannot be: a token before it is in flight."""
+        batch, found = self._batch, []
+        for slot in batch.constrained:
+            request = batch.owners[slot]
+            if request is None or request.grammar is None or not request.grammar.slow:
+                continue
+            if batch.num_planned[slot] > request.num_tokens or self.constraints.must_wait(request):
+                found.append(slot)
+        return found
+
+    def _roll_back(self, request: Request) -> None:
+        self._lifecycle.roll_back(request, list(self._launched.values()))
 
     def _continue_decodes(self, draft: StepDraft, slots: np.ndarray) -> None:
         batch = self._batch

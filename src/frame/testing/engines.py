@@ -13,6 +13,7 @@ import numpy as np
 from frame.core.config.tree import FrameConfig
 from frame.core.engine.assembly import make_engine
 from frame.core.engine.engine import Engine
+from frame.core.engine.grammar.compiler import GrammarCompiler
 from frame.core.engine.schedule.scheduler import Scheduler
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.connector import ConnectorScheduler, NullConnectorScheduler
@@ -120,6 +121,7 @@ def fake_engine(
     layout: KVLayout,
     connector: ConnectorScheduler | None = None,
     max_model_len: int = 96,
+    compiler: GrammarCompiler | None = None,
 ) -> Engine:
     """frame's scheduler and step loop over an executor of fake workers, which is started."""
     executor.start()
@@ -132,6 +134,7 @@ def fake_engine(
         connector=connector,
         max_model_len=max_model_len,
         max_in_flight=depth,
+        compiler=compiler,
     )
     info = EngineInfo(
         max_model_len=max_model_len,
