@@ -141,6 +141,17 @@ class ServerConfig(Section):
     max_requests_per_minute: int | None = Field(
         None, ge=1, description="Requests that one API key may send in a minute; more are refused with 429."
     )
+    max_outputs_per_key: int | None = Field(
+        None,
+        ge=1,
+        description="Outputs of one API key that may be under way at once, n for each prompt; more are a 429.",
+    )
+    max_tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of prompts and outputs that one API key may use in a minute; counted as they come, and "
+        "requests are refused with 429 while there are none left.",
+    )
     max_request_seconds: float | None = Field(
         None, gt=0, description="Seconds after which any request ends with 504; clients may ask for less."
     )

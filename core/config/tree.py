@@ -139,7 +139,9 @@ class SchedulerConfig(Section):
     long_prefill_token_threshold: int = Field(
         0, ge=0, description="Tokens from which a prompt is long; also the most of one prompt in a step; 0: no limit."
     )
-    scheduling_policy: str = Field("fcfs", description="Order of requests: a scheduler plugin's name.")
+    scheduling_policy: str = Field(
+        "fcfs", description="Order of requests: a scheduler plugin's name; default with API keys: fair."
+    )
     async_scheduling: bool = Field(True, description="Plan the next step before the tokens of this one have arrived.")
     stream_interval: int = Field(1, ge=1, description="Tokens in a streamed output.")
     max_queue: int = Field(4096, ge=1, description="Requests that may wait; more are refused.")

@@ -125,12 +125,10 @@ class Answers:
         ends = token in request.stop_ids and len(request.token_ids) + 1 >= request.min_len
         if request.grammar is not None and not ends and not request.grammar.advance(token):
             cause = request.grammar.matcher.error
-            output = self._fail(
-                request, f"structured_outputs: {cause or f'token {token} does not continue the output'}"
-            )
-            if cause is not None:
-                output.fault = "request"
-            return output
+            wrong = f"token {token} does not continue the output"
+            failed = self._fail(request, f"structured_outputs: {cause or wrong}")
+            failed.fault = "engine" if cause is None else "request"
+            return failed
         request.token_ids.append(token)
         self.generated_tokens += 1
         length = len(request.token_ids)

@@ -13,6 +13,7 @@ from .cache.transfers import Transfers
 from .request import Request, RequestState
 from .schedule.batch import Batch
 from .schedule.planned_step import LaunchedStep, StepDraft
+from .schedule.turns import Turns
 from .schedule.waiting import WaitingQueue
 
 #: Steps without tokens after which a load that a failed step may have begun is taken as never begun.
@@ -30,6 +31,7 @@ class Lifecycle:
         self.batch = batch
         self.waiting = waiting
         self.transfers = transfers
+        self.turns = Turns()
         self.requests: dict[str, Request] = {}
         self.loading: dict[str, Request] = {}  # by id; also finished ones whose load is under way
         self.abandoned: dict[str, Request] = {}  # finished, its load began in a failed step and may still be under way
@@ -144,6 +146,7 @@ class Lifecycle:
             request.num_unanswered = 0  # it has no blocks that those steps could touch
         request.state = RequestState.FINISHED
         del self.requests[request.request_id]
+        self.turns.end(request)
         self.finished_counts[reason] += 1
         request.held, parameters = self.transfers.finished(request)
         if request.held:

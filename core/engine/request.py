@@ -10,6 +10,7 @@ import numpy as np
 
 from ..interfaces.engine import EngineRequest
 from ..interfaces.step import NewRequest
+from .schedule.turns import Share
 
 if TYPE_CHECKING:
     from .grammar.progress import GrammarProgress
@@ -48,6 +49,8 @@ class Request:
         self.pools = source.pooling is not None  # it ends with its prefill, without a token
         self.priority = source.priority
         self.arrival = source.arrival
+        self.share = Share(source.owner, 0.0)  # until it has its owner's
+        self.turn = 0.0
         self.sequence = sequence  # order of arrival at this engine; breaks ties
         self.prompt_len = len(source.prompt_ids)
         self.max_len = max_len
@@ -83,6 +86,16 @@ class Request:
         self.held = False  # the connector reads its blocks after the end
         self.use_connector = self.reads_cache
         self.num_good_blocks: int | None = None  # blocks before the first that failed to load
+
+    @property
+    def owner(self) -> str:
+        """Whose it is: "" where nobody tells owners apart."""
+        return self.source.owner
+
+    @property
+    def owner_running(self) -> int:
+        """Requests of its owner that hold a slot."""
+        return self.share.num_running
 
     @property
     def num_tokens(self) -> int:

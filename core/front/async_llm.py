@@ -106,6 +106,7 @@ class AsyncLLM:
         priority: int = 0,
         trace_headers: Mapping[str, str] | None = None,
         kv_transfer: dict[str, Any] | None = None,
+        owner: str = "",
         **unused: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams the outputs of one request, as its `output_kind` says, until one is `finished`.
@@ -113,7 +114,7 @@ class AsyncLLM:
         Cancelling the task or closing the generator aborts the request. Raises `InvalidRequest` for what cannot be
         served, `EngineDeadError` when there is no engine and none will come; when the engine dies, the stream goes on
         with the next one, or ends with finish_reason "error" when there is none. `trace_headers` change nothing: the
-        server's sinks take them from HTTP requests.
+        server's sinks take them from HTTP requests. With scheduling_policy "fair" each `owner` gets an equal share.
         """
         del trace_headers
         refuse_unserved(lora_request=lora_request, **unused)
@@ -122,7 +123,9 @@ class AsyncLLM:
         parsed = parse_prompt(prompt)
         if parsed.token_ids is None:
             parsed = await self._beside(len(parsed.text or ""), self.front.tokenize, parsed, params)
-        requests = self.front.submit(request_id, parsed, params, priority=priority, kv_transfer=kv_transfer)
+        requests = self.front.submit(
+            request_id, parsed, params, priority=priority, kv_transfer=kv_transfer, owner=owner
+        )
         collector = self._streams.open(request_id, params.output_kind == RequestOutputKind.DELTA)
         finished = False
         try:

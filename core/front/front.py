@@ -79,7 +79,7 @@ class Front:
             deterministic=model.deterministic,
             not_deterministic=info.not_deterministic,
             max_grammar_length=self.config.structured_outputs.max_grammar_length,
-            priorities=self.config.scheduler.scheduling_policy != "fcfs",
+            priorities=self.config.scheduler.scheduling_policy not in ("fcfs", "fair"),
         )
 
     @property
@@ -109,8 +109,9 @@ class Front:
         *,
         priority: int = 0,
         kv_transfer: dict[str, Any] | None = None,
+        owner: str = "",
     ) -> list[EngineRequest]:
-        """Admits a request and opens its record; returns what the engine must run.
+        """Admits a request of `owner` and opens its record; returns what the engine must run.
 
         Raises `InvalidRequest`, and then nothing is kept.
         """
@@ -125,6 +126,8 @@ class Front:
         for sequence in record.sequences:
             self._sequences[sequence.request.request_id] = record, sequence
         requests: list[EngineRequest] = admitted.requests
+        for request in requests:
+            request.owner = owner
         return requests
 
     def _admit(

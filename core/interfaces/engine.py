@@ -19,9 +19,9 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     """A request as the engine sees it: ids only, one output sequence.
 
     `seed` is drawn by the front when the caller gave none. `eos_token_ids` end the output unless `ignore_eos`;
-    `max_tokens` is final (never None). `salt`, `adapter_name` and `media_keys` enter the block hashes. A `replayed`
-    request was let in by an earlier engine; it carries what it had already emitted in `output_ids`, and at how many
-    positions of the prompt log-probabilities were reported.
+    `max_tokens` is final (never None). `owner` is whose it is, for policies that share out. `salt`, `adapter_name`
+    and `media_keys` enter the block hashes. A `replayed` request was let in by an earlier engine; it carries what
+    it had already emitted in `output_ids`, and at how many positions of the prompt log-probabilities were reported.
     With `pooling` it ends with its prefill, and its only output is `EngineOutput.pooled`.
     """
 
@@ -33,6 +33,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     eos_token_ids: list[int] = []
     arrival: float = 0.0
     priority: int = 0
+    owner: str = ""
     salt: str | None = None
     adapter_name: str | None = None
     media_keys: list[str] = []

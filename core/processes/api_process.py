@@ -258,6 +258,8 @@ def run_api_process(
         server.api_key,
         most=server.max_requests_per_key,
         per_minute=server.max_requests_per_minute,
+        outputs=server.max_outputs_per_key,
+        tokens_per_minute=server.max_tokens_per_minute,
         descriptor=limits_file,
         process=index,
     )

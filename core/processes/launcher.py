@@ -130,8 +130,17 @@ class Launcher:
             self._fail(cause)
 
 
+def share_between_keys(config: FrameConfig) -> FrameConfig:
+    """With API keys, requests are served in the order of their keys' turns, unless an order was asked for."""
+    if not config.server.api_key or "scheduling_policy" in config.scheduler.model_fields_set:
+        return config
+    scheduler = config.scheduler.model_copy(update={"scheduling_policy": "fair"})
+    return config.model_copy(update={"scheduler": scheduler})
+
+
 def launch(config: FrameConfig, engine_command: Sequence[str] | None = None) -> int:
     """Binds the address and runs a server until it ends; returns the exit status. Raises `ConfigError` at once."""
+    config = share_between_keys(config)
     tls_context(config.server)  # files that do not do end the start at once
     listeners = bind_all(config.server)
     admin = bind_admin(config.server)

@@ -16,7 +16,7 @@ from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import SamplingFields
 from .deadlines import until_deadline
-from .ingress import REQUEST
+from .ingress import LIMITS, OWNER, REQUEST
 from .key_salt import salted
 from .refusals import refusal, refusals
 from .reports import Notes
@@ -50,10 +50,15 @@ class TimedGeneration:
         prompt = self._salted(prompt)
         timer = RequestTimer(self._host.metrics, params)
         notes = self._host.reporter.begin(request_id, params)
-        stream = self._host.llm.generate(prompt, params, request_id, **options)
+        scope = REQUEST.get() or {}
+        owner, limits = scope.get(OWNER, ""), scope.get(LIMITS)
+        stream = self._host.llm.generate(prompt, params, request_id, owner=owner, **options)
         first = True
         try:
-            with self._failures(timer, notes):
+            with (
+                self._failures(timer, notes),
+                contextlib.nullcontext() if limits is None else limits.outputs(owner, params.n),
+            ):
                 async for output in until_deadline(stream, REQUEST.get()):
                     if first:
                         first = False
@@ -64,6 +69,8 @@ class TimedGeneration:
                     yield output
         finally:
             timer.close()
+            if limits is not None:
+                limits.spend(owner, timer.num_tokens)
             if notes is not None:
                 self._host.reporter.end(notes, timer)
             await stream.aclose()
@@ -72,7 +79,9 @@ class TimedGeneration:
         """The `PoolingRequestOutput` of one prompt; raises `RequestError` when the request fails."""
         prompt = self._salted(prompt)
         timer = RequestTimer(self._host.metrics, _POOLED)
-        stream = self._host.llm.encode(prompt, params, request_id, **options)
+        scope = REQUEST.get() or {}
+        owner, limits = scope.get(OWNER, ""), scope.get(LIMITS)
+        stream = self._host.llm.encode(prompt, params, request_id, owner=owner, **options)
         try:
             with self._failures(timer):
                 output = await anext(until_deadline(stream, REQUEST.get()))
@@ -83,6 +92,8 @@ class TimedGeneration:
                 return output
         finally:
             timer.close()
+            if limits is not None:
+                limits.spend(owner, timer.num_tokens)
             await stream.aclose()
 
     def _salted(self, prompt: Any) -> Any:

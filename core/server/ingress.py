@@ -38,6 +38,8 @@ BODY_SECONDS, PIECE_SECONDS = 600.0, 60.0
 JSON_BODY = "frame.json"
 #: Whose request it is: a digest of the key that was presented, "" on an open server.
 OWNER = "frame.owner"
+#: What bounds its outputs and tokens, where it is counted to a key.
+LIMITS = "frame.limits"
 #: The HTTP request that the present task serves, for what is told about a generation when it has ended.
 REQUEST: ContextVar[Scope | None] = ContextVar("frame_request", default=None)
 
@@ -185,6 +187,7 @@ class Ingress:
         """
         set_deadline(scope, scope.get(JSON_BODY), self._max_seconds)
         if self._limits is not None and known:
+            scope[LIMITS] = self._limits
             done.enter_context(self._limits.admit(scope[OWNER]))
 
     def _is_open(self, method: str, path: str | None) -> bool:

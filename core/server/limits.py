@@ -1,7 +1,7 @@
-"""How many requests each API key may have under way and may send in a minute, counted over all API processes.
+"""How many requests, outputs and tokens each API key may have under way or use in a minute, over all API processes.
 
 The counts lie in memory that the parent opened: a row for each process, so that a dead one's are forgotten when its
-successor starts, and a token bucket for each key. Knows no route.
+successor starts, and token buckets for each key. Knows no route.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from ..interfaces.errors import RequestError
 
 #: Most API processes of a server.
 MAX_PROCESSES = 64
-_BUCKET, _FILLED, _COUNTS = 0, 1, 2
+#: Rows of the memory: a bucket's level and when it was filled last, for requests and for tokens; then requests and
+#: outputs under way, by process.
+_REQUESTS, _TOKENS, _COUNTS = 0, 2, 4
+_OUTPUTS = _COUNTS + MAX_PROCESSES
 
 
 class KeyLimits:
-    """Asked by the ingress for each request that makes work. `most` and `per_minute` None: no limit."""
+    """Asked by the ingress for each request that makes work, and by what runs generations. None: no limit."""
 
     def __init__(
         self,
@@ -33,23 +36,27 @@ class KeyLimits:
         *,
         most: int | None = None,
         per_minute: int | None = None,
+        outputs: int | None = None,
+        tokens_per_minute: int | None = None,
         descriptor: int | None = None,
         process: int = 0,
     ) -> None:
         self._most = most
         self._per_minute = per_minute
+        self._outputs = outputs
+        self._tokens_per_minute = tokens_per_minute
         self._columns = {hashlib.sha256(key.encode()).hexdigest(): index for index, key in enumerate(keys)}
         self._descriptor = os.memfd_create("frame-limits") if descriptor is None else descriptor
-        shape = (_COUNTS + MAX_PROCESSES, max(1, len(keys)))
+        shape = (_OUTPUTS + MAX_PROCESSES, max(1, len(keys)))
         os.ftruncate(self._descriptor, shape[0] * shape[1] * 8)
         self._cells = np.frombuffer(mmap.mmap(self._descriptor, shape[0] * shape[1] * 8), np.float64).reshape(shape)
-        self._own = self._cells[_COUNTS + process]
-        self._own[:] = 0
+        self._own, self._own_outputs = self._cells[_COUNTS + process], self._cells[_OUTPUTS + process]
+        self._own[:] = self._own_outputs[:] = 0
 
     @property
     def active(self) -> bool:
-        """Whether there is any limit."""
-        return self._most is not None or self._per_minute is not None
+        """Whether there is any limit of requests or tokens."""
+        return not (self._most is None and self._per_minute is None and self._tokens_per_minute is None)
 
     @contextlib.contextmanager
     def admit(self, owner: str) -> Iterator[None]:
@@ -58,20 +65,57 @@ class KeyLimits:
             yield
             return
         column = self._columns.get(owner, 0)
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
+        with self._locked():
             self._check_number(column)
+            self._check_tokens(column)
             self._check_rate(column)
             self._own[column] += 1
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
         try:
             yield
         finally:
             self._own[column] -= 1
 
+    @contextlib.contextmanager
+    def outputs(self, owner: str, count: int) -> Iterator[None]:
+        """Counts so many outputs while they are generated; raises `RequestError` 429 when it is too much."""
+        if self._outputs is None:
+            yield
+            return
+        column = self._columns.get(owner, 0)
+        with self._locked():
+            there = int(self._cells[_OUTPUTS:, column].sum())
+            if there + count > self._outputs:
+                raise RequestError(
+                    429,
+                    f"this key has {there} outputs under way and asks for {count} more; its limit is {self._outputs} "
+                    "(--max-outputs-per-key)",
+                    code="concurrency_limit_exceeded",
+                )
+            self._own_outputs[column] += count
+        try:
+            yield
+        finally:
+            self._own_outputs[column] -= count
+
+    def spend(self, owner: str, num_tokens: int) -> None:
+        """Takes tokens that were used from the key's bucket, which may be overdrawn."""
+        if self._tokens_per_minute is None:
+            return
+        column = self._columns.get(owner, 0)
+        with self._locked():
+            self._fill(_TOKENS, column, self._tokens_per_minute)
+            self._cells[_TOKENS, column] -= num_tokens
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
     def _check_number(self, column: int) -> None:
-        if self._most is not None and self._cells[_COUNTS:, column].sum() >= self._most:
+        if self._most is not None and self._cells[_COUNTS:_OUTPUTS, column].sum() >= self._most:
             raise RequestError(
                 429,
                 f"this key has {self._most} requests under way, which is its limit (--max-requests-per-key)",
@@ -79,18 +123,33 @@ class KeyLimits:
             )
 
     def _check_rate(self, column: int) -> None:
-        """A bucket that holds a minute's requests and fills evenly."""
         if self._per_minute is None:
             return
-        now, rate = time.monotonic(), self._per_minute / 60
-        bucket, filled = self._cells[_BUCKET], self._cells[_FILLED]
-        level = self._per_minute if filled[column] == 0 else bucket[column] + (now - filled[column]) * rate
-        bucket[column], filled[column] = min(level, self._per_minute), now
-        if bucket[column] < 1:
+        level = self._fill(_REQUESTS, column, self._per_minute)
+        if level < 1:
             raise RequestError(
                 429,
                 f"this key may send {self._per_minute} requests in a minute (--max-requests-per-minute)",
                 code="rate_limit_exceeded",
-                retry_after=math.ceil((1 - bucket[column]) / rate),
+                retry_after=math.ceil((1 - level) * 60 / self._per_minute),
             )
-        bucket[column] -= 1
+        self._cells[_REQUESTS, column] -= 1
+
+    def _check_tokens(self, column: int) -> None:
+        if self._tokens_per_minute is None:
+            return
+        level = self._fill(_TOKENS, column, self._tokens_per_minute)
+        if level < 1:
+            raise RequestError(
+                429,
+                f"this key may use {self._tokens_per_minute} tokens in a minute (--max-tokens-per-minute)",
+                code="rate_limit_exceeded",
+                retry_after=math.ceil((1 - level) * 60 / self._tokens_per_minute),
+            )
+
+    def _fill(self, row: int, column: int, per_minute: int) -> float:
+        """The level of a bucket that holds a minute's worth and fills evenly, now."""
+        now, filled = time.monotonic(), self._cells[row + 1, column]
+        level = per_minute if filled == 0 else self._cells[row, column] + (now - filled) * per_minute / 60
+        self._cells[row, column], self._cells[row + 1, column] = min(level, per_minute), now
+        return float(self._cells[row, column])

@@ -51,6 +51,11 @@ class RequestTimer:
         self._tokens += total
         self._longest += longest
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of all outputs so far."""
+        return (self._prompt_tokens or 0) + self._tokens
+
     def ends(self, reason: str) -> None:
         """Notes how the request ended; without it, it was aborted."""
         self.reason = reason

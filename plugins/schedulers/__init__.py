@@ -19,6 +19,12 @@ def frame_schedulers() -> list[Provider]:
             preference=10,
         ),
         Provider(
+            name="fair",
+            target="frame.plugins.schedulers.fair:FairPolicy",
+            api=_API,
+            summary="API keys take turns by tokens; the default where keys are set.",
+        ),
+        Provider(
             name="priority",
             target="frame.plugins.schedulers.priority:PriorityPolicy",
             api=_API,

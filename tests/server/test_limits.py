@@ -15,7 +15,9 @@ import httpx
 import openai
 import pytest
 
+from frame.core.config.flat import from_flat
 from frame.core.interfaces.errors import RequestError
+from frame.core.processes.launcher import share_between_keys
 from frame.core.server.limits import KeyLimits
 from tests.server.running import FAKE, Running, server, until
 
@@ -24,7 +26,7 @@ KEYS = {"Authorization": "Bearer one"}
 SETTINGS = (
     "--plugin.fake.delay", "0.01", "--plugin.fake.vocab_size", "2048", "--disable-access-log",
     "--api-key", "one", "--api-key", "two", "--api-key", "three", "--max-requests-per-key", "3",
-    "--max-requests-per-minute", "40", "--api-server-count", "2",
+    "--max-requests-per-minute", "40", "--api-server-count", "2", "--max-outputs-per-key", "8",
 )  # fmt: skip
 
 
@@ -60,6 +62,31 @@ def test_a_bucket_fills_evenly() -> None:
     time.sleep(0.25)
     with limits.admit(""):
         pass
+
+
+def test_outputs_are_counted_while_they_are_generated() -> None:
+    memory = os.memfd_create("limits")
+    first, second = (KeyLimits(["a"], outputs=64, descriptor=memory, process=index) for index in range(2))
+    with ExitStack() as stack:
+        stack.enter_context(first.outputs("", 40))
+        stack.enter_context(second.outputs("", 20))
+        with pytest.raises(RequestError, match="60 outputs under way and asks for 5 more; its limit is 64") as refused:
+            stack.enter_context(first.outputs("", 5))
+        assert refused.value.status == 429
+        stack.enter_context(first.outputs("", 4))
+    with first.outputs("", 64):
+        pass
+
+
+def test_tokens_are_paid_for_afterwards() -> None:
+    limits = KeyLimits(["a"], tokens_per_minute=6000)
+    with limits.admit(""):
+        limits.spend("", 5900)
+    with limits.admit(""):
+        limits.spend("", 300)
+    with pytest.raises(RequestError, match="may use 6000 tokens in a minute") as refused, limits.admit(""):
+        pass
+    assert refused.value.retry_after in (2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -144,3 +171,22 @@ def test_two_processes_serve_one_port_and_count_together(running: Running) -> No
     for thread in threads:
         thread.join()
     assert answers == [200] * 3
+
+
+def test_a_key_may_have_so_many_outputs_under_way(running: Running) -> None:
+    body = {"prompt": ["once", "upon"], "max_tokens": 4, "n": 5}
+    answer = httpx.post(f"{running.url}/v1/completions", json=body, headers={"Authorization": "Bearer three"})
+    assert answer.status_code == 429
+    assert "(--max-outputs-per-key)" in answer.json()["error"]["message"]
+    body["n"] = 4
+    answer = httpx.post(f"{running.url}/v1/completions", json=body, headers={"Authorization": "Bearer three"})
+    assert answer.status_code == 200
+
+
+def test_with_keys_requests_are_served_by_turns() -> None:
+    def policy(**settings: Any) -> str:
+        return share_between_keys(from_flat(settings)).scheduler.scheduling_policy
+
+    assert policy() == "fcfs"
+    assert policy(api_key=["a", "b"]) == "fair"
+    assert policy(api_key=["a", "b"], scheduling_policy="fcfs") == "fcfs"

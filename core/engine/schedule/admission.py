@@ -50,6 +50,7 @@ class Admission:
         """Fills what is left of the step; stops at the first request for which there is no room."""
         slots = self._lifecycle.batch.slots
         if draft.budget == 0 or slots.num_free == 0:
+            draft.no_room = slots.num_free == 0
             return
         for request in self._lifecycle.waiting:
             if draft.budget == 0 or slots.num_free == 0:
@@ -61,6 +62,7 @@ class Admission:
             if request.grammar is not None and self._must_wait(request):
                 continue
             if not self._try(draft, request):
+                draft.no_room = True
                 break
 
     def _is_long(self, request: Request) -> bool:
@@ -163,6 +165,7 @@ class Admission:
             raise RuntimeError(f"request {request.request_id!r} is {request.state.value}, not waiting")
         lifecycle.waiting.remove(request)
         request.num_loaded = 0
+        lifecycle.turns.admit(request)
         slot = lifecycle.batch.enter(request, num_computed, lifecycle.kv.capacity(request))
         draft.give(slot, count)
         draft.added.append(request.to_new_request(slot, num_computed))

@@ -73,6 +73,7 @@ class Batch:
         self._order[slot] = request
         self._order_array = None
         request.batch, request.slot, request.state = self, slot, RequestState.RUNNING
+        request.share.num_running += 1
         return slot
 
     def leave(self, request: Request) -> bool:
@@ -90,4 +91,5 @@ class Batch:
         self.pools.discard(slot)
         self.prefixes.leave(slot)
         request.batch, request.slot = None, -1
+        request.share.num_running -= 1
         return self.slots.retire(slot)

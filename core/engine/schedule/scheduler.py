@@ -34,6 +34,9 @@ from .drafting import Drafting
 from .planned_step import LaunchedStep, StepDraft
 from .waiting import WaitingQueue
 
+#: Steps from one look for a running request that gives way to the next.
+_STEPS_PER_SWAP = 4
+
 
 class Scheduler:
     """Called by the engine loop alone. `max_in_flight` plans may be out before the oldest is answered."""
@@ -55,6 +58,7 @@ class Scheduler:
         self._deterministic = config.model.deterministic
         self._layout = layout
         self._policy = policy
+        self._swaps = type(policy).gives_way is not SchedulerPolicy.gives_way
         self._limits = RequestLimits(config.scheduler, layout, max_model_len)
         self._max_in_flight = max_in_flight
         self._hasher = BlockHasher(
@@ -116,7 +120,8 @@ class Scheduler:
         )
         if source.params.structured_outputs is not None:
             self.constraints.submit(request)
-        else:
+        lifecycle.turns.enter(request)
+        if source.params.structured_outputs is None:
             self._waiting.add(request)
         self._num_added += 1
         lifecycle.requests[request.request_id] = request
@@ -145,6 +150,8 @@ class Scheduler:
             self._continue_prefills(draft, order[several].tolist(), todo[several].tolist())
         if not draft.preempted and self.admits:
             self._admission.admit(draft)
+            if draft.no_room and self._swaps and self._num_steps % _STEPS_PER_SWAP == 0:
+                self._make_way(draft)
         if self._drafting.active:
             self._drafting.extend(draft, decodes)
         lifecycle = self._lifecycle
@@ -157,6 +164,18 @@ class Scheduler:
         if not self._transfers.attach(launched.plan):
             lifecycle.load_nothing(launched, list(self._launched.values()))
         return launched.plan
+
+    def _make_way(self, draft: StepDraft) -> None:
+        """One running request leaves its slot to the first waiting one, if the policy says so."""
+        waiting = self._waiting.first
+        if waiting is None or waiting.num_unanswered:
+            return
+        gives_way, key = self._policy.gives_way, self._policy.key
+        leaving = [one for one in self._batch.requests if gives_way(one, waiting)]
+        if leaving:
+            victim = max(leaving, key=lambda one: (key(one), one.sequence))
+            self._lifecycle.turns.put_behind(victim, waiting)
+            self._lifecycle.preempt(victim, draft)
 
     def _isolate(self) -> None:
         """Lets only those run whom the quarantine allows to."""

@@ -27,6 +27,11 @@ class WaitingQueue:
         """Smallest key first; over a copy, so that the loop may remove what it gets."""
         return iter([request for _, _, request in self._entries])
 
+    @property
+    def first(self) -> Request | None:
+        """The request with the smallest key."""
+        return self._entries[0][2] if self._entries else None
+
     def add(self, request: Request) -> None:
         """Files the request under its key of now."""
         request.queue_key = self._policy.key(request)

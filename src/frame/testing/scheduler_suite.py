@@ -22,6 +22,9 @@ class FakeRequest:
     arrival: float = 0.0
     num_computed: int = 0
     num_tokens: int = 10
+    turn: float = 0.0
+    owner: str = ""
+    owner_running: int = 0
 
 
 class SchedulerPolicySuite(PluginSuite):

@@ -1,0 +1,59 @@
+"""Whose turn it is when owners take turns by tokens: start-time fair queueing (Goyal, Vin and Cheng, 1996).
+
+Each request gets a `turn`: the tokens that its owner has asked for before it, but not less than where the owners that
+are served have come to. Serving in the order of turns gives every owner an equal share, however much one asks for.
+Policies decide whether that order is used. Knows no queue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..request import Request
+
+
+class Share:
+    """What one owner has: `end` is the turn after all that it asked for, `num_running` requests hold a slot."""
+
+    def __init__(self, owner: str, now: float) -> None:
+        self.owner = owner
+        self.end = now
+        self.last = now
+        self.num_running = 0
+        self.num_unfinished = 0
+
+
+class Turns:
+    """The shares of owners that have unfinished requests."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._shares: dict[str, Share] = {}
+
+    def enter(self, request: Request) -> None:
+        """A request arrived: it gets its share and its turn."""
+        owner = request.source.owner
+        share = self._shares.get(owner)
+        if share is None:
+            share = self._shares[owner] = Share(owner, self._now)
+        request.share = share
+        share.num_unfinished += 1
+        request.turn = share.last = max(self._now, share.end, share.last)
+        share.end = request.turn + request.max_len
+
+    def admit(self, request: Request) -> None:
+        """A request began: nobody who comes later has an earlier turn."""
+        self._now = max(self._now, request.turn)
+
+    def put_behind(self, request: Request, other: Request) -> None:
+        """A request left its slot to another one, which goes first."""
+        request.turn = max(request.turn, other.turn + 1)
+
+    def end(self, request: Request) -> None:
+        """A request ended, perhaps with fewer tokens than it might have had."""
+        share = request.share
+        share.end -= request.max_len - request.num_tokens
+        share.num_unfinished -= 1
+        if not share.num_unfinished:
+            del self._shares[share.owner]

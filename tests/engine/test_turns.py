@@ -1,0 +1,121 @@
+"""Owners take turns by tokens: one that asks for much makes nobody else wait for all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from frame.core.config.flat import from_flat
+from frame.core.engine.engine import Engine
+from frame.interfaces import SchedulerPolicy
+from frame.plugins.schedulers.fair import FairPolicy
+from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
+from frame.testing.engines import fake_engine, request
+from frame.testing.fake_worker import FakeExecutor, FakeWorker, FakeWorkers, expected_tokens, make_layout
+
+SLOTS = 8
+
+
+class Run:
+    """An engine with eight slots, and the step in which each request ended."""
+
+    def __init__(self, policy: type[SchedulerPolicy]) -> None:
+        config = from_flat({"max_num_seqs": SLOTS, "max_num_batched_tokens": 64})
+        layout = make_layout(200)
+        executor = FakeExecutor(config=config, workers=FakeWorkers(lambda rank: FakeWorker(layout)))
+        self.engine: Engine = fake_engine(config, executor, policy(config=config), layout)
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, int] = {}
+        self.asked: dict[str, Any] = {}
+        self.steps = 0
+
+    def add(self, owner: str, count: int, num_tokens: int = 20) -> None:
+        for _ in range(count):
+            name = f"{owner}{len(self.tokens)}"
+            one = self.asked[name] = request(name, [1, 2, len(self.asked) % 90], num_tokens)
+            one.owner, one.arrival = owner, float(len(self.tokens))
+            self.tokens[name] = []
+            self.engine.add(one)
+
+    def step(self) -> None:
+        self.steps += 1
+        for output in self.engine.step():
+            self.tokens[output.request_id] += output.token_ids
+            if output.finish_reason is not None:
+                self.ends[output.request_id] = self.steps
+
+    def finish(self) -> None:
+        while self.engine.has_unfinished():
+            self.step()
+        for name, one in self.asked.items():
+            assert self.tokens[name] == expected_tokens(one.prompt_ids.tolist(), one.max_tokens, one.seed), name
+
+    def num_ended(self, owner: str) -> int:
+        return len([name for name in self.ends if name.startswith(owner)])
+
+
+@pytest.fixture
+def fair() -> Iterator[Run]:
+    run = Run(FairPolicy)
+    yield run
+    run.engine.close()
+
+
+def test_a_late_owner_gets_a_place_at_once(fair: Run) -> None:
+    fair.add("a", 80)
+    for _ in range(8):
+        fair.step()
+    fair.add("b", 1)
+    began = fair.steps
+    while not fair.num_ended("b"):
+        fair.step()
+    assert fair.steps - began <= 20 + 8, "it waited for requests of another owner"
+    fair.finish()
+
+
+def test_in_order_of_arrival_it_waits_for_all_of_them() -> None:
+    run = Run(FirstComeFirstServedPolicy)
+    run.add("a", 80)
+    for _ in range(8):
+        run.step()
+    run.add("b", 1)
+    while not run.num_ended("b"):
+        run.step()
+    assert run.num_ended("a") >= 80 - SLOTS
+    run.engine.close()
+
+
+def test_two_owners_share_evenly(fair: Run) -> None:
+    fair.add("a", 40)
+    fair.add("b", 20)
+    while fair.num_ended("b") < 20:
+        fair.step()
+    assert 16 <= fair.num_ended("a") <= 28
+    fair.finish()
+    shares = fair.engine.scheduler._lifecycle.turns._shares
+    assert shares == {}, "owners without requests are kept"
+
+
+def test_requests_that_end_early_cost_what_they_used(fair: Run) -> None:
+    fair.add("a", 8, num_tokens=80)
+    for _ in range(4):
+        fair.step()
+    fair.engine.abort([f"a{number}" for number in range(7)])
+    for number in range(7):
+        del fair.asked[f"a{number}"]
+    fair.step()
+    requests = fair.engine.scheduler._lifecycle.requests
+    fair.add("a", 1)
+    fair.add("b", 1)
+    assert requests["a8"].turn - requests["b9"].turn < 80
+    fair.finish()
+
+
+def test_one_owner_is_served_in_order_of_arrival(fair: Run) -> None:
+    fair.add("a", 24)
+    fair.finish()
+    assert fair.engine.stats().preemptions == 0
+    order = sorted(fair.ends, key=lambda name: (fair.ends[name], int(name[1:])))
+    assert order == [f"a{number}" for number in range(24)]
