@@ -116,7 +116,12 @@ def collect(entries: Iterable[EntryPoint]) -> tuple[list[Offer], list[Failure]]:
     for entry in entries:
         package, version = _package(entry)
         try:
-            offers += _offers(entry.load(), package, version)
+            module = entry.load()
+            if not any(name.startswith("frame_") for name in dir(module)):
+                is_folder = getattr(module, "__file__", "") is None  # which Python imports as an empty package
+                reason = "is a folder without __init__.py" if is_folder else "has no hook of frame"
+                raise PluginError(f"{entry.value} {reason}, so that it offers nothing")
+            offers += _offers(module, package, version)
         except (Exception, SystemExit) as error:  # a foreign module may raise anything; it is reported by name
             failures.append(Failure(package, version, entry.name, one_line(error)))
             logger.debug("plugin %s of package %s failed", entry.name, package, exc_info=True)

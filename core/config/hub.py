@@ -62,6 +62,11 @@ def hub_cache(folder: str | None = None) -> Path:
 def _fetch(name: str, revision: str | None, load: LoadConfig, *, weights: bool) -> str:
     """The commit of the revision whose files are there now."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bars(tqdm):  # type: ignore[type-arg, misc, unused-ignore]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": not sys.stderr.isatty()})
 
     blobs = hub_cache(load.download_dir) / f"models--{name.replace('/', '--')}" / "blobs"
     known = set(os.listdir(blobs)) if blobs.is_dir() else set()
@@ -74,6 +79,7 @@ def _fetch(name: str, revision: str | None, load: LoadConfig, *, weights: bool) 
                 local_files_only=load.offline,
                 allow_patterns=[*_TEXTS, *["*.safetensors"] * weights],
                 ignore_patterns=_DOUBLES,
+                tqdm_class=Bars,
             )
         )
     _check_hashes(name, [path for path in folder.rglob("*") if path.is_file() and path.resolve().name not in known])

@@ -166,6 +166,17 @@ def test_broken_package_spoils_no_other_and_is_reported(package, text, reason):
         registry.choose("scheduler", "mine")
 
 
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_module_without_hooks_and_a_folder_that_is_no_package_are_told(package, is_folder):
+    root = package("fake-empty", "x = 1")
+    if is_folder:
+        (root / "fake_empty.py").unlink()
+        (root / "fake_empty").mkdir()
+    (failure,) = Registry.load().failures
+    words = "is a folder without __init__.py" if is_folder else "has no hook of frame"
+    assert failure.reason == f"fake_empty {words}, so that it offers nothing"
+
+
 def test_api_range_that_excludes_us_is_said_only_when_asked_for(package):
     package("fake-one", source("Provider('old', 'fake_one:Policy', api='<0.1')", policy()))
     registry = Registry.load()
