@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.setup import LoaderSetup
 from frame.core.registry import Registry
 from frame.core.worker.worker import choose_platform
 from frame.plugins.loaders.safetensors import SafetensorsLoader
@@ -90,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         size = write(Path(folder), int(options.gigabytes * 1e9))
         read(Path(folder))
-        tensors = list(SafetensorsLoader(Path(folder), config=config).tensors())
+        tensors = list(SafetensorsLoader(LoaderSetup(Path(folder))).tensors())
         pieces = [
             (torch.empty(tensor.shape, dtype=tensor.dtype, device=platform.device), partial(tensor.read))
             for tensor in tensors

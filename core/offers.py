@@ -179,7 +179,7 @@ def _api_problem(provider: Provider) -> str | None:
         if API_VERSION in SpecifierSet(provider.api, prereleases=True):
             return None
     except InvalidSpecifier:
-        return f"its API range {provider.api!r} is no version range; write one like '>=0.1,<0.2'"
+        return f"its API range {provider.api!r} is no version range; write one like '>=0.2,<0.3'"
     return (
         f"it was written for plugin API {provider.api}, this frame has {API_VERSION}; "
         "install a version of the package made for it; its author finds what changed in docs/plugins/migrating.md"

@@ -13,11 +13,13 @@ from .offers import PluginError, import_target
 def read_options(provider: Provider, config: Any, source: str) -> BaseModel | None:
     """The options from `config.plugin[name]`; None for a provider without any. `source` names its package in errors.
 
+    Without a `config` they have their defaults.
+
     Raises `PluginError` naming the field when a value is unknown or wrong.
     """
     given: dict[str, Any] = {}
     for name in (provider.name, *provider.aliases):
-        given.update(config.plugin.get(name, {}))
+        given.update({} if config is None else config.plugin.get(name, {}))
     model = provider.options
     if model is None:
         if given:

@@ -11,6 +11,7 @@ import difflib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from .interfaces.provider import API_VERSION, Provider
+from .interfaces.setup import Setup
 from .named_plugins import check_named, check_options, named_plugins
 from .offers import HERE, KINDS, Choice, Failure, Offer, PluginError, collect, import_target, installed, offers_of_file
 from .plugin_options import read_options
@@ -194,11 +196,15 @@ class Registry:
         """
         return read_options(provider, config, self._source(provider))
 
-    def make(self, kind: str, name: str | Provider, config: Any, *args: Any, part: str = "", **kwargs: Any) -> Any:
-        """Builds a plugin, by name or as chosen before: `Class(*args, config=config, options=…, **kwargs)`."""
+    def make(self, kind: str, name: str | Provider, setup: Setup, config: Any = None, *, part: str = "") -> Any:
+        """Builds a plugin, by name or as chosen before: `Class(setup, options)`, the options as `config` sets them.
+
+        `part` is as in `resolve`.
+        """
         provider = self.choose(kind, name) if isinstance(name, str) else name
-        made = self.resolve(provider, part)
-        return made(*args, config=config, options=self.options(provider, config), **kwargs)
+        made, options = self.resolve(provider, part), self.options(provider, config)
+        package = next((offer.package for offer in self.offers if offer.provider is provider), HERE)
+        return made(replace(setup, plugin=f"{package}:{provider.name}"), options)
 
     def check(self, config: Any) -> None:
         """Raises `PluginError` for any plugin named in `config` that is not there, or whose options are wrong.

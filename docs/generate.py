@@ -27,6 +27,7 @@ from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.schema import SamplingFields
 from frame.core.registry import Registry
 from frame.core.server.app import build_routes
+from frame.core.setups import endpoint_setup
 from frame.testing.fake_serving import FakeServing
 from frame.vllm_names.arguments import SHORT_FLAGS, TRANSLATIONS, VALUES
 from frame.vllm_names.unused import UNUSED, Unused
@@ -308,7 +309,8 @@ def _api() -> str:
     """The routes of this distribution, from the OpenAPI document that its server gives."""
     config, serving = from_flat({}), FakeServing()
     registry = Registry.load()
-    endpoints = [registry.make("endpoint", provider.name, config, serving=serving) for provider in _ours("endpoint")]
+    setup = endpoint_setup(config, serving)
+    endpoints = [registry.make("endpoint", provider.name, setup, config) for provider in _ours("endpoint")]
     document = build_routes([endpoint.router() for endpoint in endpoints]).openapi()
     parts = [
         "# API",

@@ -210,11 +210,11 @@ def test_every_plugin_passes_its_contract(environment):
 
 
 BROKEN = {
-    "frame-twin": "Provider('shortest', 'frame_twin:Policy', api='>=0.1,<0.2')",
+    "frame-twin": "Provider('shortest', 'frame_twin:Policy', api='>=0.2.dev1,<0.3')",
     "frame-later": "Provider('later', 'frame_later:Policy', api='>=7')",
-    "frame-misspelt": "Provider('misspelt', 'frame_misspelt:Policy', api='>=0.1,<0.2')",
-    "frame-crash": "Provider('crash', 'frame_crash:Policy', api='>=0.1,<0.2')",
-    "frame-hollow": "Provider('hollow', 'frame_hollow_missing:Policy', api='>=0.1,<0.2')",
+    "frame-misspelt": "Provider('misspelt', 'frame_misspelt:Policy', api='>=0.2.dev1,<0.3')",
+    "frame-crash": "Provider('crash', 'frame_crash:Policy', api='>=0.2.dev1,<0.3')",
+    "frame-hollow": "Provider('hollow', 'frame_hollow_missing:Policy', api='>=0.2.dev1,<0.3')",
 }
 REFUSALS = {
     "shortest": (

@@ -26,6 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench, do_bench_cudagraph
 
 from frame.core.interfaces.attention import AttentionSpec
+from frame.core.interfaces.setup import BackendSetup
 from frame.core.ops import Ops
 from frame.kernels import prefill
 from frame.kernels.attention import paged_attention
@@ -121,7 +122,7 @@ def sweep(inputs: dict[str, Tensor], rows: int, length: int) -> None:
 
 def suited(rows: int, length: int) -> DecodeLaunch:
     """What the backend launches for such a batch."""
-    return TritonAttention(SPEC, config=None, ops=Ops()).decode_launch(rows, length)
+    return TritonAttention(BackendSetup(SPEC, Ops())).decode_launch(rows, length)
 
 
 def ragged(rows: int) -> None:

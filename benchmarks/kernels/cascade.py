@@ -23,6 +23,7 @@ from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
 from frame.core.interfaces.attention import AttentionBatch, AttentionSpec, LayerParams, SharedPrefix
+from frame.core.interfaces.setup import BackendSetup
 from frame.core.interfaces.step import PREFIX_ROWS
 from frame.core.ops import Ops
 from frame.core.worker.step.prefix_tiles import num_tiles
@@ -61,7 +62,7 @@ class Case:
     """One batch, and the backend that serves it."""
 
     def __init__(self, rows: int, shared: int) -> None:
-        self.backend = TritonAttention(SPEC, config=None, ops=Ops())
+        self.backend = TritonAttention(BackendSetup(SPEC, Ops()))
         self.batch = batch_of(rows, shared)
         blocks = (shared + rows * OWN) // PAGE
         self.cache = torch.randn(blocks, 2, PAGE, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda").transpose(0, 1)

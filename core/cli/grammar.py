@@ -32,8 +32,9 @@ def _build(config: FrameConfig, choices: list[Any]) -> GrammarBackend:
     from ..config.checkpoint import read_checkpoint
     from ..front.vocabulary import read_vocabulary
     from ..registry import Registry
+    from ..setups import grammar_setup
 
     registry = Registry.load(choices)
     provider = registry.select("grammar", config.structured_outputs.structured_outputs_backend, lambda _: None)
     vocabulary = read_vocabulary(config, read_checkpoint(config))
-    return cast("GrammarBackend", registry.make("grammar", provider, config, vocabulary=vocabulary))
+    return cast("GrammarBackend", registry.make("grammar", provider, grammar_setup(config, vocabulary), config))

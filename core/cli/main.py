@@ -15,6 +15,7 @@ from types import MappingProxyType
 from ..config.errors import ConfigError, near
 from ..config.flag_parser import FlagParser
 from ..interfaces.endpoint import Command
+from ..interfaces.setup import Setup
 from ..logging import configure_logging
 from ..offers import PluginError
 from ..registry import Registry
@@ -110,13 +111,13 @@ def _find(name: str) -> Command | None:
     bare = name.rpartition(":")[2]
     if not any(offer.kind == "command" and offer.provider.name == bare for offer in registry.offers):
         return None
-    command: Command = registry.resolve(registry.choose("command", name))()
+    command: Command = registry.make("command", name, Setup())
     return command
 
 
 def _built_in(name: str) -> Command:
     module, _, kind = BUILT_IN[name].partition(":")
-    command: Command = getattr(import_module(f".{module}", __package__), kind)()
+    command: Command = getattr(import_module(f".{module}", __package__), kind)(Setup())
     return command
 
 
@@ -126,7 +127,7 @@ def commands() -> dict[str, Command]:
     registry = Registry.load()
     for provider in registry.providers("command"):
         with contextlib.suppress(PluginError):
-            found.setdefault(provider.name, registry.resolve(provider)())
+            found.setdefault(provider.name, registry.make("command", provider, Setup()))
     return found
 
 

@@ -20,8 +20,10 @@ from ..interfaces.executor import Executor, WorkerFactory
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
+from ..interfaces.mesh import Placement
 from ..interfaces.pooling_params import PoolingFacts
 from ..registry import Registry
+from ..setups import connector_setup, engine_setup, executor_setup, mesh_of
 from .engine import Engine
 from .grammar.compiler import GrammarCompiler, make_compiler
 from .schedule.scheduler import Scheduler
@@ -59,7 +61,12 @@ class EngineStart:
         choose_model(self._checkpoint, registry)  # imports it
         workers: WorkerFactory = Workers(config, registry, progress)
         registry.check_workers(config.executor)
-        self._executor: Executor = registry.make("executor", config.executor.executor, config, workers=workers)
+        self._executor: Executor = registry.make(
+            "executor",
+            config.executor.executor,
+            executor_setup(config, self._checkpoint.max_model_len, [Placement(mesh=mesh_of(config))], workers),
+            config,
+        )
 
     def finish(self) -> Engine:
         """Starts the workers and returns the engine; raises as the constructor does, and then nothing is left."""
@@ -80,16 +87,17 @@ class EngineStart:
     ) -> Engine:
         config, registry, executor = self._config, self._registry, self._executor
         name = config.transfer.kv_connector
+        setup = connector_setup(config, info.max_model_len, layout)
         connector: ConnectorScheduler = (
-            NullConnectorScheduler(config=config, layout=layout)
-            if name is None
-            else registry.make("connector", name, config, layout=layout)
+            NullConnectorScheduler(setup) if name is None else registry.make("connector", name, setup, config)
         )
         depth = executor.max_in_flight if config.scheduler.async_scheduling else 1
         scheduler = Scheduler(
             config=config,
             layout=layout,
-            policy=registry.make("scheduler", config.scheduler.scheduling_policy, config),
+            policy=registry.make(
+                "scheduler", config.scheduler.scheduling_policy, engine_setup(config, info.max_model_len), config
+            ),
             connector=connector,
             max_model_len=info.max_model_len,
             max_in_flight=depth,

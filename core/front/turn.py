@@ -30,6 +30,7 @@ from ..interfaces.parser import (
     joined,
 )
 from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
+from ..interfaces.setup import ParserSetup
 from ..offers import PluginError
 from ..registry import Registry
 from .call_formats import text_or_calls, text_with_calls
@@ -119,7 +120,8 @@ def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> Outp
         return front.render_chat(messages, ChatOptions(**options)).text or ""
 
     def make(kind: str, name: str | Provider | None) -> Any:
-        return None if name is None else registry.make(kind, name, config, render=render if tokenizer else None)
+        setup = ParserSetup(render if tokenizer else None)
+        return None if name is None else registry.make(kind, name, setup, config)
 
     def suited() -> Any:
         provider = suited_parser(registry, front)

@@ -18,6 +18,7 @@ from .step import PREFIX_ROWS as PREFIX_ROWS
 
 if TYPE_CHECKING:
     from ..ops import Ops
+    from .setup import BackendSetup
 
 AttentionKind = Literal["decoder", "encoder_only", "encoder", "cross"]
 
@@ -110,7 +111,7 @@ class LayerParams:
 
 
 class AttentionBackend(ABC):
-    """Built as `Class(spec, config=…, options=…, ops=…)`, once per KV group; `spec` is that of the group's layers.
+    """Built as `Class(setup, options)`, once per KV group; `setup.spec` is that of the group's layers.
 
     A recorded step is one of single tokens. `plan` and `forward` run once for it, while the host believes in rows as
     long as any can be and in no padding, and what they launched is launched again for other rows, with device tensors
@@ -124,11 +125,11 @@ class AttentionBackend(ABC):
     #: False copies nothing to the host, and decides on the host nothing that shorter rows or padding would make wrong.
     needs_python: bool = True
 
-    def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Ops) -> None:
-        self.spec = spec
-        self.config = config
+    def __init__(self, setup: BackendSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.ops = ops
+        self.spec: AttentionSpec = setup.spec
+        self.ops: Ops = setup.ops
 
     @classmethod
     @abstractmethod

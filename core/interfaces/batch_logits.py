@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from .setup import ProcessorSetup
 
 #: What a request may bring: (output ids, its logits [vocab_size]) -> logits, or with the prompt's ids in front.
 RequestLogitsProcessor = Callable[..., Tensor]
@@ -47,7 +50,7 @@ class BatchUpdate:
 
 
 class BatchLogitsProcessor(ABC):
-    """A processor of the whole batch. Built once per worker as `Class(config, device, is_pin_memory)`."""
+    """A processor of the whole batch. Built once per worker as `Class(setup, device, is_pin_memory)`."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -55,7 +58,7 @@ class BatchLogitsProcessor(ABC):
         del sampling_params
 
     @abstractmethod
-    def __init__(self, config: Any, device: torch.device, is_pin_memory: bool) -> None:
+    def __init__(self, setup: ProcessorSetup, device: torch.device, is_pin_memory: bool) -> None:
         raise NotImplementedError
 
     @abstractmethod
@@ -74,8 +77,8 @@ class BatchLogitsProcessor(ABC):
 class AdapterLogitsProcessor(BatchLogitsProcessor):
     """Runs one callable a request: a subclass says which in `new_req_logits_processor`, and `is_argmax_invariant`."""
 
-    def __init__(self, config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        del config, device, is_pin_memory
+    def __init__(self, setup: ProcessorSetup, device: torch.device, is_pin_memory: bool) -> None:
+        del setup, device, is_pin_memory
         self._calls: dict[int, Callable[[Tensor], Tensor]] = {}
 
     @abstractmethod

@@ -10,13 +10,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from .kv import KVLayout
 from .model import LayerHooks
 from .step import StepPlan, TransferReport
+
+if TYPE_CHECKING:
+    from .setup import ConnectorSetup, ConnectorWorkerSetup
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,12 @@ class RequestView:
 
 
 class ConnectorScheduler(ABC):
-    """The half in the engine. Built as `Class(config=…, options=…, layout=…)`. All defaults do nothing."""
+    """The half in the engine. Built as `Class(setup, options)`. All defaults do nothing."""
 
-    def __init__(self, *, config: Any, options: Any = None, layout: KVLayout) -> None:
-        self.config = config
+    def __init__(self, setup: ConnectorSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.layout = layout
+        self.layout: KVLayout = setup.layout
 
     @abstractmethod
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
@@ -83,18 +86,18 @@ class ConnectorScheduler(ABC):
 
 
 class ConnectorWorker(ABC):
-    """The half beside the KV memory. Built as `Class(config=…, options=…, layout=…, rank=…)`; `rank` is the worker's.
+    """The half beside the KV memory. Built as `Class(setup, options)`; `rank` is the worker's.
 
     Per step: `begin_step(message)` before the forward pass, `hooks.before/after(layer)` around each layer's attention,
     `end_step(finished)` after it. `begin_step` and `end_step` are also called for steps without tokens. `hooks` are
     there when `register` returns, and stay: by what they say then steps are recorded or not.
     """
 
-    def __init__(self, *, config: Any, options: Any = None, layout: KVLayout, rank: int = 0) -> None:
-        self.config = config
+    def __init__(self, setup: ConnectorWorkerSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.layout = layout
-        self.rank = rank
+        self.layout: KVLayout = setup.layout
+        self.rank: int = setup.placement.rank
         self.hooks = LayerHooks()
 
     @abstractmethod

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from .serving import Serving
+    from .setup import EndpointSetup, Setup
 
 __all__ = ["KNOWN", "Command", "Endpoint", "ErrorShape", "RequestError"]
 
@@ -21,7 +22,7 @@ KNOWN = "frame.known"
 
 
 class Endpoint(ABC):
-    """HTTP routes. Built as `Class(config=…, options=…, serving=…)` in each API process.
+    """HTTP routes. Built as `Class(setup, options)` in each API process.
 
     `serving` offers the models, the front and the error shape (`frame.interfaces.Serving`). Every route is behind the
     API key and the body limits without doing anything for it, and its errors, the host's own too, have the shape
@@ -38,10 +39,11 @@ class Endpoint(ABC):
     #: exact paths whose POST takes a form with files (multipart/form-data), of at most --max-upload-bytes
     uploads: tuple[str, ...] = ()
 
-    def __init__(self, *, config: Any, options: Any = None, serving: Serving) -> None:
-        self.config = config
+    def __init__(self, setup: EndpointSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.serving = serving
+        self.serving: Serving = setup.serving
+        self.settings = setup.settings
 
     @abstractmethod
     def router(self) -> APIRouter:
@@ -56,15 +58,15 @@ class Endpoint(ABC):
 
 
 class Command(ABC):
-    """A subcommand of `frame`. Built as `Class(config=None, options=None)`; imports heavy things inside `run` only."""
+    """A subcommand of `frame`. Built as `Class(setup, options)`; imports heavy things inside `run` only."""
 
     #: one line for `frame --help`
     help: str
     #: command lines that its own `--help` ends with
     examples: tuple[str, ...] = ()
 
-    def __init__(self, *, config: Any = None, options: Any = None) -> None:
-        self.config = config
+    def __init__(self, setup: Setup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
 
     @abstractmethod

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .kv import KVLayout
 from .step import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from .setup import ExecutorSetup
 
 
 class DeadWorkerError(RuntimeError):
@@ -64,12 +67,12 @@ class WorkerFactory(Protocol):
 
 
 class Executor(ABC):
-    """Owns the workers of one engine. Built as `Class(config=…, options=…, workers=…)`."""
+    """Owns the workers of one engine. Built as `Class(setup, options)`."""
 
-    def __init__(self, *, config: Any, options: Any = None, workers: WorkerFactory) -> None:
-        self.config = config
+    def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.workers = workers
+        self.workers: WorkerFactory = setup.workers
 
     @classmethod
     def supports(cls, num_workers: int) -> str | None:

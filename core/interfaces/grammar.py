@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .sampling import StructuredOutputsParams
+    from .setup import GrammarSetup
 
 
 class Vocabulary(Protocol):
@@ -71,16 +72,16 @@ class Grammar(ABC):
 
 
 class GrammarBackend(ABC):
-    """Built as `Class(config=…, options=…, vocabulary=…)` when the first request needs it.
+    """Built as `Class(setup, options)` when the first request needs it.
 
     `normalize` and `compile` are called by any thread, several at once. Both run first in a process that is killed when
     they take too long or too much memory, so they must be pure functions of their arguments.
     """
 
-    def __init__(self, *, config: Any, options: Any = None, vocabulary: Vocabulary) -> None:
-        self.config = config
+    def __init__(self, setup: GrammarSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.vocabulary = vocabulary
+        self.vocabulary: Vocabulary = setup.vocabulary
 
     @classmethod
     def supports(cls) -> str | None:

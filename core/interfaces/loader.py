@@ -8,10 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .setup import LoaderSetup
 
 
 class LazyTensor(ABC):
@@ -27,12 +30,12 @@ class LazyTensor(ABC):
 
 
 class WeightLoader(ABC):
-    """Built as `Class(folder, config=…, options=…)`; chosen by `--load-format`."""
+    """Built as `Class(setup, options)`; chosen by `--load-format`."""
 
-    def __init__(self, folder: Path, *, config: Any, options: Any = None) -> None:
-        self.folder = folder
-        self.config = config
+    def __init__(self, setup: LoaderSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
+        self.folder: Path = setup.folder
 
     @abstractmethod
     def supports(self, folder: Path) -> str | None:

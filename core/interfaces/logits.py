@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .sampling import SamplingParams
 
+if TYPE_CHECKING:
+    from .setup import ProcessorSetup
+
 
 class LogitsProcessor(ABC):
-    """Built once per worker as `Class(config=…, options=…, device=…)`.
+    """Built once per worker as `Class(setup, options)`.
 
     `argmax_invariant`: it never changes which token is the most likely, so all-greedy batches skip it.
     `needs_output_ids`: `apply` reads the output ids handed to `add`, so a step waits until they reached the host.
@@ -25,10 +28,10 @@ class LogitsProcessor(ABC):
     argmax_invariant: bool = False
     needs_output_ids: bool = False
 
-    def __init__(self, *, config: Any, options: Any = None, device: torch.device) -> None:
-        self.config = config
+    def __init__(self, setup: ProcessorSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.device = device
+        self.device: torch.device = setup.device
 
     @classmethod
     def validate(cls, params: SamplingParams) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..ops import Ops
     from ..parallel.group import ProcessGroup
     from .attention import AttentionKind
+    from .setup import ModelSetup
 
 Shard = Literal["column", "row"]
 #: What `Model.logits` gives: scores of the vocabulary, scores of classes, or nothing.
@@ -185,7 +186,7 @@ class Build(ABC):
 
 
 class Model(nn.Module, ABC):
-    """A decoder or an encoder. Built as `Class(build=…)`; parameters exist, on `build.device`, when it returns.
+    """A decoder or an encoder. Built as `Class(setup, options)`; then its parameters exist, on `build.device`.
 
     `renames` are (pattern, replacement) pairs applied in order to checkpoint names; `ignores` are patterns of
     checkpoint tensors that are not loaded. Both are regular expressions that must match the whole name (`renames`
@@ -203,9 +204,10 @@ class Model(nn.Module, ABC):
     segments: ClassVar[bool] = False
     needs_python: ClassVar[bool] = False
 
-    def __init__(self, *, build: Build) -> None:
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
         super().__init__()
-        self.config = build.config
+        del options
+        self.config = setup.build.config
         self._weights: WeightMap | None = None
 
     @abstractmethod

@@ -12,11 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
 
 from .sampling import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from .setup import ParserSetup
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -156,16 +159,15 @@ class _Parser(ABC):
     """What both kinds share.
 
     `special_tokens` are texts of special tokens that must stay in the text for the reader to see them; those that the
-    vocabulary lacks are ignored. `render(messages, **options)` is the checkpoint's chat template (`tools`,
-    `add_generation_prompt`, …), raising `ValueError`; None when there is none.
+    vocabulary lacks are ignored.
     """
 
     special_tokens: ClassVar[Sequence[str]] = ()
 
-    def __init__(self, *, config: Any, options: Any = None, render: Callable[..., str] | None = None) -> None:
-        self.config = config
+    def __init__(self, setup: ParserSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.render = render
+        self.render: Callable[..., str] | None = setup.render
 
     def tokens(self) -> Sequence[str]:
         """The special tokens to keep, where they follow from the template; the class's by default."""
@@ -177,7 +179,7 @@ class _Parser(ABC):
 
 
 class ToolParser(_Parser):
-    """Finds tool calls. Built as `Class(config=…, options=…, render=…)` in each API process.
+    """Finds tool calls. Built as `Class(setup, options)` in each API process.
 
     `reads_reasoning`: its readers tell reasoning from content too, so no reasoning parser runs before them, and they
     also read outputs of requests without tools.
@@ -215,7 +217,7 @@ class ToolParser(_Parser):
 class ReasoningParser(_Parser):
     """Tells reasoning from content: its readers emit `Reasoning` and `Content`; a tool parser then reads the content.
 
-    Built as `Class(config=…, options=…, render=…)` in each API process.
+    Built as `Class(setup, options)` in each API process.
     """
 
     def end(self, request: ParserRequest) -> str | None:

@@ -21,6 +21,7 @@ from .loader import fill_each
 if TYPE_CHECKING:
     from ..ops import Ops
     from .model import ForwardStep, Model
+    from .setup import PlatformSetup
     from .step import StepPlan
 
 
@@ -323,10 +324,7 @@ class Steps:
 
 
 class Platform(ABC):
-    """One kind of device. Built as `Class(config=…, options=…, local_rank=…)` in each worker process.
-
-    `config` is the frozen `FrameConfig`; `options` the plugin's own pydantic model or None.
-    """
+    """One kind of device. Built as `Class(setup, options)` in each worker process."""
 
     #: torch's name of the device type: "cpu", "cuda", …
     device_type: str
@@ -334,10 +332,10 @@ class Platform(ABC):
     default_num_seqs: int = 128
     default_num_batched_tokens: int = 2048
 
-    def __init__(self, *, config: Any, options: Any = None, local_rank: int = 0) -> None:
-        self.config = config
+    def __init__(self, setup: PlatformSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.local_rank = local_rank
+        self.local_rank: int = setup.placement.local_rank
 
     @classmethod
     @abstractmethod

@@ -13,6 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ..ops import Ops
+    from .setup import PoolerSetup
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,9 @@ class PoolerSizes:
 
 
 class Pooler(ABC):
-    """Makes rows of hidden states. Built as `Class(config=…, options=…, sizes=…, ops=…, stage=…)`.
+    """Makes rows of hidden states. Built as `Class(setup, options)`.
 
-    A prompt may arrive in several steps, so what is not finished is kept by slot. `stage` copies a host array to the
-    device without waiting.
+    A prompt may arrive in several steps, so what is not finished is kept by slot.
     """
 
     #: whether every token of the prompt must be computed, so that cached prefixes are of no use
@@ -56,20 +56,12 @@ class Pooler(ABC):
     #: whether a request gets a row for each (chosen) token instead of one
     per_token: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        *,
-        config: Any,
-        options: Any = None,
-        sizes: PoolerSizes,
-        ops: Ops,
-        stage: Callable[[np.ndarray], Tensor],
-    ) -> None:
-        self.config = config
+    def __init__(self, setup: PoolerSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.sizes = sizes
-        self.ops = ops
-        self.stage = stage
+        self.sizes: PoolerSizes = setup.sizes
+        self.ops: Ops = setup.ops
+        self.stage: Callable[[np.ndarray], Tensor] = setup.stage
 
     def add(self, slot: int, token_ids: np.ndarray) -> None:
         """A request with this prompt takes a slot, which may hold what an older one left."""

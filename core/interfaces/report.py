@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from .sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from .setup import Setup
 
 
 class RequestReport(msgspec.Struct, kw_only=True, frozen=True):
@@ -42,7 +45,7 @@ class RequestReport(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class MetricsSink(ABC):
-    """Hears of every generation. Built as `Class(config=…, options=…)` in each API process, closed with it.
+    """Hears of every generation. Built as `Class(setup, options)` in each API process, closed with it.
 
     Called from the event loop that serves all requests, so it must not wait: whatever sends over a network does so from
     a thread of its own. What it raises is logged and harms no request.
@@ -52,8 +55,8 @@ class MetricsSink(ABC):
     wants_prompts: bool = False
     wants_outputs: bool = False
 
-    def __init__(self, *, config: Any, options: Any = None) -> None:
-        self.config = config
+    def __init__(self, setup: Setup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
 
     @abstractmethod

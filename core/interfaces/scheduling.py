@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from .setup import EngineSetup
 
 
 class Schedulable(Protocol):
@@ -33,10 +36,10 @@ class Schedulable(Protocol):
 
 
 class SchedulerPolicy(ABC):
-    """Built as `Class(config=…, options=…)`. Must be a pure function of what it is given."""
+    """Built as `Class(setup, options)`. Must be a pure function of what it is given."""
 
-    def __init__(self, *, config: Any, options: Any = None) -> None:
-        self.config = config
+    def __init__(self, setup: EngineSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
 
     @abstractmethod

@@ -17,6 +17,7 @@ from .step import NewRequest
 
 if TYPE_CHECKING:
     from ..ops import Ops
+    from .setup import SpeculatorSetup
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,17 @@ class Drafts:
 
 
 class Speculator(ABC):
-    """Built once per worker as `Class(config=…, options=…, ops=…, device=…)`.
+    """Built once per worker as `Class(setup, options)`.
 
-    `num_drafts` is k, the most tokens that it may guess for a row: `num_speculative_tokens` of the configuration.
+    `num_drafts` is k, the most tokens that it may guess for a row.
     """
 
-    def __init__(self, *, config: Any, options: Any = None, ops: Ops, device: torch.device) -> None:
-        self.config = config
+    def __init__(self, setup: SpeculatorSetup, options: Any = None) -> None:
+        self.setup = setup
         self.options = options
-        self.ops = ops
-        self.device = device
-        self.num_drafts: int = config.speculation.num_speculative_tokens
+        self.num_drafts: int = setup.num_drafts
+        self.ops: Ops = setup.ops
+        self.device: torch.device = setup.device
 
     def add(self, request: NewRequest) -> None:
         """A request took its slot; whatever was there is gone."""
@@ -70,10 +71,6 @@ class Speculator(ABC):
 
 class NullSpeculator(Speculator):
     """No speculation: one token a step."""
-
-    def __init__(self, *, config: Any = None, options: Any = None, ops: Ops, device: torch.device) -> None:
-        self.config, self.options, self.ops, self.device = config, options, ops, device
-        self.num_drafts = 0
 
     def propose(self, context: DraftContext) -> Drafts:
         rows = len(context.slots)

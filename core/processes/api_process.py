@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..front.turn import OutputParsers, build_parsers
+from ..interfaces.setup import Setup
 from ..registry import Registry
 from ..server.app import build_admin, build_app, make_endpoints
 from ..server.certificates import tls_context
@@ -127,7 +128,7 @@ class ApiProcess:
         registry.add_files(self._config)
         endpoints = make_endpoints(self._config, registry, self._host)
         names = dict.fromkeys(self._config.observability.metrics_sinks)
-        sinks = [registry.make("sink", name, self._config) for name in names]
+        sinks = [registry.make("sink", name, Setup(), self._config) for name in names]
         self._host.reporter = Reporter(self._host.models.names[0], sinks)
         if self._admin_listener is not None:
             administered = [endpoint for endpoint in endpoints if endpoint.admin]

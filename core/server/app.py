@@ -21,6 +21,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Endpoint
 from ..interfaces.errors import RequestError
 from ..registry import Registry
+from ..setups import endpoint_setup
 from .calls import RouteCalls
 from .client_disconnect import ClientGoneError
 from .deadlines import Deadlines
@@ -108,9 +109,8 @@ def _shapes(endpoints: Sequence[Endpoint], routers: Sequence[APIRouter]) -> Erro
 
 def make_endpoints(config: FrameConfig, registry: Registry, serving: ServingHost) -> list[Endpoint]:
     """The endpoints of all installed plugins that this kind of server has."""
-    made = [
-        registry.make("endpoint", provider.name, config, serving=serving) for provider in registry.providers("endpoint")
-    ]
+    setup = endpoint_setup(config, serving)
+    made = [registry.make("endpoint", provider, setup, config) for provider in registry.providers("endpoint")]
     mode = "tokens" if config.server.tokens_only else "text"
     return [endpoint for endpoint in made if endpoint.admin or mode in endpoint.modes]
 

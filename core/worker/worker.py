@@ -25,11 +25,14 @@ from ..interfaces.executor import StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import full_bytes, group_layers, plan_layout, with_blocks
 from ..interfaces.loader import WeightLoader
+from ..interfaces.mesh import Placement
 from ..interfaces.model import Model
 from ..interfaces.platform import EagerGraphs, Platform, PlatformSpec, Steps
+from ..interfaces.setup import ConnectorWorkerSetup
 from ..interfaces.step import StepPlan
 from ..layers.weights import WeightMap, load_weights
 from ..registry import Registry
+from ..setups import connector_worker_setup, mesh_of, platform_setup
 from .pooling.pooling import Pooling
 from .profiler import Profiler
 from .sample.processors import load_processors
@@ -47,10 +50,10 @@ from .step.runner import Runner
 logger = logging.getLogger("frame.worker")
 
 
-def choose_platform(config: FrameConfig, registry: Registry, local_rank: int = 0) -> Platform:
+def choose_platform(config: FrameConfig, registry: Registry, max_model_len: int, placement: Placement) -> Platform:
     """The platform asked for, or the preferred one that this machine has; raises with every candidate's reason."""
     provider = registry.select("platform", config.executor.platform, lambda platform: platform.probe())
-    platform: Platform = registry.make("platform", provider, config, local_rank=local_rank)
+    platform: Platform = registry.make("platform", provider, platform_setup(config, max_model_len, placement), config)
     return platform
 
 
@@ -66,7 +69,7 @@ class Worker:
     ) -> None:
         self.config = config
         self.registry = registry
-        self.rank = rank
+        self._placement = Placement(rank=rank, local_rank=rank, mesh=mesh_of(config))
         self.facts: dict[str, Any] = {}
         self.stages: list[tuple[str, float]] = []
         self._progress = progress
@@ -186,7 +189,7 @@ class Worker:
         return value
 
     def _start_platform(self, checkpoint: Checkpoint) -> Platform:
-        platform = choose_platform(self.config, self.registry, self.rank)
+        platform = choose_platform(self.config, self.registry, checkpoint.max_model_len, self._placement)
         dtype = resolve_dtype(self.config, checkpoint, platform)
         sizes = self.config.executor
         reason = platform.supports(
@@ -207,7 +210,7 @@ class Worker:
 
     def _rehearse(self, checkpoint: Checkpoint, platform: Platform) -> None:
         """Runs steps of every kind on `platform`, in a process that serves nothing."""
-        worker = Worker(self.config, self.registry, self.rank)
+        worker = Worker(self.config, self.registry, self._placement.rank)
         worker.platform, worker._steps, worker.facts = platform, platform.steps(), dict(self.facts)
         worker._checkpoint, worker._setup = checkpoint, RunnerSetup(self.config, self.registry, platform, checkpoint)
         model, build = build_model(self.config, checkpoint, platform, self.registry)
@@ -298,7 +301,7 @@ class Worker:
         tiny = with_blocks(layout, 0, 2)
         self.memory = KVMemory(tiny, self.platform.device)
         backends = self._bind_layers(tiny, loaded).backends
-        connector = NullConnectorWorker(config=self.config, layout=tiny, rank=self.rank)
+        connector = NullConnectorWorker(self._connector_setup(tiny))
         steps = Steps(shapes=self._steps.shapes)
         return self._setup.make(tiny, loaded.model, backends, steps, connector, [])
 
@@ -334,8 +337,12 @@ class Worker:
     def _make_connector(self, layout: KVLayout) -> ConnectorWorker:
         name = self.config.transfer.kv_connector
         if name is None:
-            return NullConnectorWorker(config=self.config, layout=layout, rank=self.rank)
+            return NullConnectorWorker(self._connector_setup(layout))
         connector: ConnectorWorker = self.registry.make(
-            "connector", name, self.config, part="worker", layout=layout, rank=self.rank
+            "connector", name, self._connector_setup(layout), self.config, part="worker"
         )
         return connector
+
+    def _connector_setup(self, layout: KVLayout) -> ConnectorWorkerSetup:
+        max_model_len = self._checkpoint.max_model_len
+        return connector_worker_setup(self.config, max_model_len, layout, self._placement, self.platform)

@@ -19,7 +19,7 @@ def frame_attention_backends() -> list[Provider]:
         Provider(
             "torch",
             f"{_HERE}.torch:TorchAttention",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="plain torch: any device, any dtype; the fast one on CPU",
             preference=10,
             aliases=("TORCH_SDPA", "CPU_ATTN"),
@@ -27,7 +27,7 @@ def frame_attention_backends() -> list[Provider]:
         Provider(
             "triton",
             f"{_HERE}.triton:TritonAttention",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="Triton kernels for CUDA; one for mixed batches, one for decoding",
             preference=20,
             options=f"{_HERE}.triton_options:TritonOptions",
@@ -36,7 +36,7 @@ def frame_attention_backends() -> list[Provider]:
         Provider(
             "flash",
             f"{_HERE}.flash:FlashAttention",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="FlashAttention 3 or 2, where it is installed",
             preference=15,
             aliases=("FLASH_ATTN",),
@@ -44,7 +44,7 @@ def frame_attention_backends() -> list[Provider]:
         Provider(
             "cudnn",
             f"{_HERE}.cudnn:CudnnAttention",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="new prompts by cuDNN through torch, all else by the Triton kernels",
             preference=12,
         ),

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, BackendSetup, LayerParams
 
 from .cache_write import store
 from .reasons import Capabilities, reasons
@@ -65,9 +65,9 @@ class CudnnAttention(AttentionBackend):
     #: What serves all other rows; the cache is laid out as it wants.
     inner: ClassVar[type[AttentionBackend]] = TritonAttention
 
-    def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Any) -> None:
-        super().__init__(spec, config=config, options=options, ops=ops)
-        self._inner = self.inner(spec, config=config, ops=ops)
+    def __init__(self, setup: BackendSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._inner = self.inner(setup)
         self.needs_python = self._inner.needs_python  # which serves all single-token steps
 
     @classmethod

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, BackendSetup, LayerParams
 
 from .cache_write import store
 from .flash_libraries import LIBRARIES, FlashLibrary
@@ -38,9 +38,9 @@ class FlashAttention(AttentionBackend):
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     libraries: ClassVar[Sequence[FlashLibrary]] = LIBRARIES
 
-    def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Any) -> None:
-        super().__init__(spec, config=config, options=options, ops=ops)
-        self._library = next(library for library in self.libraries if not library.reasons(spec))
+    def __init__(self, setup: BackendSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._library = next(library for library in self.libraries if not library.reasons(self.spec))
         self._attend = self._library.load()
 
     @classmethod

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, BackendSetup, LayerParams
 from frame.ops import dequantize_kv
 
 from .invariant import InvariantRow, invariant_row
@@ -75,9 +75,9 @@ class CausalMask:
 class TorchAttention(AttentionBackend):
     """See the module. Reads the batch's lengths on the host: free on the CPU, a wait per step elsewhere."""
 
-    def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Any) -> None:
-        super().__init__(spec, config=config, options=options, ops=ops)
-        self._mask = CausalMask(spec, TILE)
+    def __init__(self, setup: BackendSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._mask = CausalMask(self.spec, TILE)
         self._workspace = Workspace()
         self._caches: dict[int, TokenCache] = {}
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, BackendSetup, LayerParams
 from frame.kernels import attention as kernels, cascade, decode as decode_kernel
 from frame.kernels.decode import DecodeLaunch
 from frame.kernels.row_order import longest_first
@@ -65,8 +65,9 @@ class TritonAttention(AttentionBackend):
 
     needs_python = False
 
-    def __init__(self, spec: AttentionSpec, *, config: Any, options: Any = None, ops: Any) -> None:
-        super().__init__(spec, config=config, options=options, ops=ops)
+    def __init__(self, setup: BackendSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        spec = self.spec
         self._multiprocessors = _num_multiprocessors(spec.device_type)
         self.shares_prefixes = not spec.window and spec.num_heads <= MAX_PREFIX_GROUPS * spec.num_kv_heads
         self._prefill = _hopper_kernel(spec, options or TritonOptions())

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
-from frame.interfaces import BoundedModel, Endpoint, Name, RequestError, Settings, few
+from frame.interfaces import BoundedModel, Endpoint, EndpointSetup, Name, RequestError, Settings, few
 
 from .files import FileRecord, FileStore
 from .lines import batch_routes
@@ -68,8 +68,8 @@ class BatchesEndpoint(Endpoint):
 
     uploads = ("/v1/files",)
 
-    def __init__(self, *, config: Any, options: Any = None, serving: Any) -> None:
-        super().__init__(config=config, options=options, serving=serving)
+    def __init__(self, setup: EndpointSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
         bounds = options or BatchesOptions()
         self._files: FileStore | None = None
         self._batches: BatchStore | None = None
@@ -78,7 +78,7 @@ class BatchesEndpoint(Endpoint):
         if importlib.util.find_spec("python_multipart") is None:
             raise ValueError("batches need python-multipart: pip install 'frame-llm[batch]'")
         self._files = FileStore(bounds.folder, bounds.max_files, bounds.max_bytes, bounds.max_uploads)
-        self._batches = BatchStore(serving, self._files, bounds.folder, bounds.max_open, bounds.max_lines)
+        self._batches = BatchStore(self.serving, self._files, bounds.folder, bounds.max_open, bounds.max_lines)
         with suppress(RuntimeError):  # outside a loop there is nothing to run
             self._batches.start()
 
@@ -112,7 +112,7 @@ class BatchesEndpoint(Endpoint):
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise RequestError(400, "send a form: Content-Type: multipart/form-data")
         announced = request.headers.get("content-length", "")
-        size = int(announced) if announced.isascii() and announced.isdigit() else self.config.server.max_upload_bytes
+        size = int(announced) if announced.isascii() and announced.isdigit() else self.settings.max_upload_bytes
         with ExitStack() as stack:
             try:
                 target = await asyncio.to_thread(stack.enter_context, files.incoming(size))

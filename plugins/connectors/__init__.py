@@ -13,7 +13,7 @@ def frame_kv_connectors() -> list[Provider]:
         Provider(
             "disk",
             f"{here}.disk:DiskScheduler",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="prompt blocks in a folder that engines share and that outlives them",
             options=f"{here}.disk_messages:DiskOptions",
             tags={"worker": f"{here}.disk_worker:DiskWorker"},
@@ -21,7 +21,7 @@ def frame_kv_connectors() -> list[Provider]:
         Provider(
             "peer",
             f"{here}.peer:PeerScheduler",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="prompt blocks that other engines hold, over Unix or TCP sockets",
             options=f"{here}.peer_options:PeerOptions",
             # what an engine computed ends with it, so `frame plugins check` finds nothing in a second one

@@ -6,11 +6,10 @@ Knows no file, no socket and no tensor.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import msgspec
 
-from frame.interfaces import KVLayout, encode
+from frame.interfaces import KVLayout, Mesh, encode
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
@@ -34,13 +33,13 @@ class BlockStep(msgspec.Struct, kw_only=True, omit_defaults=True):
     known_breaks: dict[int, int] = {}
 
 
-def blocks_name(layout: KVLayout, config: Any) -> str:
+def blocks_name(layout: KVLayout, mesh: Mesh) -> str:
     """The name of all blocks that engines with this layout may exchange: 32 hexadecimal digits."""
     facts = [
         layout.numerics,
         layout.block_size,
         [[group.spec, list(group.layers)] for group in layout.groups],
-        config.executor.tensor_parallel_size,
-        config.executor.pipeline_parallel_size,
+        mesh.tensor,
+        mesh.pipeline,
     ]
     return hashlib.sha256(encode(facts)).hexdigest()[:32]

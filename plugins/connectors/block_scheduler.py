@@ -14,7 +14,7 @@ from typing import Any
 
 from frame.interfaces import (
     ConnectorScheduler,
-    KVLayout,
+    ConnectorSetup,
     RequestView,
     StateKV,
     StepPlan,
@@ -40,14 +40,14 @@ class BlockScheduler(ConnectorScheduler):
 
     title: str
 
-    def __init__(self, *, config: Any, options: Any, layout: KVLayout) -> None:
-        super().__init__(config=config, options=options, layout=layout)
-        for group in layout.groups:
+    def __init__(self, setup: ConnectorSetup, options: Any) -> None:
+        super().__init__(setup, options)
+        for group in self.layout.groups:
             if isinstance(group.spec, StateKV):
                 raise ValueError(f"the {self.title} connector cannot keep the running state of layer {group.layers[0]}")
-        self.blocks_name = blocks_name(layout, config)
-        self.loads_any = config.transfer.kv_role != "producer"
-        self._saves_any = config.transfer.kv_role != "consumer"
+        self.blocks_name = blocks_name(self.layout, setup.mesh)
+        self.loads_any = setup.role != "producer"
+        self._saves_any = setup.role != "consumer"
         self._hashes: dict[str, Sequence[bytes]] = {}  # by request id
         self._prompts: dict[int, Prompt] = {}  # by slot
         self._loads: list[Move] = []

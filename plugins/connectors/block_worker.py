@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import ConnectorWorker, KVLayout, TransferReport, decode, encode
+from frame.interfaces import ConnectorWorker, ConnectorWorkerSetup, TransferReport, decode, encode
 
 from .block_messages import BlockStep, Move
 
@@ -51,8 +51,8 @@ class BlockWorker(ConnectorWorker):
     title: ClassVar[str]
     message: ClassVar[type[BlockStep]] = BlockStep
 
-    def __init__(self, *, config: Any, options: Any, layout: KVLayout, rank: int = 0) -> None:
-        super().__init__(config=config, options=options, layout=layout, rank=rank)
+    def __init__(self, setup: ConnectorWorkerSetup, options: Any) -> None:
+        super().__init__(setup, options)
         self.block_bytes = 0
         self.failed: list[int] = []
         self._parts: list[Part] = []

@@ -5,9 +5,7 @@ Knows files by name only; the worker side reads and writes them.
 
 from __future__ import annotations
 
-from typing import Any
-
-from frame.interfaces import KVLayout, RequestView
+from frame.interfaces import ConnectorSetup, RequestView
 
 from .block_files import BlockFiles
 from .block_scheduler import BlockScheduler
@@ -19,11 +17,10 @@ class DiskScheduler(BlockScheduler):
 
     title = "disk"
 
-    def __init__(self, *, config: Any, options: DiskOptions, layout: KVLayout) -> None:
-        super().__init__(config=config, options=options, layout=layout)
+    def __init__(self, setup: ConnectorSetup, options: DiskOptions) -> None:
+        super().__init__(setup, options)
         self._files = BlockFiles(options.folder)
-        num_ranks = config.executor.tensor_parallel_size * config.executor.pipeline_parallel_size
-        self._spaces = [f"{self.blocks_name}/{rank}" for rank in range(num_ranks)]
+        self._spaces = [f"{self.blocks_name}/{rank}" for rank in range(setup.mesh.size)]
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
         index = first

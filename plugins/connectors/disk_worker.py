@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from frame.interfaces import KVLayout
+from frame.interfaces import ConnectorWorkerSetup
 
 from .block_files import BlockFiles
 from .block_messages import BlockStep
@@ -19,8 +17,8 @@ class DiskWorker(BlockWorker):
 
     title = "disk"
 
-    def __init__(self, *, config: Any, options: DiskOptions, layout: KVLayout, rank: int = 0) -> None:
-        super().__init__(config=config, options=options, layout=layout, rank=rank)
+    def __init__(self, setup: ConnectorWorkerSetup, options: DiskOptions) -> None:
+        super().__init__(setup, options)
         self._files = BlockFiles(options.folder, max_bytes=options.max_bytes, fsync=options.fsync)
 
     def load(self, step: BlockStep) -> None:

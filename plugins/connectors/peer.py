@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from frame.interfaces import KVLayout, RequestView
+from frame.interfaces import ConnectorSetup, RequestView
 
 from .block_messages import BlockStep
 from .block_scheduler import BlockScheduler
@@ -44,11 +44,10 @@ class PeerScheduler(BlockScheduler):
 
     title = "peer"
 
-    def __init__(self, *, config: Any, options: PeerOptions, layout: KVLayout) -> None:
-        super().__init__(config=config, options=options, layout=layout)
+    def __init__(self, setup: ConnectorSetup, options: PeerOptions) -> None:
+        super().__init__(setup, options)
         self._lookup_seconds = options.lookup_seconds
-        num_ranks = config.executor.tensor_parallel_size * config.executor.pipeline_parallel_size
-        if num_ranks > 1:
+        if setup.mesh.size > 1:
             raise ValueError("the peer connector serves engines of one worker")
         secret = options.secret()
         self._peers = [

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
-from typing import Any
 
 import numpy as np
 
-from frame.interfaces import KVLayout, TransferReport
+from frame.interfaces import ConnectorWorkerSetup, TransferReport
 
 from .block_messages import BlockStep, Move
 from .block_worker import BlockWorker, batches
@@ -54,8 +53,8 @@ class PeerWorker(BlockWorker):
     title = "peer"
     message = PeerStep
 
-    def __init__(self, *, config: Any, options: PeerOptions, layout: KVLayout, rank: int = 0) -> None:
-        super().__init__(config=config, options=options, layout=layout, rank=rank)
+    def __init__(self, setup: ConnectorWorkerSetup, options: PeerOptions) -> None:
+        super().__init__(setup, options)
         self._options = options
         self._secret = options.secret()
         self._blocks = HostBlocks(options.max_bytes)
@@ -65,8 +64,8 @@ class PeerWorker(BlockWorker):
         self._gone: set[str] = set()  # requests that ended while they were loaded
         self._threads = ThreadPoolExecutor(max(1, len(options.peers)), thread_name_prefix="peer-load")
         self._server: PeerServer | None = None
-        if options.listen is not None and config.transfer.kv_role != "consumer":
-            address = Address.parse(options.listen, rank)
+        if options.listen is not None and setup.role != "consumer":
+            address = Address.parse(options.listen, self.rank)
             self._server = PeerServer(address, self._blocks, secret=self._secret, timeout=options.timeout_seconds)
 
     def load(self, step: BlockStep) -> None:

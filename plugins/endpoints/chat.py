@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from msgspec import UNSET
 
 from frame import RequestOutputKind
-from frame.interfaces import Content, Endpoint, OutputEvent, Serving
+from frame.interfaces import Content, Endpoint, EndpointSettings, OutputEvent, Serving
 
 from .chat_messages import delta_of, message_for_template, whole_message
 from .names import response_name
@@ -46,7 +46,7 @@ class ChatEndpoint(Endpoint):
     async def _create(self, request: Request) -> Response:
         body: ChatBody = self.serving.http.parse(request, ChatBody)
         self.serving.models.require("generate")
-        answer = _Chat(self.config, self.serving, body, response_name("chatcmpl", request, body.request_id))
+        answer = _Chat(self.settings, self.serving, body, response_name("chatcmpl", request, body.request_id))
         outputs = await answer.start()
         if not body.stream:
             response: Response = await self.serving.http.race(request, answer.whole(outputs))
@@ -63,19 +63,19 @@ def _piece(index: int, text: str) -> DeltaChoice:
 class _Chat:
     """One request on its way to an answer."""
 
-    def __init__(self, config: Any, serving: Serving, body: ChatBody, name: str) -> None:
-        self._config = config
+    def __init__(self, settings: EndpointSettings, serving: Serving, body: ChatBody, name: str) -> None:
+        self._settings = settings
         self._serving = serving
         self._body = body
         self._model: str = serving.models.served(body.model)
         self._name = name
-        self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
+        self._usage = UsageCounter(settings.enable_prompt_tokens_details)
         self._texts = TokenTexts(
-            serving.text.token_bytes, body.return_tokens_as_token_ids or config.server.return_tokens_as_token_ids
+            serving.text.token_bytes, body.return_tokens_as_token_ids or settings.return_tokens_as_token_ids
         )
         self._messages = [message_for_template(message.model_dump(exclude_unset=True)) for message in body.messages]
         last = self._messages[-1]
-        self._role = config.server.response_role if body.add_generation_prompt else str(last["role"])
+        self._role = settings.response_role if body.add_generation_prompt else str(last["role"])
         self._turn = serving.text.turn(
             tools=body.tools,
             tool_choice=body.tool_choice,
@@ -158,7 +158,7 @@ class _Chat:
         """The response as events: the role first, then what is new, for each choice."""
         body, serving = self._body, self._serving
         options = body.stream_options
-        with_usage = self._config.server.enable_force_include_usage or (options is not None and options.include_usage)
+        with_usage = self._settings.enable_force_include_usage or (options is not None and options.include_usage)
         continuous = options is not None and options.continuous_usage_stats
         frames = Frames(
             self._name,

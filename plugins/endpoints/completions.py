@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from msgspec import UNSET
 
 from frame import RequestOutputKind
-from frame.interfaces import Endpoint, Serving
+from frame.interfaces import Endpoint, EndpointSettings, Serving
 
 from .merging import merge
 from .names import response_name
@@ -44,7 +44,7 @@ class CompletionsEndpoint(Endpoint):
     async def _create(self, request: Request) -> Response:
         body: CompletionBody = self.serving.http.parse(request, CompletionBody)
         self.serving.models.require("generate")
-        answer = _Completion(self.config, self.serving, body, response_name("cmpl", request, body.request_id))
+        answer = _Completion(self.settings, self.serving, body, response_name("cmpl", request, body.request_id))
         outputs = await answer.start()
         if not body.stream:
             response: Response = await self.serving.http.race(request, answer.whole(outputs))
@@ -57,8 +57,8 @@ class CompletionsEndpoint(Endpoint):
 class _Completion:
     """One request on its way to an answer."""
 
-    def __init__(self, config: Any, serving: Serving, body: CompletionBody, name: str) -> None:
-        self._config = config
+    def __init__(self, settings: EndpointSettings, serving: Serving, body: CompletionBody, name: str) -> None:
+        self._settings = settings
         self._serving = serving
         self._body = body
         self._model: str = serving.models.served(body.model)
@@ -66,9 +66,9 @@ class _Completion:
         self._only_echo = body.max_tokens == 0
         self._name = name
         self._best_of = max(self._n, body.best_of or 0)
-        self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
+        self._usage = UsageCounter(settings.enable_prompt_tokens_details)
         self._texts = TokenTexts(
-            serving.text.token_bytes, body.return_tokens_as_token_ids or config.server.return_tokens_as_token_ids
+            serving.text.token_bytes, body.return_tokens_as_token_ids or settings.return_tokens_as_token_ids
         )
         self._places: defaultdict[int, TextPlace] = defaultdict(TextPlace)
         self._begun: set[int] = set()
@@ -146,7 +146,7 @@ class _Completion:
     async def frames(self, first: tuple[int, Any] | None, outputs: Stream) -> AsyncGenerator[bytes, None]:
         """The response as events."""
         options = self._body.stream_options
-        with_usage = self._config.server.enable_force_include_usage or (options is not None and options.include_usage)
+        with_usage = self._settings.enable_force_include_usage or (options is not None and options.include_usage)
         continuous = options is not None and options.continuous_usage_stats
         serving, body = self._serving, self._body
         plain = not continuous and body.logprobs is None and not body.return_token_ids

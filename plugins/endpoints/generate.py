@@ -18,6 +18,7 @@ from frame.interfaces import (
     MAX_TOKEN_LIST,
     BoundedModel,
     Endpoint,
+    EndpointSettings,
     Name,
     SamplingFields,
     Serving,
@@ -112,7 +113,7 @@ class GenerateEndpoint(Endpoint):
         self.serving.models.require("generate")
         self.serving.models.served(body.model)
         name = response_name("generate", request, body.request_id)
-        answer = _Generation(self.config, self.serving, body, name)
+        answer = _Generation(self.settings, self.serving, body, name)
         outputs = answer.start()
         if not body.stream:
             response: Response = await self.serving.http.race(request, answer.whole(outputs))
@@ -124,11 +125,11 @@ class GenerateEndpoint(Endpoint):
 class _Generation:
     """One request on its way to an answer."""
 
-    def __init__(self, config: Any, serving: Serving, body: GenerateBody, name: str) -> None:
+    def __init__(self, settings: EndpointSettings, serving: Serving, body: GenerateBody, name: str) -> None:
         self._serving = serving
         self._body = body
         self._name = name
-        self._usage = UsageCounter(config.server.enable_prompt_tokens_details)
+        self._usage = UsageCounter(settings.enable_prompt_tokens_details)
         self._texts = TokenTexts(lambda token: f"token_id:{token}".encode(), as_ids=True)
 
     def start(self) -> Stream:

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from frame.interfaces import Endpoint, Serving
+from frame.interfaces import Endpoint, EndpointSettings, Serving
 
 from .anthropic_answers import AnthropicErrors, Blocks, event, stop_fields
 from .anthropic_bodies import ConversationBody, MessagesBody
@@ -37,7 +37,7 @@ class MessagesEndpoint(Endpoint):
     async def _create(self, request: Request) -> Response:
         body: MessagesBody = self.serving.http.parse(request, MessagesBody)
         self.serving.models.require("generate")
-        answer = _Answer(self.config, self.serving, body)
+        answer = _Answer(self.settings, self.serving, body)
         pieces = answer.start()
         if not body.stream:
             response: Response = await self.serving.http.race(request, answer.whole(pieces))
@@ -56,11 +56,11 @@ class MessagesEndpoint(Endpoint):
 class _Answer:
     """One request on its way to an answer."""
 
-    def __init__(self, config: Any, serving: Serving, body: MessagesBody) -> None:
+    def __init__(self, settings: EndpointSettings, serving: Serving, body: MessagesBody) -> None:
         self._body = body
         self._model: str = serving.models.served(body.model)
         self._name = f"msg_{uuid.uuid4().hex}"
-        self._details: bool = config.server.enable_prompt_tokens_details
+        self._details = settings.enable_prompt_tokens_details
         self._blocks = Blocks()
         self._last: Piece | None = None
         stops = [*(body.stop_sequences or ()), *([body.stop] if isinstance(body.stop, str) else body.stop or ())]

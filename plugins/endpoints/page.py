@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from frame.interfaces import Endpoint
+from frame.interfaces import Endpoint, EndpointSetup
 
 _FOLDER = Path(__file__).with_name("static")
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -33,9 +33,9 @@ _HEADERS = {
 class PageEndpoint(Endpoint):
     """The page and its parts under `/page/`; without routes under `--no-page`."""
 
-    def __init__(self, *, config: Any, options: Any = None, serving: Any) -> None:
-        super().__init__(config=config, options=options, serving=serving)
-        files = sorted(_FOLDER.iterdir()) if config.server.page else []
+    def __init__(self, setup: EndpointSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        files = sorted(_FOLDER.iterdir()) if self.settings.page else []
         self._files = {_path(file): _File(file) for file in files if file.suffix in _TYPES}
         self.public_paths = tuple(self._files)
 

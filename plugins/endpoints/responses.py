@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from frame.interfaces import Endpoint, RequestError
+from frame.interfaces import Endpoint, EndpointSetup, RequestError
 
 from .replies import Conversation, Reply
 from .responses_bodies import InputBody, ResponsesBody
@@ -45,12 +45,12 @@ class ResponsesOptions(BaseModel):
 class ResponsesEndpoint(Endpoint):
     """Responses, and what is stored of them for their owner."""
 
-    def __init__(self, *, config: Any, options: Any = None, serving: Any) -> None:
-        super().__init__(config=config, options=options, serving=serving)
+    def __init__(self, setup: EndpointSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
         bounds = options or ResponsesOptions()
         self._store = ResponseStore(bounds.max_responses, bounds.max_bytes, bounds.max_background, bounds.ttl_seconds)
-        self._servers = ToolServers(config.server.tool_server)
-        self._details: bool = config.server.enable_prompt_tokens_details
+        self._servers = ToolServers(self.settings.tool_server)
+        self._details = self.settings.enable_prompt_tokens_details
 
     def router(self) -> APIRouter:
         """All routes."""

@@ -53,7 +53,7 @@ class TokensEndpoint(Endpoint):
         ):
             schema = {"requestBody": {"content": {"application/json": {"schema": kind.model_json_schema()}}}}
             router.add_api_route(path, handler, methods=["POST"], openapi_extra=schema)
-        if self.config.server.enable_tokenizer_info_endpoint:
+        if self.settings.enable_tokenizer_info_endpoint:
             router.add_api_route("/tokenizer_info", self._info, methods=["GET"])
         return router
 

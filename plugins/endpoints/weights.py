@@ -64,7 +64,7 @@ class WeightsEndpoint(Endpoint):
 
     def _folder(self, model: str) -> str:
         """The checkpoint that a request names, links resolved; refused outside the root."""
-        root = self.config.server.weights_root
+        root = self.settings.weights_root
         if root is None:
             raise RequestError(
                 403, "no folder for other weights is set (--weights-root); leave model out", param="model"

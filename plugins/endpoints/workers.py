@@ -11,7 +11,7 @@ from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from frame.interfaces import BoundedModel, Endpoint, RequestError
+from frame.interfaces import BoundedModel, Endpoint, EndpointSetup, RequestError
 
 _MAX_NAME = 128
 
@@ -30,9 +30,9 @@ class WorkersEndpoint(Endpoint):
 
     admin: ClassVar[bool] = True
 
-    def __init__(self, *, config: Any, options: Any = None, serving: Any) -> None:
-        super().__init__(config=config, options=options, serving=serving)
-        self._methods: list[str] = config.server.rpc_methods
+    def __init__(self, setup: EndpointSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._methods = self.settings.rpc_methods
 
     def router(self) -> APIRouter:
         """`POST /collective_rpc`."""

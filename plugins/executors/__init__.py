@@ -12,13 +12,13 @@ def frame_executors() -> list[Provider]:
         Provider(
             "inline",
             "frame.plugins.executors.inline:InlineExecutor",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="one worker in the engine's own process",
         ),
         Provider(
             "process",
             "frame.plugins.executors.process:ProcessExecutor",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="one worker in a process of its own",
         ),
     ]

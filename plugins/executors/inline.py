@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from frame.interfaces import Executor, KVLayout, StepHandle, StepPlan, WorkerFactory
+from frame.interfaces import Executor, ExecutorSetup, KVLayout, StepHandle, StepPlan
 
 
 class InlineExecutor(Executor):
     """Calls go straight to the worker; steps still overlap, because the device runs behind the host."""
 
-    def __init__(self, *, config: Any, options: Any = None, workers: WorkerFactory) -> None:
-        super().__init__(config=config, options=options, workers=workers)
-        self._worker = workers.local(0)
+    def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._worker = self.workers.local(0)
 
     def start(self) -> KVLayout:
         return self._worker.start()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from frame.interfaces import Executor, KVLayout, StepHandle, StepPlan, WorkerFactory
+from frame.interfaces import Executor, ExecutorSetup, KVLayout, StepHandle, StepPlan
 
 
 class ProcessExecutor(Executor):
     """Steps travel as msgpack over a socket; answers are awaited only when the engine asks for them."""
 
-    def __init__(self, *, config: Any, options: Any = None, workers: WorkerFactory) -> None:
-        super().__init__(config=config, options=options, workers=workers)
-        self._worker = workers.spawn(0)
+    def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._worker = self.workers.spawn(0)
 
     def start(self) -> KVLayout:
         return self._worker.start()

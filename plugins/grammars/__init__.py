@@ -12,7 +12,7 @@ def frame_grammars() -> list[Provider]:
         Provider(
             name="guidance",
             target="frame.plugins.grammars.guidance:GuidanceBackend",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="llguidance: JSON schemas, regular expressions, choices, Lark and GBNF grammars, structural tags.",
             preference=10,
             options="frame.plugins.grammars.guidance:GuidanceOptions",

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from frame import StructuredOutputsParams
-from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, Vocabulary
+from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, GrammarSetup
 
 from .notation import Style, Whitespace, in_notation
 
@@ -104,8 +104,9 @@ class GuidanceGrammar(Grammar):
 class GuidanceBackend(GrammarBackend):
     """Compiles and fills masks without holding Python's lock."""
 
-    def __init__(self, *, config: Any, options: Any = None, vocabulary: Vocabulary) -> None:
-        super().__init__(config=config, options=options or GuidanceOptions(), vocabulary=vocabulary)
+    def __init__(self, setup: GrammarSetup, options: Any = None) -> None:
+        super().__init__(setup, options or GuidanceOptions())
+        vocabulary = setup.vocabulary
         from llguidance import LLExecutor, LLParserLimits, LLTokenizer
 
         if not vocabulary.eos_token_ids:
@@ -133,7 +134,7 @@ class GuidanceBackend(GrammarBackend):
         return None
 
     def normalize(self, params: StructuredOutputsParams) -> str:
-        settings = self.config.structured_outputs
+        settings = self.setup
         style = Style(
             whitespace=_whitespace(
                 params.disable_any_whitespace or settings.disable_any_whitespace, settings.any_whitespace

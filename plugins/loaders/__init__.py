@@ -5,7 +5,7 @@ from __future__ import annotations
 from frame import Provider, hookimpl
 
 _HERE = "frame.plugins.loaders"
-_API = ">=0.1,<0.2"
+_API = ">=0.2.dev1,<0.3"
 
 
 @hookimpl

@@ -17,8 +17,7 @@ class DummyLoader(WeightLoader):
 
     def supports(self, folder: Path) -> str | None:
         del folder
-        asked = self.config.load.load_format
-        return None if asked.rpartition(":")[2] == "dummy" else "random weights are made only when asked for by name"
+        return None if self.setup.named else "random weights are made only when asked for by name"
 
     def tensors(self) -> Iterator[LazyTensor]:
         return iter(())
@@ -30,7 +29,7 @@ class DummyLoader(WeightLoader):
     def fill(self, name: str, parameter: Tensor) -> None:
         """Matrices around 0, norm weights around 1, biases small: activations keep their scale through the layers."""
         # one hash of both: torch's CPU generator takes 32 bits of its seed
-        seed = zlib.crc32(f"{self.config.model.seed} {name}".encode())
+        seed = zlib.crc32(f"{self.setup.seed} {name}".encode())
         generator = torch.Generator(device=parameter.device).manual_seed(seed)
         if parameter.dim() > 1:
             parameter.uniform_(-0.05, 0.05, generator=generator)

@@ -31,6 +31,6 @@ _FAMILIES = (
 def frame_models() -> list[Provider]:
     """One provider an architecture."""
     return [
-        Provider(name, f"frame.plugins.models.{target}", api=">=0.1,<0.2", summary=summary)
+        Provider(name, f"frame.plugins.models.{target}", api=">=0.2.dev1,<0.3", summary=summary)
         for name, target, summary in _FAMILIES
     ]

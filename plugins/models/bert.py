@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from frame.interfaces import Build, ModelOutput
+from frame.interfaces import ModelOutput, ModelSetup
 
 from .encoder import Encoder
 
@@ -29,8 +29,9 @@ class BertForSequenceClassification(BertModel):
     ignores: ClassVar[Sequence[str]] = (r".*embeddings\.position_ids",)
     output: ClassVar[ModelOutput] = "classes"
 
-    def __init__(self, *, build: Build) -> None:
-        super().__init__(build=build)
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        build = setup.build
+        super().__init__(setup, options)
         size = build.config.hidden_size
         self.dense = build.linear("pooler.dense", size, size, bias=True)
         self.classifier = build.linear("classifier", size, build.config.num_labels, bias=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from frame.interfaces import Build, ForwardStep, Model
+from frame.interfaces import Build, ForwardStep, Model, ModelSetup
 from frame.layers import Linear, RotaryEmbedding, normed_linear, normed_silu_mul
 
 Gate = Callable[[Tensor], Tensor]
@@ -125,8 +125,16 @@ class Decoder(Model):
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^(?=(embed_tokens|layers|norm)\.)", "model."),)
     ignores: ClassVar[Sequence[str]] = (r".*rotary_emb\.inv_freq",)
 
-    def __init__(self, *, build: Build, make_layer: Callable[[str, int], nn.Module], norm_offset: float = 0.0) -> None:
-        super().__init__(build=build)
+    def __init__(
+        self,
+        setup: ModelSetup,
+        options: Any = None,
+        *,
+        make_layer: Callable[[str, int], nn.Module],
+        norm_offset: float = 0.0,
+    ) -> None:
+        build = setup.build
+        super().__init__(setup, options)
         config, self.ops = build.config, build.ops
         hidden_size, vocab_size = config.hidden_size, config.vocab_size
         self.embedding = build.embedding("model.embed_tokens", vocab_size, hidden_size)

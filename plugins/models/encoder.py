@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frame.interfaces import Build, ForwardStep, Model, ModelOutput
+from frame.interfaces import Build, ForwardStep, Model, ModelOutput, ModelSetup
 
 #: In place: what they are given is the widest tensor of a layer and nobody else's.
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -90,8 +90,9 @@ class Encoder(Model):
     default_pooler: ClassVar[str] = "cls"
     whole_prompts: ClassVar[bool] = True
 
-    def __init__(self, *, build: Build, first_position: int = 0) -> None:
-        super().__init__(build=build)
+    def __init__(self, setup: ModelSetup, options: Any = None, *, first_position: int = 0) -> None:
+        build = setup.build
+        super().__init__(setup, options)
         config = build.config
         kind = getattr(config, "position_embedding_type", "absolute") or "absolute"
         if kind != "absolute":

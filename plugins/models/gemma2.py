@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from frame.interfaces import Build
+from frame.interfaces import Build, ModelSetup
 from frame.layers import RotaryEmbedding
 
 from .decoder import Decoder, GatedMLP, RotaryAttention, SandwichLayer, gate_activation, head_shape, sliding_window
@@ -27,10 +29,11 @@ class GemmaDecoder(Decoder):
 class Gemma2ForCausalLM(GemmaDecoder):
     """RMSNorm around each part, rotary positions, soft-capped attention with windows in turn, GeGLU."""
 
-    def __init__(self, *, build: Build) -> None:
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        build = setup.build
         rotary = RotaryEmbedding(build, head_shape(build.config)[2])
         super().__init__(
-            build=build, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary), norm_offset=1.0
+            setup, options, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary), norm_offset=1.0
         )
 
 

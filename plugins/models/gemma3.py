@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
-from frame.interfaces import Build
+from frame.interfaces import Build, ModelSetup
 from frame.layers import RotaryEmbedding
 
 from .decoder import RotaryAttention, head_shape, sliding_window
@@ -17,13 +17,14 @@ from .gemma2 import GemmaDecoder, sandwich
 class Gemma3ForCausalLM(GemmaDecoder):
     """RMSNorm around each part, two rotary tables, normalised queries and keys, windows in turn, GeGLU."""
 
-    def __init__(self, *, build: Build) -> None:
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        build = setup.build
         head_dim = head_shape(build.config)[2]
         rotaries = {
             kind: RotaryEmbedding(build, head_dim, layer_type=kind) for kind in sorted(set(build.config.layer_types))
         }
         super().__init__(
-            build=build, make_layer=lambda prefix, index: _layer(build, prefix, index, rotaries), norm_offset=1.0
+            setup, options, make_layer=lambda prefix, index: _layer(build, prefix, index, rotaries), norm_offset=1.0
         )
 
 

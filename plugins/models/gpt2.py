@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frame.interfaces import Build, ForwardStep, Model
+from frame.interfaces import Build, ForwardStep, Model, ModelSetup
 
 from .decoder import first_hidden
 
@@ -27,8 +27,9 @@ class GPT2LMHeadModel(Model):
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^transformer\.", ""),)
     ignores: ClassVar[Sequence[str]] = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",)
 
-    def __init__(self, *, build: Build) -> None:
-        super().__init__(build=build)
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        build = setup.build
+        super().__init__(setup, options)
         config = build.config
         if config.add_cross_attention:
             raise ValueError("GPT-2 with cross-attention (add_cross_attention=true) is not supported")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
-from frame.interfaces import Build
+from frame.interfaces import Build, ModelSetup
 from frame.layers import RotaryEmbedding
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape
@@ -13,9 +15,10 @@ from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_acti
 class LlamaForCausalLM(Decoder):
     """RMSNorm, rotary positions in every variant, grouped-query attention, SwiGLU; biases as the checkpoint says."""
 
-    def __init__(self, *, build: Build) -> None:
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        build = setup.build
         rotary = RotaryEmbedding(build, head_shape(build.config)[2])
-        super().__init__(build=build, make_layer=lambda prefix, index: _layer(build, prefix, rotary))
+        super().__init__(setup, options, make_layer=lambda prefix, index: _layer(build, prefix, rotary))
 
 
 def _layer(build: Build, prefix: str, rotary: RotaryEmbedding) -> nn.Module:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
-from frame.interfaces import Build
+from frame.interfaces import Build, ModelSetup
 from frame.layers import RotaryEmbedding
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape
@@ -13,9 +15,10 @@ from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, gate_acti
 class MistralForCausalLM(Decoder):
     """RMSNorm, rotary positions, grouped-query attention over a window, SwiGLU."""
 
-    def __init__(self, *, build: Build) -> None:
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        build = setup.build
         rotary = RotaryEmbedding(build, head_shape(build.config)[2])
-        super().__init__(build=build, make_layer=lambda prefix, index: _layer(build, prefix, rotary))
+        super().__init__(setup, options, make_layer=lambda prefix, index: _layer(build, prefix, rotary))
 
 
 def _layer(build: Build, prefix: str, rotary: RotaryEmbedding) -> nn.Module:

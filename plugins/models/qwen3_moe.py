@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from frame.interfaces import Build
+from frame.interfaces import Build, ModelSetup
 from frame.layers import RotaryEmbedding, normed_linear
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation, head_shape
@@ -16,9 +16,10 @@ from .qwen3 import qwen3_attention
 class Qwen3MoeForCausalLM(Decoder):
     """RMSNorm, rotary positions, normalised queries and keys, top-k routed SwiGLU experts."""
 
-    def __init__(self, *, build: Build) -> None:
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        build = setup.build
         rotary = RotaryEmbedding(build, head_shape(build.config)[2])
-        super().__init__(build=build, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary))
+        super().__init__(setup, options, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary))
 
 
 class SparseMLP(nn.Module):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from frame.interfaces import Build, ModelOutput
+from frame.interfaces import ModelOutput, ModelSetup
 
 from .encoder import Encoder
 
@@ -19,8 +19,9 @@ class RobertaModel(Encoder):
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^roberta\.", ""),)
     ignores: ClassVar[Sequence[str]] = (*Encoder.ignores, r"roberta\.pooler\..*")
 
-    def __init__(self, *, build: Build) -> None:
-        super().__init__(build=build, first_position=build.config.pad_token_id + 1)
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        build = setup.build
+        super().__init__(setup, options, first_position=build.config.pad_token_id + 1)
 
 
 class RobertaForSequenceClassification(RobertaModel):
@@ -28,8 +29,9 @@ class RobertaForSequenceClassification(RobertaModel):
 
     output: ClassVar[ModelOutput] = "classes"
 
-    def __init__(self, *, build: Build) -> None:
-        super().__init__(build=build)
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        build = setup.build
+        super().__init__(setup, options)
         size = build.config.hidden_size
         self.dense = build.linear("classifier.dense", size, size, bias=True)
         self.classifier = build.linear("classifier.out_proj", size, build.config.num_labels, bias=True)

@@ -16,7 +16,7 @@ def _provider(name: str, target: str, summary: str, example: str, *aliases: str,
     return Provider(
         name,
         f"frame.plugins.parsers.{target}",
-        api=">=0.1,<0.2",
+        api=">=0.2.dev1,<0.3",
         summary=summary,
         aliases=aliases,
         preference=choice,

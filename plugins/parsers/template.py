@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from frame.interfaces import OutputReader, ParserRequest
+from frame.interfaces import OutputReader, ParserRequest, ParserSetup
 
 from .call_tags import TemplateCalls
 from .json_calls import JsonCallReader
@@ -30,11 +30,11 @@ Start = Callable[[ParserRequest], OutputReader]
 class TemplateParser(TemplateCalls):
     """Calls in whatever form the chat template writes them. Raises `ValueError` when the template shows none."""
 
-    def __init__(self, *, config: Any, options: Any = None, render: Callable[..., str] | None = None) -> None:
-        super().__init__(config=config, options=options, render=render)
-        if render is None:
+    def __init__(self, setup: ParserSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        if setup.render is None:
             raise ValueError("tool parser 'template' needs a chat template, and the tokenizer has none")
-        self._start, self._markers = read_template(render)
+        self._start, self._markers = read_template(setup.render)
 
     def tokens(self) -> Sequence[str]:
         """The markers that were found, and the tokens that they may be made of."""

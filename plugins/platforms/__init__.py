@@ -12,7 +12,7 @@ def frame_platforms() -> list[Provider]:
         Provider(
             "cuda",
             "frame.plugins.platforms.cuda.platform:CudaPlatform",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="one NVIDIA GPU, compute capability 8.0 or later",
             preference=10,
             options="frame.plugins.platforms.options:CudaOptions",
@@ -21,7 +21,7 @@ def frame_platforms() -> list[Provider]:
         Provider(
             "cpu",
             "frame.plugins.platforms.cpu:CpuPlatform",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="any processor that torch runs on",
             options="frame.plugins.platforms.options:CpuOptions",
         ),

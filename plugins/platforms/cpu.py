@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import SMALL_COPY_BYTES, HostCopy, Memory, MemorySnapshot, Platform, PlatformSpec, Streams
+from frame.interfaces import (
+    SMALL_COPY_BYTES,
+    HostCopy,
+    Memory,
+    MemorySnapshot,
+    Platform,
+    PlatformSetup,
+    PlatformSpec,
+    Streams,
+)
 from frame.ops import Ops, rows_are_alike
 
 from .cpu_ops import CpuOps
@@ -26,11 +34,11 @@ class CpuPlatform(Platform):
 
     device_type = "cpu"
 
-    def __init__(self, *, config: Any, options: CpuOptions | None = None, local_rank: int = 0) -> None:
-        super().__init__(config=config, options=options or CpuOptions(), local_rank=local_rank)
+    def __init__(self, setup: PlatformSetup, options: CpuOptions | None = None) -> None:
+        super().__init__(setup, options or CpuOptions())
         self._memory = HostMemory()
         self._ops = CpuOps()
-        threads = config.executor.num_threads or _fitting_threads()
+        threads = setup.num_threads or _fitting_threads()
         if threads is not None:
             torch.set_num_threads(threads)
 

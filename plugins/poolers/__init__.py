@@ -17,6 +17,6 @@ def frame_poolers() -> list[Provider]:
         ("step", "tokens:StepPooler", "a row for each token that ends a step (step_tag_id)"),
     )
     return [
-        Provider(name, f"{here}.{target}", api=">=0.1,<0.2", summary=summary, aliases=(name.upper(),))
+        Provider(name, f"{here}.{target}", api=">=0.2.dev1,<0.3", summary=summary, aliases=(name.upper(),))
         for name, target, summary in rows
     ]

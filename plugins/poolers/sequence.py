@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import Pooler, PoolerRows, PoolerSizes
-from frame.ops import Ops
+from frame.interfaces import Pooler, PoolerRows, PoolerSetup
 
 
 class LastPooler(Pooler):
@@ -26,16 +24,9 @@ class LastPooler(Pooler):
 class KeptRowPooler(Pooler):
     """Keeps a row for each slot, in float32, while a prompt arrives in several steps."""
 
-    def __init__(
-        self,
-        *,
-        config: Any,
-        options: Any = None,
-        sizes: PoolerSizes,
-        ops: Ops,
-        stage: Callable[[np.ndarray], Tensor],
-    ) -> None:
-        super().__init__(config=config, options=options, sizes=sizes, ops=ops, stage=stage)
+    def __init__(self, setup: PoolerSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        sizes = setup.sizes
         self.kept = torch.zeros(sizes.num_slots, sizes.hidden_size, dtype=torch.float32, device=sizes.device)
 
 

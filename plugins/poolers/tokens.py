@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import Pooler, PoolerRows
+from frame.interfaces import Pooler, PoolerRows, PoolerSetup
 
 
 class AllPooler(Pooler):
@@ -16,8 +16,8 @@ class AllPooler(Pooler):
 
     per_token: ClassVar[bool] = True
 
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
+    def __init__(self, setup: PoolerSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
         self._chunks: dict[int, list[Tensor]] = {}
 
     def add(self, slot: int, token_ids: np.ndarray) -> None:
@@ -49,9 +49,9 @@ class StepPooler(AllPooler):
     Without that setting, every token's.
     """
 
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        self._tag: int | None = self.config.pooler.step_tag_id
+    def __init__(self, setup: PoolerSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._tag = setup.step_tag_id
         self._places: dict[int, np.ndarray] = {}
 
     def add(self, slot: int, token_ids: np.ndarray) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frame import Provider, hookimpl
 
-_API = ">=0.1,<0.2"
+_API = ">=0.2.dev1,<0.3"
 
 
 @hookimpl

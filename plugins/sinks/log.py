@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from frame.interfaces import MetricsSink, RequestReport
+from frame.interfaces import MetricsSink, RequestReport, Setup
 
 #: Settings of a request that are numbers; texts among them, such as stop strings, could tell what was asked.
 _PARAMS = (
@@ -35,8 +35,8 @@ class LogOptions(BaseModel):
 class RequestLog(MetricsSink):
     """Writes each line with one call, so that the lines of several API processes do not mix."""
 
-    def __init__(self, *, config: Any, options: Any = None) -> None:
-        super().__init__(config=config, options=options)
+    def __init__(self, setup: Setup, options: Any = None) -> None:
+        super().__init__(setup, options)
         self._options: LogOptions = options or LogOptions()
         self.wants_prompts = self._options.prompts
         self.wants_outputs = self._options.outputs

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from frame.interfaces import MetricsSink, RequestReport
+from frame.interfaces import MetricsSink, RequestReport, Setup
 
 from .otel_options import TraceOptions
 
@@ -44,8 +44,8 @@ _LATENCIES: Mapping[str, str] = {
 class TraceExporter(MetricsSink):
     """Makes spans of reports. A `traceparent` header makes the client's span their parent, and decides on sampling."""
 
-    def __init__(self, *, config: Any, options: Any = None) -> None:
-        super().__init__(config=config, options=options)
+    def __init__(self, setup: Setup, options: Any = None) -> None:
+        super().__init__(setup, options)
         self._options: TraceOptions = options or TraceOptions()
         resource = Resource.create({"service.name": self._options.service_name})
         self._provider = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(self._options.ratio)))

@@ -13,7 +13,7 @@ def frame_speculators() -> list[Provider]:
         Provider(
             "ngram",
             f"{here}:NgramSpeculator",
-            api=">=0.1,<0.2",
+            api=">=0.2.dev1,<0.3",
             summary="repeats what followed the newest tokens earlier in the request (prompt lookup)",
             options=f"{here}_options:NgramOptions",
             # what `frame plugins check` sets

@@ -6,12 +6,10 @@ runs where the tokens are. Knows no model.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from frame.interfaces import DraftContext, Drafts, Speculator
+from frame.interfaces import DraftContext, Drafts, Speculator, SpeculatorSetup
 
 from .ngram_options import NgramOptions
 
@@ -19,8 +17,8 @@ from .ngram_options import NgramOptions
 class NgramSpeculator(Speculator):
     """Keeps nothing: everything it needs is in the token table."""
 
-    def __init__(self, *, config: Any, options: NgramOptions, ops: Any, device: torch.device) -> None:
-        super().__init__(config=config, options=options, ops=ops, device=device)
+    def __init__(self, setup: SpeculatorSetup, options: NgramOptions) -> None:
+        super().__init__(setup, options)
         self._min = options.prompt_lookup_min
         self._max = options.prompt_lookup_max
 

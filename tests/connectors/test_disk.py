@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -12,10 +14,12 @@ from frame.core.interfaces.connector import RequestView
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV, StateKV
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import BlockAppend, NewRequest, StepPlan, TransferReport
+from frame.interfaces import Mesh, Placement
 from frame.plugins.connectors.block_messages import blocks_name
 from frame.plugins.connectors.disk import DiskScheduler
 from frame.plugins.connectors.disk_messages import DiskOptions
 from frame.plugins.connectors.disk_worker import DiskWorker
+from frame.testing import make_setup
 
 BLOCK = 4
 GROUPS = (
@@ -35,8 +39,8 @@ class Engine:
     def __init__(self, folder, layout=LAYOUT, **settings):
         config = FrameConfig.from_flat(kv_connector="disk", **settings)
         options = DiskOptions(folder=folder)
-        self.scheduler = DiskScheduler(config=config, options=options, layout=layout)
-        self.worker = DiskWorker(config=config, options=options, layout=layout)
+        self.scheduler = DiskScheduler(make_setup("connector", config=config, layout=layout), options)
+        self.worker = DiskWorker(make_setup("connector", part="worker", config=config, layout=layout), options)
         pool = [torch.zeros(40, 64, dtype=torch.uint8) for _ in range(2)]
         self.caches = {"a": pool[0], "b": pool[1], "c": pool[0]}
         self.worker.register(self.caches)
@@ -253,8 +257,8 @@ def test_every_rank_must_have_the_block(tmp_path):
     engine.scheduler.matched_tokens(view(), 0)
     save_prompt(engine)
     assert engine.scheduler.matched_tokens(view(), 0) == (0, False)
-    config, options = engine.worker.config, engine.worker.options
-    second = DiskWorker(config=config, options=options, layout=LAYOUT, rank=1)
+    setup = replace(engine.worker.setup, placement=Placement(rank=1, mesh=engine.worker.setup.mesh))
+    second = DiskWorker(setup, engine.worker.options)
     second.register(engine.caches)
     plan = engine.plan(added=[new()], rows=[(0, 0, 18)])
     second.begin_step(engine.scheduler.build_message(plan))
@@ -268,12 +272,11 @@ def test_other_numerics_and_other_layouts_share_nothing(tmp_path):
         msgspec.structs.replace(LAYOUT, numerics="other weights"),
         msgspec.structs.replace(LAYOUT, groups=GROUPS[:1]),
     ):
-        assert blocks_name(other, FrameConfig()) != blocks_name(LAYOUT, FrameConfig())
-        config = FrameConfig.from_flat(kv_connector="disk")
-        scheduler = DiskScheduler(config=config, options=DiskOptions(folder=tmp_path), layout=other)
+        assert blocks_name(other, Mesh()) != blocks_name(LAYOUT, Mesh())
+        scheduler = DiskScheduler(make_setup("connector", layout=other), DiskOptions(folder=tmp_path))
         assert scheduler.matched_tokens(view(), 0) == (0, False)
     more = msgspec.structs.replace(LAYOUT, num_blocks=99)
-    assert blocks_name(more, FrameConfig()) == blocks_name(LAYOUT, FrameConfig())
+    assert blocks_name(more, Mesh()) == blocks_name(LAYOUT, Mesh())
 
 
 def test_reset_forgets_the_blocks_of_these_weights(tmp_path):
@@ -288,7 +291,7 @@ def test_state_layers_are_refused(tmp_path):
     spec = StateKV(num_kv_heads=1, head_dim=1, dtype="float32", state_bytes=64)
     layout = msgspec.structs.replace(LAYOUT, groups=(*GROUPS, KVGroup(spec=spec, layers=("mamba",), block_size=BLOCK)))
     with pytest.raises(ValueError, match="cannot keep the running state of layer mamba"):
-        DiskScheduler(config=FrameConfig(), options=DiskOptions(folder=tmp_path), layout=layout)
+        DiskScheduler(make_setup("connector", layout=layout), DiskOptions(folder=tmp_path))
 
 
 def test_nothing_is_kept_for_requests_that_ended(tmp_path):

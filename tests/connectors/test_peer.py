@@ -21,6 +21,7 @@ from frame.plugins.connectors.peer_client import PeerClient
 from frame.plugins.connectors.peer_options import Address, PeerOptions
 from frame.plugins.connectors.peer_server import HostBlocks, PeerServer
 from frame.plugins.connectors.peer_wire import MAX_KEYS, Ask, Challenge, Held, Hello, PeerError, Welcome, receive, send
+from frame.testing import make_setup
 from frame.testing.fake_worker import make_layout
 
 SECRET = b"a secret that all share"
@@ -238,7 +239,7 @@ def test_addresses_by_rank():
 def test_tcp_demands_a_secret(tmp_path):
     config = from_flat({"kv_connector": "peer", "plugin": {"peer": {"peers": ["tcp:localhost:9000"]}}})
     with pytest.raises(PluginError, match="secret_file must be given"):
-        Registry.load().make("connector", "peer", config, layout=make_layout())
+        Registry.load().make("connector", "peer", make_setup("connector", layout=make_layout()), config)
     short = tmp_path / "secret"
     short.write_text("short\n")
     for path, message in ((short, "at least 16 characters"), (tmp_path / "none", "cannot be read")):

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from frame.interfaces import (
     ConnectorScheduler,
+    ConnectorSetup,
     ConnectorWorker,
-    KVLayout,
+    ConnectorWorkerSetup,
     RequestView,
     StepPlan,
     TransferReport,
@@ -44,9 +45,9 @@ class Keeping(ConnectorScheduler):
     later: ClassVar[bool] = False
     holds: ClassVar[bool] = False
 
-    def __init__(self, *, config: Any, options: Options, layout: KVLayout) -> None:
-        super().__init__(config=config, options=options, layout=layout)
-        self.store = STORE.setdefault((str(options.folder), layout.numerics), {})
+    def __init__(self, setup: ConnectorSetup, options: Options) -> None:
+        super().__init__(setup, options)
+        self.store = STORE.setdefault((str(options.folder), setup.layout.numerics), {})
         self.hashes: dict[str, Sequence[bytes]] = {}
         self.loads: list[tuple[str, list[tuple[bytes, list[int]]]]] = []
 
@@ -102,9 +103,9 @@ class LateSender(Late):
 class Keeper(ConnectorWorker):
     """Copies at the borders of a step; a load that may be late is, by two steps, and so is what is sent."""
 
-    def __init__(self, *, config: Any, options: Options, layout: KVLayout, rank: int = 0) -> None:
-        super().__init__(config=config, options=options, layout=layout, rank=rank)
-        self.store = STORE.setdefault((str(options.folder), layout.numerics), {})
+    def __init__(self, setup: ConnectorWorkerSetup, options: Options) -> None:
+        super().__init__(setup, options)
+        self.store = STORE.setdefault((str(options.folder), setup.layout.numerics), {})
         self.message = Message()
         self.step = self.wary = 0
         self.open = False

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from frame.interfaces import AdapterLogitsProcessor, LogitsProcessor, SamplingParams
+from frame.interfaces import AdapterLogitsProcessor, LogitsProcessor, ProcessorSetup, SamplingParams
 
 
 class Boost(LogitsProcessor):
     """Adds extra_args["boost"] = [token, amount]."""
 
-    def __init__(self, *, config: Any, options: Any = None, device: torch.device) -> None:
-        super().__init__(config=config, options=options, device=device)
+    def __init__(self, setup: ProcessorSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
         self.boosts: dict[int, tuple[int, float]] = {}
 
     @classmethod

@@ -22,6 +22,7 @@ from frame.interfaces import (
     LayerParams,
     LazyTensor,
     SchedulerPolicy,
+    SpeculatorSetup,
     StepPlan,
 )
 from frame.plugins.loaders.safetensors import SafetensorsLoader
@@ -209,8 +210,8 @@ class Rounding(CpuPlatform):
 class Peeking(NgramSpeculator):
     """Reads what lies behind the known tokens."""
 
-    def __init__(self, *, options: Any = None, **given: Any) -> None:
-        super().__init__(options=NgramOptions(prompt_lookup_max=2), **given)
+    def __init__(self, setup: SpeculatorSetup, options: Any = None) -> None:
+        super().__init__(setup, NgramOptions(prompt_lookup_max=2))
 
     def propose(self, context: DraftContext) -> Drafts:
         return super().propose(replace(context, lengths=context.lengths + 1, longest=context.longest + 1))

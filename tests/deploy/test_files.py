@@ -21,6 +21,7 @@ from frame.core.config.flag_parser import FlagParser
 from frame.core.config.flags import config_from_arguments
 from frame.core.config.tree import FrameConfig
 from frame.core.registry import Registry
+from frame.interfaces import Setup
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -29,7 +30,7 @@ STATIC = ROOT / "plugins" / "endpoints" / "static"
 
 def serve(*words: str) -> FrameConfig:
     parser = FlagParser(prog="frame serve")
-    ServeCommand().add_arguments(parser)
+    ServeCommand(Setup()).add_arguments(parser)
     return config_from_arguments(parser.parse_args(words))
 
 

@@ -21,6 +21,7 @@ from frame.core.cli.serve import ServeCommand
 from frame.core.config.file import read_config_file
 from frame.core.config.flag_parser import FlagParser
 from frame.core.config.flags import config_from_arguments
+from frame.interfaces import Setup
 from tests.docs.blocks import PAGES, ROOT, SERVER, Block, blocks, commands, marked_file
 from tests.server.running import REAL, Running, server
 
@@ -117,7 +118,7 @@ def test_terminal_lines_get_answers(line: str, running: Running) -> None:
 @pytest.mark.parametrize("line", [line for line in starting("frame serve") if "[" not in line])
 def test_lines_that_serve_have_the_flags_that_there_are(line: str) -> None:
     parser = FlagParser(prog="frame serve")
-    ServeCommand().add_arguments(parser)
+    ServeCommand(Setup()).add_arguments(parser)
     config_from_arguments(parser.parse_args(shlex.split(line)[2:]))
 
 
@@ -133,7 +134,7 @@ def test_files_of_settings_are_read(page: Path, tmp_path: Path) -> None:
         file = tmp_path / f"{number}.yaml"
         file.write_text(block.text, encoding="utf-8")
         parser = FlagParser(prog="frame serve")
-        ServeCommand().add_arguments(parser)
+        ServeCommand(Setup()).add_arguments(parser)
         config = config_from_arguments(parser.parse_args(["--config", str(file)]))
         assert read_config_file(file)
         assert config.model.max_model_len == 8000

@@ -19,6 +19,7 @@ from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineStats
 from frame.core.registry import Registry
 from frame.core.server.metrics import ServerMetrics
+from frame.interfaces import Setup
 from tests.server.running import FAKE, Running, server
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,7 +35,7 @@ def config(line: str) -> FrameConfig:
     words = shlex.split(line.strip("`"))
     assert words[0] == "serve"
     parser = FlagParser(prog="frame serve")
-    ServeCommand().add_arguments(parser)
+    ServeCommand(Setup()).add_arguments(parser)
     return config_from_arguments(parser.parse_args(words[1:]))
 
 

@@ -11,6 +11,7 @@ import msgspec
 from frame.core.interfaces.connector import ConnectorScheduler, RequestView
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.step import StepPlan, TransferReport
+from frame.testing import make_setup
 from tests.engine.fake_worker import BAD, fingerprints
 
 
@@ -81,7 +82,7 @@ class FakeConnector(ConnectorScheduler):
     def __init__(
         self, *, layout: KVLayout, later: bool = False, hold: bool = False, failing: Sequence[int] = (), shy: int = 0
     ) -> None:
-        super().__init__(config=None, layout=layout)
+        super().__init__(make_setup("connector", layout=layout))
         self.store: dict[bytes, list[int]] = {}
         self.later, self.hold, self.failing, self.shy = later, hold, set(failing), shy
         self.ended: list[str] = []

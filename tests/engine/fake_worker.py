@@ -23,6 +23,7 @@ from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import LogprobRows, StepPlan, StepResult
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.plugins.schedulers.priority import PriorityPolicy
+from frame.testing import make_setup
 
 VOCAB = 12
 BAD = -1  # the fingerprint of an entry that was never written properly
@@ -299,8 +300,8 @@ class Simulation:
         self.scheduler = Scheduler(
             config=self.config,
             layout=layout,
-            policy=policy(config=self.config),
-            connector=connector or NullConnectorScheduler(config=self.config, layout=layout),
+            policy=policy(make_setup("scheduler", config=self.config)),
+            connector=connector or NullConnectorScheduler(make_setup("connector", config=self.config, layout=layout)),
             max_model_len=max_model_len,
             max_in_flight=max_in_flight,
         )

@@ -6,6 +6,7 @@ from frame.core.engine.request import Request
 from frame.core.engine.schedule.waiting import WaitingQueue
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.plugins.schedulers.priority import PriorityPolicy
+from frame.testing import make_setup
 from tests.engine.fake_worker import make_request
 
 
@@ -14,21 +15,21 @@ def request(name: str, sequence: int, **fields: object) -> Request:
 
 
 def test_first_come_first_served_breaks_ties_by_order_of_entry():
-    queue = WaitingQueue(FirstComeFirstServedPolicy(config=None))
+    queue = WaitingQueue(FirstComeFirstServedPolicy(make_setup("scheduler")))
     for sequence, (name, arrival) in enumerate([("b", 2.0), ("a", 1.0), ("c", 2.0)]):
         queue.add(request(name, sequence, arrival=arrival, priority=-sequence))
     assert [one.request_id for one in queue] == ["a", "b", "c"]
 
 
 def test_lower_priority_values_come_first():
-    queue = WaitingQueue(PriorityPolicy(config=None))
+    queue = WaitingQueue(PriorityPolicy(make_setup("scheduler")))
     for sequence, (name, priority) in enumerate([("late", 5), ("early", -1), ("middle", 0)]):
         queue.add(request(name, sequence, arrival=float(sequence), priority=priority))
     assert [one.request_id for one in queue] == ["early", "middle", "late"]
 
 
 def test_requests_can_leave_from_anywhere_and_only_once():
-    queue = WaitingQueue(FirstComeFirstServedPolicy(config=None))
+    queue = WaitingQueue(FirstComeFirstServedPolicy(make_setup("scheduler")))
     several = [request(str(i), i) for i in range(5)]
     for one in several:
         queue.add(one)

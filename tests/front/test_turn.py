@@ -15,7 +15,7 @@ from frame.core.front.tools import read_tools
 from frame.core.front.turn import OutputParsers
 from frame.core.interfaces.errors import RequestError
 from frame.core.registry import Registry
-from frame.interfaces import ParserRequest, StructuredOutputsParams, Tool
+from frame.interfaces import ParserRequest, ParserSetup, StructuredOutputsParams, Tool
 from frame.plugins.endpoints.chat_messages import message_for_template
 
 F, G = ({"type": "function", "function": {"name": name}} for name in "fg")
@@ -26,7 +26,7 @@ def parsers(tools: str | None = None, reasoning: str | None = None, render: Any 
     registry, config = Registry.load(), FrameConfig()
 
     def make(kind: str, name: str | None) -> Any:
-        return registry.make(kind, name, config, render=render) if name else None
+        return registry.make(kind, name, ParserSetup(render), config) if name else None
 
     return OutputParsers(
         tools=make("tool-parser", tools),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from frame.core.ops import Ops
+from frame.interfaces import BackendSetup
 from frame.kernels import decode
 from frame.kernels.decode import DecodeLaunch
 from frame.kernels.row_order import longest_first
@@ -153,7 +154,7 @@ def test_write_kv_is_exact_and_skips_negative_slots() -> None:
 def test_decode_counts_begin_anew_with_every_launch(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TritonAttention, "_splits", lambda *_: (splits, 0))
     case = make_case(TritonAttention, layer_spec(), [(90, 1), (0, 1), (200, 1)])
-    backend = TritonAttention(case.spec, config=None, ops=Ops())
+    backend = TritonAttention(BackendSetup(case.spec, Ops()))
     first, second = (
         backend.forward(case.layer, case.query, case.key, case.value, case.cache, backend.plan(case.batch))
         for _ in range(2)
@@ -174,7 +175,7 @@ def test_only_long_rows_are_split_where_splits_have_a_least_length(
         made.append(torch.empty(*sizes, **options).fill_(float("nan")))
         return made[-1]
 
-    backend = TritonAttention(case.spec, config=None, ops=Ops())
+    backend = TritonAttention(BackendSetup(case.spec, Ops()))
     out = torch.zeros_like(case.query)
     with monkeypatch.context() as patch:
         patch.setattr(decode, "torch", SimpleNamespace(empty=poisoned, float32=torch.float32))
@@ -204,7 +205,7 @@ def test_many_rows_are_taken_up_in_order(deterministic: bool, monkeypatch: pytes
         layer_spec(deterministic=deterministic, dtype=HALF, head_dim=64),
         [(9, 1), (40, 1), (0, 1), (20, 1), (3, 1)],
     )
-    backend = TritonAttention(case.spec, config=None, ops=Ops())
+    backend = TritonAttention(BackendSetup(case.spec, Ops()))
     for multiprocessors, ordered in ((2, False), (1, True)):  # ten programs
         monkeypatch.setattr(backend, "_multiprocessors", multiprocessors)
         plan = backend.plan(case.batch)
@@ -215,7 +216,7 @@ def test_many_rows_are_taken_up_in_order(deterministic: bool, monkeypatch: pytes
 def test_few_rows_have_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TritonAttention, "_share", lambda *_: 0.25)
     case = make_case(TritonAttention, layer_spec(dtype=HALF, head_dim=64), [(300, 1), (1, 1), (700, 1)])
-    backend = TritonAttention(case.spec, config=None, ops=Ops())
+    backend = TritonAttention(BackendSetup(case.spec, Ops()))
     assert backend.decode_launch(3, 701) == DecodeLaunch(16, 64, 4, 2, 3)
     check(TritonAttention, case, CLOSE[HALF], CLOSE[HALF])
 
@@ -277,5 +278,5 @@ def test_deterministic_bits_depend_on_the_row_alone(changes: dict, dtype: torch.
 @pytest.mark.parametrize("features", [FEATURES["plain"], FEATURES["all"]], ids=["plain", "all"])
 def test_a_step_of_padding_with_more_tokens_than_rows_stores_nothing(features: dict, rows: int) -> None:
     case = attention_case.make_case(layer_spec(**features), [(90, 0)] * rows)
-    backend = TritonAttention(case.spec, config=None, ops=Ops())
+    backend = TritonAttention(BackendSetup(case.spec, Ops()))
     attention_case.check_padding(attention_case.CaseRun(backend, case, stale=float("nan")))

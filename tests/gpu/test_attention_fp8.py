@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from frame.core.ops import Ops
+from frame.interfaces import BackendSetup
 from frame.plugins.attention.triton import TritonAttention
 from tests.plugins.attention.batches import check, make_case, spec_of
 
@@ -45,7 +46,7 @@ def test_a_deterministic_row_has_the_same_bits_in_other_batches() -> None:
         pytest.skip("the interpreter's products come from a library that promises no fixed order")
     spec = spec_of(device_type=DEVICE, dtype=DTYPE, kv_dtype=torch.float8_e4m3fn, deterministic=True)
     case = make_case(TritonAttention, spec, MIXED)
-    backend = TritonAttention(spec, config=None, ops=Ops())
+    backend = TritonAttention(BackendSetup(spec, Ops()))
     outs = []
     for _ in range(2):
         plan = backend.plan(case.batch)

@@ -13,6 +13,7 @@ import torch
 
 from frame.core.interfaces.attention import AttentionSpec
 from frame.core.ops import Ops
+from frame.interfaces import BackendSetup
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.attention.triton_options import TritonOptions
 from tests.plugins.attention.batches import check, make_case, run, spec_of
@@ -53,8 +54,8 @@ class HopperAttention(TritonAttention):
 
     settings = PLAIN
 
-    def __init__(self, spec: AttentionSpec, *, config, options=None, ops) -> None:
-        super().__init__(spec, config=config, options=options or self.settings, ops=ops)
+    def __init__(self, setup: BackendSetup, options: TritonOptions | None = None) -> None:
+        super().__init__(setup, options or self.settings)
 
 
 class PersistentAttention(HopperAttention):
@@ -74,7 +75,7 @@ def layer_spec(**changes) -> AttentionSpec:
 
 def check_case(kind: type[TritonAttention], spec: AttentionSpec, rows: list, **padding: int) -> None:
     case = make_case(kind, spec, rows, page_slack=spec.head_dim * 2, **padding)
-    assert kind(spec, config=None, ops=Ops()).plan(case.batch).mixed is None, "the kernel for any batch was chosen"
+    assert kind(BackendSetup(spec, Ops())).plan(case.batch).mixed is None, "the kernel for any batch was chosen"
     check(kind, case, CLOSE[spec.dtype], CLOSE[spec.dtype])
 
 
@@ -116,7 +117,7 @@ def test_short_prompts_and_what_it_cannot_serve_stay_with_triton() -> None:
     def uses_hopper(options: TritonOptions, **changes) -> bool:
         spec = layer_spec(**changes)
         batch = make_case(TritonAttention, spec, LONG).batch
-        return TritonAttention(spec, config=None, options=options, ops=Ops()).plan(batch).mixed is None
+        return TritonAttention(BackendSetup(spec, Ops()), options).plan(batch).mixed is None
 
     served = partial(uses_hopper, TritonOptions())
     for changes in ({}, {"window": 8}, {"soft_cap": 2.0}, {"sinks": True}, {"head_dim": 256}, {"head_dim": 96}):
@@ -125,4 +126,4 @@ def test_short_prompts_and_what_it_cannot_serve_stay_with_triton() -> None:
     for changes in ({"alibi": True}, {"head_dim": 72}, {"dtype": torch.float32}, {"block_size": 8}):
         assert not served(**changes)
     short = make_case(TritonAttention, layer_spec(), [(0, 20), (0, 3)]).batch
-    assert TritonAttention(layer_spec(), config=None, ops=Ops()).plan(short).mixed is not None
+    assert TritonAttention(BackendSetup(layer_spec(), Ops())).plan(short).mixed is not None

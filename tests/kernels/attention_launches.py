@@ -20,6 +20,7 @@ from frame.core.interfaces.attention import (
     SharedPrefix,
     stride_view,
 )
+from frame.interfaces import BackendSetup
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.attention.triton_options import TritonOptions
 
@@ -53,7 +54,7 @@ def attend(spec: AttentionSpec, rows: Rows, *, shared: bool = False, **options: 
     """One step of a layer; with `shared` its rows begin alike."""
     if reason := TritonAttention.supports(spec):
         raise ValueError(reason)
-    backend = TritonAttention(spec, config=None, options=TritonOptions(**options), ops=SimpleNamespace())
+    backend = TritonAttention(BackendSetup(spec, SimpleNamespace()), TritonOptions(**options))
     tokens = sum(count for _, count in rows)
     heads, dim = spec.num_heads, spec.head_dim
     params = LayerParams(

@@ -2,6 +2,7 @@
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from frame.core.interfaces.loader import LazyTensor, WeightLoader
 from frame.core.interfaces.model import ForwardStep, Groups, Model
 from frame.core.ops import Ops
 from frame.core.parallel.group import SingleGroup
+from frame.interfaces import ModelSetup
 from frame.layers import ModelBuild, WeightError, load_weights
 
 
@@ -52,8 +54,9 @@ class Toy(Model):
     renames = ((r"^old\.", "new."),)
     ignores = (r".*\.inv_freq",)
 
-    def __init__(self, *, build):
-        super().__init__(build=build)
+    def __init__(self, setup: ModelSetup, options: Any = None):
+        build = setup.build
+        super().__init__(setup, options)
         self.embed = build.embedding("new.embed", 10, 4)
         self.fused = build.linear("new.mlp", 4, 10, bias=True, shard="column", parts={"gate": 6, "up": 4})
         self.inputs = build.attention_input("new.attn", 4, 4, 2, 2, names=("c_attn",), transposed=True, bias=True)
@@ -85,7 +88,7 @@ def toy_tensors():
 
 
 def test_every_tensor_lands_in_its_place():
-    tensors, model = toy_tensors(), Toy(build=make_build())
+    tensors, model = toy_tensors(), Toy(ModelSetup(make_build()))
     report = load_weights(model, MemoryLoader({**tensors, "layer.inv_freq": torch.zeros(3)}))
     assert torch.equal(model.fused.weight, torch.cat((tensors["old.mlp.gate.weight"], tensors["old.mlp.up.weight"])))
     assert torch.equal(model.fused.bias, torch.cat((tensors["old.mlp.gate.bias"], tensors["old.mlp.up.bias"])))
@@ -100,13 +103,13 @@ def test_every_tensor_lands_in_its_place():
 
 def test_values_are_cast_to_the_parameters_type():
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in toy_tensors().items()}
-    model = Toy(build=make_build())
+    model = Toy(ModelSetup(make_build()))
     load_weights(model, MemoryLoader(tensors))
     assert torch.equal(model.embed.weight, tensors["old.embed.weight"].float())
 
 
 def test_a_copy_of_a_tied_weight_is_not_read():
-    model, loader = Toy(build=make_build()), MemoryLoader({**toy_tensors(), "head.weight": torch.zeros(10, 4)})
+    model, loader = Toy(ModelSetup(make_build())), MemoryLoader({**toy_tensors(), "head.weight": torch.zeros(10, 4)})
     load_weights(model, loader)
     assert "head.weight" not in loader.reads
     assert torch.equal(model.head.table.weight, model.embed.weight)
@@ -119,7 +122,7 @@ def test_all_that_does_not_fit_is_named_before_anything_is_read():
     tensors["old.embed.weight"] = torch.zeros(9, 4)
     loader = MemoryLoader(tensors)
     with pytest.raises(WeightError) as caught:
-        load_weights(Toy(build=make_build()), loader)
+        load_weights(Toy(ModelSetup(make_build())), loader)
     assert str(caught.value) == (
         "the checkpoint does not fit Toy: tensors 1 missing: new.mlp.up.bias; 1 unexpected: old.extra.weight; "
         "1 of a wrong shape: old.embed.weight is [9, 4], expected [10, 4]"
@@ -129,12 +132,12 @@ def test_all_that_does_not_fit_is_named_before_anything_is_read():
 
 def test_long_lists_are_cut_and_counted():
     with pytest.raises(WeightError, match=re.escape("7 missing: new.embed.weight, new.mlp.gate.weight, ")) as caught:
-        load_weights(Toy(build=make_build()), MemoryLoader({}))
+        load_weights(Toy(ModelSetup(make_build())), MemoryLoader({}))
     assert str(caught.value).endswith(", …")
 
 
 def test_weights_can_be_updated_one_at_a_time():
-    model = Toy(build=make_build())
+    model = Toy(ModelSetup(make_build()))
     load_weights(model, MemoryLoader(toy_tensors()))
     before = model.fused.weight.clone()
     up = torch.randn(4, 4)
@@ -154,7 +157,7 @@ def test_weights_can_be_updated_one_at_a_time():
 )
 def test_updates_that_do_not_fit_are_refused(pair, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        Toy(build=make_build()).load([pair])
+        Toy(ModelSetup(make_build())).load([pair])
 
 
 def test_sinks_are_weights_of_the_attention_layer():

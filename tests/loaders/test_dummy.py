@@ -1,26 +1,26 @@
 """Random weights: only when asked for, the same for the same seed, finite and of a sane scale."""
 
+from pathlib import Path
+
 import torch
 
-from frame.core.config.tree import FrameConfig, LoadConfig, ModelConfig
+from frame.interfaces import LoaderSetup
 from frame.plugins.loaders.dummy import DummyLoader
 
 
 def filled(name, shape, seed=0):
-    config = FrameConfig(model=ModelConfig(seed=seed), load=LoadConfig(load_format="dummy"))
     parameter = torch.full(shape, float("nan"))
-    DummyLoader(None, config=config).fill(name, parameter)
+    DummyLoader(LoaderSetup(Path(), named=True, seed=seed)).fill(name, parameter)
     return parameter
 
 
 def test_only_when_asked_for(tmp_path):
-    assert "only when asked for" in DummyLoader(tmp_path, config=FrameConfig()).supports(tmp_path)
-    asked = FrameConfig(load=LoadConfig(load_format="frame-llm:dummy"))
-    assert DummyLoader(tmp_path, config=asked).supports(tmp_path) is None
+    assert "only when asked for" in DummyLoader(LoaderSetup(tmp_path)).supports(tmp_path)
+    assert DummyLoader(LoaderSetup(tmp_path, named=True)).supports(tmp_path) is None
 
 
 def test_no_tensor_is_read(tmp_path):
-    loader = DummyLoader(tmp_path, config=FrameConfig())
+    loader = DummyLoader(LoaderSetup(tmp_path))
     assert list(loader.tensors()) == []
     assert not loader.complete
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from frame.core.config.tree import FrameConfig
+from frame.interfaces import LoaderSetup
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 
 TENSORS = {
@@ -17,7 +17,7 @@ TENSORS = {
 
 
 def loader(folder):
-    return SafetensorsLoader(folder, config=FrameConfig())
+    return SafetensorsLoader(LoaderSetup(folder))
 
 
 def write_sharded(folder):

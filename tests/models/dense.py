@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.attention import AttentionBackend, LayerParams
 from frame.core.interfaces.model import ForwardStep, Groups, Model
 from frame.core.ops import Ops
 from frame.core.parallel.group import ProcessGroup, SingleGroup
 from frame.core.registry import Registry
+from frame.interfaces import BackendSetup, LoaderSetup, ModelSetup
 from frame.layers import ModelBuild, load_weights
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 
@@ -66,10 +66,10 @@ def make_model(folder: Path, group: ProcessGroup | None = None, dtype: torch.dty
         device_type="cpu",
     )
     registry = Registry.load()
-    model = registry.resolve(registry.choose("model", config.architectures[0]))(build=maker)
-    load_weights(model, SafetensorsLoader(folder, config=FrameConfig()))
+    model = registry.make("model", config.architectures[0], ModelSetup(maker))
+    load_weights(model, SafetensorsLoader(LoaderSetup(folder)))
     for layer in maker.attention_layers.values():
-        layer.bind(0, DenseAttention(layer.spec, config=None, ops=maker.ops), torch.empty(0))
+        layer.bind(0, DenseAttention(BackendSetup(layer.spec, maker.ops)), torch.empty(0))
     return model
 
 

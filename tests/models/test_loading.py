@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 import torch
 
-from frame.core.config.tree import FrameConfig, LoadConfig
 from frame.core.interfaces.model import Model
 from frame.core.registry import Registry
+from frame.interfaces import LoaderSetup
 from frame.layers import load_weights
 from frame.plugins.loaders.dummy import DummyLoader
 from frame.testing.checkpoints import FAMILIES, make_checkpoint
@@ -107,7 +107,7 @@ def test_dummy_weights_give_finite_logits(family, published):
     model = make_model(published(family))
     for parameter in model.parameters():
         parameter.fill_(float("nan"))
-    load_weights(model, DummyLoader(published(family), config=FrameConfig(load=LoadConfig(load_format="dummy"))))
+    load_weights(model, DummyLoader(LoaderSetup(published(family), named=True)))
     assert torch.isfinite(run(model, IDS, [40])).all()
 
 

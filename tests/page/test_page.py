@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from frame.plugins.endpoints import page
+from frame.testing import make_setup
 from tests.server.running import FAKE, Running, server
 
 FOLDER = Path(page.__file__).with_name("static")
@@ -70,6 +71,6 @@ def test_every_part_of_the_page_has_a_name() -> None:
 def test_a_server_without_the_page() -> None:
     from frame.core.config.flat import from_flat
 
-    endpoint = page.PageEndpoint(config=from_flat({"page": False}), serving=None)
+    endpoint = page.PageEndpoint(make_setup("endpoint", config=from_flat({"page": False}), serving=None))
     assert endpoint.public_paths == ()
     assert endpoint.router().routes == []

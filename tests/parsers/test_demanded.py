@@ -12,7 +12,7 @@ from frame import LLM, RequestOutputKind, SamplingParams
 from frame.core.config.tree import FrameConfig
 from frame.core.front.turn import OutputParsers
 from frame.core.registry import Registry
-from frame.interfaces import StructuredOutputsParams
+from frame.interfaces import ParserSetup, StructuredOutputsParams
 
 WEATHER = {
     "type": "function",
@@ -58,8 +58,8 @@ def parsers(reasoning: str | None = None) -> OutputParsers:
         return [1 for _ in text]
 
     return OutputParsers(
-        forced=registry.make("tool-parser", "json", config, render=None),
-        reasoning=registry.make("reasoning-parser", reasoning, config, render=None) if reasoning else None,
+        forced=registry.make("tool-parser", "json", ParserSetup(), config),
+        reasoning=registry.make("reasoning-parser", reasoning, ParserSetup(), config) if reasoning else None,
         encode=encode,
     )
 

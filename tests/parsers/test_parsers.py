@@ -18,6 +18,7 @@ from frame.interfaces import (
     Content,
     OutputEvent,
     ParserRequest,
+    ParserSetup,
     Reasoning,
     joined,
 )
@@ -38,7 +39,7 @@ def render(messages: Any, *, tools: Any = None, add_generation_prompt: bool = Tr
 @cache
 def parser(kind: str, name: str) -> Any:
     registry = Registry.load()
-    return registry.make(kind, name, FrameConfig(), render=render)
+    return registry.make(kind, name, ParserSetup(render), FrameConfig())
 
 
 def read(parser: Any, pieces: list[str], prompt: str = "") -> list[OutputEvent]:

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from frame.interfaces import AssistantMessage, ParserRequest, Tool
+from frame.interfaces import AssistantMessage, ParserRequest, ParserSetup, Tool
 from frame.plugins.parsers.template import TemplateParser
 
 HEAD = (
@@ -116,7 +116,7 @@ def read(parser: TemplateParser, text: str) -> AssistantMessage:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_calls_as_the_template_writes_them_are_read(name: str) -> None:
     render = renderer(TEMPLATES[name])
-    parser = TemplateParser(config=None, render=render)
+    parser = TemplateParser(ParserSetup(render))
     for calls in ((PARIS,), (PARIS, TIME), (TIME,), (TIME, PARIS, PARIS)):
         message = read(parser, answer(render, *calls))
         found = [(call.name, json.loads(call.arguments)) for call in message.calls]
@@ -126,7 +126,7 @@ def test_calls_as_the_template_writes_them_are_read(name: str) -> None:
 
 
 def test_markers_are_kept_in_the_text() -> None:
-    parser = TemplateParser(config=None, render=renderer(TEMPLATES["named"]))
+    parser = TemplateParser(ParserSetup(renderer(TEMPLATES["named"])))
     assert {"<|calls|>", "<|call_begin|>", "<|sep|>", "<|call_end|>", "<|/calls|>"} <= set(parser.tokens())
 
 
@@ -148,6 +148,6 @@ def test_templates_that_show_no_call_are_refused(source: str, message: str) -> N
             raise ValueError(str(error)) from error
 
     with pytest.raises(ValueError, match=message):
-        TemplateParser(config=None, render=refusing)
+        TemplateParser(ParserSetup(refusing))
     with pytest.raises(ValueError, match="needs a chat template"):
-        TemplateParser(config=None)
+        TemplateParser(ParserSetup())

@@ -29,7 +29,9 @@ def fail(config: Any) -> None:
 
 def platform(name: str, function: str = "") -> Offer:
     tags = {"early": f"{__name__}:{function}"} if function else {}
-    return Offer("platform", Provider(name, "nowhere:Platform", api=">=0.1,<0.2", tags=tags), f"package-{name}", "1")
+    return Offer(
+        "platform", Provider(name, "nowhere:Platform", api=">=0.2.dev1,<0.3", tags=tags), f"package-{name}", "1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from frame.core.config.tree import FrameConfig
 from frame.core.registry import PluginError, Registry
+from frame.interfaces import ParserSetup
 
 CODE = """
 from frame import Provider, hookimpl
@@ -31,7 +32,7 @@ class Loud(ToolParser):
 
 @hookimpl
 def frame_tool_parsers():
-    return [Provider({name!r}, "{module}:Loud", api=">=0.1,<0.2")]
+    return [Provider({name!r}, "{module}:Loud", api=">=0.2.dev1,<0.3")]
 """
 
 
@@ -55,7 +56,7 @@ def test_a_file_offers_a_parser(write: Callable[..., str]) -> None:
     registry = Registry.load()
     registry.check(config)
     registry.check(config)  # a second time adds nothing
-    parser = registry.make("tool-parser", "loud", config, render=None)
+    parser = registry.make("tool-parser", "loud", ParserSetup(), config)
     assert parser.start(None).feed("hi")[0].text == "HI"
     again = Registry.load()
     again.add_files(config)

@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from frame.core import hookspecs
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.provider import API_VERSION
 from frame.core.registry import KINDS, ModelRegistry, PluginError, Registry
+from frame.testing import make_setup
 
 MODULE = """
 from frame import Provider, hookimpl
@@ -64,7 +66,10 @@ def package(tmp_path, monkeypatch):
 
 
 def policy(name: str = "lifo", *, module: str = "fake_one", target: str = "Policy", more: str = "") -> str:
-    return f"Provider({name!r}, '{module}:{target}', api='>=0.1,<0.2'{more})"
+    return f"Provider({name!r}, '{module}:{target}', api='>=0.2.dev1,<0.3'{more})"
+
+
+SETUP = make_setup("scheduler")
 
 
 def source(*providers: str) -> str:
@@ -81,10 +86,10 @@ def test_installed_package_is_chosen_built_and_given_options(package):
     package("fake-one", source(policy(more=", options='fake_one:Options', aliases=('stack',)")))
     registry = Registry.load()
     config = FrameConfig.from_flat(plugin={"lifo": {"depth": "3"}})
-    made = registry.make("scheduler", "stack", config)
+    made = registry.make("scheduler", "stack", SETUP, config)
     assert made.options.depth == 3
-    assert made.config is config
-    assert registry.make("scheduler", registry.choose("scheduler", "fake-one:lifo"), config).options.depth == 3
+    assert made.setup == replace(SETUP, plugin="fake-one:lifo")
+    assert registry.make("scheduler", registry.choose("scheduler", "fake-one:lifo"), SETUP, config).options.depth == 3
 
 
 @pytest.mark.parametrize(
@@ -98,13 +103,13 @@ def test_wrong_options_name_the_field(package, settings, message):
     package("fake-one", source(policy(more=", options=Options")))
     registry = Registry.load()
     with pytest.raises(PluginError, match=re.escape(message)):
-        registry.make("scheduler", "lifo", FrameConfig.from_flat(plugin={"lifo": settings}))
+        registry.make("scheduler", "lifo", SETUP, FrameConfig.from_flat(plugin={"lifo": settings}))
 
 
 def test_options_for_a_plugin_without_any_are_refused(package):
     package("fake-one", source(policy()))
     with pytest.raises(PluginError, match="takes no options, got a"):
-        Registry.load().make("scheduler", "lifo", FrameConfig.from_flat(plugin={"lifo": {"a": 1}}))
+        Registry.load().make("scheduler", "lifo", SETUP, FrameConfig.from_flat(plugin={"lifo": {"a": 1}}))
 
 
 def test_unknown_name_lists_the_choices(package):
@@ -328,8 +333,8 @@ class Left(NullConnectorScheduler):
 @hookimpl
 def frame_kv_connectors():
     return [
-        Provider("both", "fake_one:Left", api=">=0.1", tags={"worker": "fake_one:NullConnectorScheduler"}),
-        Provider("half", "fake_one:Left", api=">=0.1"),
+        Provider("both", "fake_one:Left", api=">=0.2.dev1,<0.3", tags={"worker": "fake_one:NullConnectorScheduler"}),
+        Provider("half", "fake_one:Left", api=">=0.2.dev1,<0.3"),
     ]
 """
     package("fake-one", text)

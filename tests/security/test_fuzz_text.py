@@ -23,7 +23,7 @@ from frame.core.interfaces.schema import BoundedModel, Limits
 from frame.core.registry import Registry
 from frame.core.server.errors import ERROR_SHAPE, error_body, error_event
 from frame.core.server.strict_json import MAX_DEPTH, parse_json
-from frame.interfaces import ParserRequest, RequestError
+from frame.interfaces import ParserRequest, ParserSetup, RequestError
 from frame.plugins.batches.fetch import FetchError, FetchRules, parse_url
 from frame.plugins.endpoints.anthropic_answers import AnthropicErrors, event
 from frame.plugins.endpoints.openai_answers import Delta, DeltaChoice, Frames
@@ -170,7 +170,7 @@ def test_templates_render_or_are_refused(tmp_path_factory: pytest.TempPathFactor
 
 @cache
 def parser(name: str) -> Any:
-    return Registry.load().make("tool-parser", name, FrameConfig(), render=lambda *_, **__: "")
+    return Registry.load().make("tool-parser", name, ParserSetup(lambda *_, **__: ""), FrameConfig())
 
 
 @pytest.mark.parametrize("name", [name for name, cases in CASES.items() if any("Paris" in case.text for case in cases)])

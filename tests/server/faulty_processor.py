@@ -9,10 +9,9 @@ import os
 import time
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from frame.interfaces import LogitsProcessor, SamplingParams
+from frame.interfaces import LogitsProcessor, ProcessorSetup, SamplingParams
 
 _SLOW_SECONDS = 0.02
 
@@ -20,8 +19,8 @@ _SLOW_SECONDS = 0.02
 class FaultyProcessor(LogitsProcessor):
     """Strikes when the request's token number `at` is drawn, however often it is computed again; hangs once only."""
 
-    def __init__(self, *, config: object, options: object = None, device: torch.device) -> None:
-        super().__init__(config=config, options=options, device=device)
+    def __init__(self, setup: ProcessorSetup, options: object = None) -> None:
+        super().__init__(setup, options)
         self._faults: dict[int, tuple[str, int]] = {}  # slot -> fault, tokens until it strikes
 
     def add(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], output_ids: list[int]) -> bool:

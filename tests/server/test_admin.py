@@ -20,6 +20,7 @@ from frame.core.config.server import ServerConfig
 from frame.core.config.tree import FrameConfig
 from frame.core.server.app import build_admin
 from frame.plugins.endpoints.weights import WeightsEndpoint
+from frame.testing import make_setup
 from frame.testing.fake_serving import FakeServing
 from tests.server.running import REAL, Running, server, until
 
@@ -170,7 +171,7 @@ def test_an_update_that_takes_too_long_holds_no_requests_back() -> None:
             return 0
 
     config, serving = FrameConfig(), cast(Any, SlowServing())
-    app = build_admin(config, [WeightsEndpoint(config=config, serving=serving)])
+    app = build_admin(config, [WeightsEndpoint(make_setup("endpoint", config=config, serving=serving))])
 
     async def send() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=cast(Any, app)), base_url="http://t") as client:

@@ -25,6 +25,7 @@ from frame.core.server.app import build_app
 from frame.plugins.endpoints.completions import CompletionsEndpoint
 from frame.plugins.endpoints.invocations import InvocationsEndpoint
 from frame.plugins.endpoints.models import ModelsEndpoint
+from frame.testing import make_setup
 from frame.testing.fake_serving import FakeServing
 
 ORIGIN = "https://a.example"
@@ -33,7 +34,7 @@ PREFLIGHT = {"origin": ORIGIN, "access-control-request-method": "POST", "access-
 
 def ask(method: str, path: str, headers: dict[str, str] | None = None, **settings: Any) -> httpx.Response:
     config, serving = FrameConfig.from_flat(**settings), cast(Any, FakeServing())
-    app, _ = build_app(config, serving, [ModelsEndpoint(config=config, serving=serving)])
+    app, _ = build_app(config, serving, [ModelsEndpoint(make_setup("endpoint", config=config, serving=serving))])
 
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app=cast(Any, app))
@@ -153,7 +154,9 @@ def test_middleware_of_a_broken_module_is_refused(text: str, tmp_path: Path, mon
 def test_middleware_meets_an_invocation_once_and_lines_of_batches() -> None:
     config, serving = FrameConfig.from_flat(middleware=[f"{__name__}.Marking"]), cast(Any, FakeServing())
     kinds = (CompletionsEndpoint, InvocationsEndpoint)
-    app, _ = build_app(config, serving, [kind(config=config, serving=serving) for kind in kinds])
+    app, _ = build_app(
+        config, serving, [kind(make_setup("endpoint", config=config, serving=serving)) for kind in kinds]
+    )
     marks: list[str] = []
 
     async def send() -> None:

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from frame.core.config.tree import FrameConfig
 from frame.core.server.app import build_app
 from frame.interfaces import Endpoint, ErrorShape, RequestError
+from frame.testing import make_setup
 from frame.testing.fake_serving import FakeServing
 
 
@@ -48,7 +49,9 @@ class Odd(Endpoint):
 
 def ask(method: str, path: str, key: str = "k1", **options: Any) -> httpx.Response:
     config = FrameConfig.from_flat(api_key=["k1", "k2"])
-    app, _ = build_app(config, cast(Any, FakeServing()), [Odd(config=config, serving=FakeServing())])
+    app, _ = build_app(
+        config, cast(Any, FakeServing()), [Odd(make_setup("endpoint", config=config, serving=FakeServing()))]
+    )
 
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app=cast(Any, app), raise_app_exceptions=False)

@@ -30,6 +30,7 @@ from frame.plugins.endpoints.load_report import RecentStats
 from frame.plugins.endpoints.models import ModelsEndpoint
 from frame.plugins.endpoints.server import ServerEndpoint
 from frame.plugins.endpoints.tokens import TokensEndpoint
+from frame.testing import make_setup
 from frame.testing.fake_serving import FakeServing
 from tests.server.running import FAKE, Running, server, until
 
@@ -155,7 +156,12 @@ def test_invocations_that_are_wrong_say_what_is(running: Running, body: Any, sai
 def test_lines_of_batches_may_be_invocations() -> None:
     config, serving = FrameConfig(), cast(Any, FakeServing())
     build_app(
-        config, serving, [kind(config=config, serving=serving) for kind in (CompletionsEndpoint, InvocationsEndpoint)]
+        config,
+        serving,
+        [
+            kind(make_setup("endpoint", config=config, serving=serving))
+            for kind in (CompletionsEndpoint, InvocationsEndpoint)
+        ],
     )
     answer = asyncio.run(serving.calls.post("/invocations", {"prompt": "x"}, ""))
     assert (answer.status, answer.body["object"]) == (200, "text_completion")
@@ -179,7 +185,7 @@ def test_the_settings_of_the_tokenizer(running: Running) -> None:
 
 
 def test_they_are_told_only_when_that_is_set() -> None:
-    router = TokensEndpoint(config=FrameConfig(), serving=FakeServing()).router()
+    router = TokensEndpoint(make_setup("endpoint", serving=FakeServing())).router()
     assert "/tokenizer_info" not in {getattr(route, "path", "") for route in router.routes}
 
 
@@ -226,7 +232,9 @@ def test_load_reports_are_for_those_whose_key_was_checked() -> None:
     ):
         config, serving = FrameConfig.from_flat(**settings), cast(Any, CountingServing())
         kinds = (ModelsEndpoint, ServerEndpoint)
-        app, _ = build_app(config, serving, [kind(config=config, serving=serving) for kind in kinds])
+        app, _ = build_app(
+            config, serving, [kind(make_setup("endpoint", config=config, serving=serving)) for kind in kinds]
+        )
         before = serving.asked
 
         async def send(app: Any = app, method: str = method, path: str = path, own: Any = headers) -> httpx.Response:

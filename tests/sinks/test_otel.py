@@ -19,8 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pydantic import ValidationError
 
 from frame import SamplingParams
-from frame.core.config.flat import from_flat
-from frame.interfaces import RequestReport
+from frame.interfaces import RequestReport, Setup
 from frame.plugins.sinks.otel import TraceExporter
 from frame.plugins.sinks.otel_options import TraceOptions
 from frame.testing import MetricsSinkSuite
@@ -51,7 +50,7 @@ def report(**fields: Any) -> RequestReport:
 
 
 def spans(one: RequestReport, **options: Any) -> list[Any]:
-    sink = InMemory(config=from_flat({}), options=TraceOptions(**options))
+    sink = InMemory(Setup(), TraceOptions(**options))
     sink.request(one)
     found = list(sink.spans.get_finished_spans())
     sink.close()

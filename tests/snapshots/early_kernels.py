@@ -21,11 +21,13 @@ from frame.core.config.flat import from_flat
 from frame.core.engine.schedule.step_budget import resolve_budget
 from frame.core.registry import Registry
 from frame.core.worker.worker import Worker
+from frame.interfaces import Placement
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda
 from frame.plugins.platforms.cuda.compile.absent_device import absent_cuda
 from frame.plugins.platforms.cuda.compile.compiler import hash_of, without_lines
 from frame.plugins.platforms.cuda.compile.early_kernels import SPECIALIZATIONS, facts_of
 from frame.plugins.platforms.cuda.compile.rehearsal import CompileMode
+from frame.testing import make_setup
 
 H200 = SimpleNamespace(
     name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 << 10
@@ -97,7 +99,9 @@ def rehearsed(
 
     device = next(DEVICES)
     with without_lines(), absent_cuda(device, H200), Noting(lambda _: None), torch.inference_mode():
-        worker._rehearse(checkpoint, AbsentCuda(config=given, local_rank=device))
+        worker._rehearse(
+            checkpoint, AbsentCuda(make_setup("platform", config=given, placement=Placement(local_rank=device)))
+        )
     return facts_of(given, checkpoint), met
 
 

@@ -41,5 +41,5 @@ def registry() -> Registry:
     """What is installed, and the oracle."""
     found = Registry.load()
     target = f"{Oracle.__module__}:Oracle"
-    found.offers.append(Offer("speculator", Provider("oracle", target, api=">=0.1,<0.2"), HERE, ""))
+    found.offers.append(Offer("speculator", Provider("oracle", target, api=">=0.2.dev1,<0.3"), HERE, ""))
     return found

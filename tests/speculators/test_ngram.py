@@ -9,16 +9,16 @@ from hypothesis import given, settings, strategies as st
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.offers import PluginError
-from frame.core.ops import Ops
 from frame.core.registry import Registry
 from frame.interfaces import DraftContext
+from frame.testing import make_setup
 
 
 def make(**options):
     given = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, **options}
     config = from_flat({"speculative_config": given})
     return Registry.load().make(
-        "speculator", config.speculation.speculator, config, ops=Ops(), device=torch.device("cpu")
+        "speculator", config.speculation.speculator, make_setup("speculator", config=config), config
     )
 
 

@@ -13,6 +13,7 @@ from frame.core.interfaces.batch_logits import (
 from frame.core.worker.sample.batch_processors import BatchProcessorAdapter, DenseRows
 from frame.core.worker.sample.request_processors import RequestProcessors
 from frame.interfaces import SamplingParams
+from frame.testing import make_setup
 from tests.worker.sampling import VOCAB, add, draw, make_sampler, new_request, some_logits
 
 ONE_WAY, SWAP = MoveDirectionality.UNIDIRECTIONAL, MoveDirectionality.SWAP
@@ -116,7 +117,7 @@ SLOTS = st.integers(0, 6)
 @settings(deadline=None, max_examples=80)
 def test_updates_lead_any_history_to_the_right_rows(history):
     recorder = Recorder(None, CPU, False)
-    adapter = BatchProcessorAdapter(recorder, config=None, device=CPU)
+    adapter = BatchProcessorAdapter(recorder, make_setup("processor"))
     live = {}
     for step, (gone, new, draw_order) in enumerate(history):
         for slot in gone:
@@ -132,7 +133,7 @@ def test_updates_lead_any_history_to_the_right_rows(history):
 
 def test_the_batch_size_is_that_of_the_end():
     recorder = Recorder(None, CPU, False)
-    adapter = BatchProcessorAdapter(recorder, config=None, device=CPU)
+    adapter = BatchProcessorAdapter(recorder, make_setup("processor"))
     for slot in range(3):
         adapter.add(slot, SamplingParams(extra_args={"mark": 1}), [], [])
     adapter.apply(torch.zeros(3, 4), [0, 1, 2])
@@ -167,8 +168,8 @@ class Target(AdapterLogitsProcessor):
 
 def styles():
     """The three ways to run the same processor."""
-    yield RequestProcessors.of_adapter(Target(None, CPU, False), device=CPU)
-    yield BatchProcessorAdapter(Target(None, CPU, False), config=None, device=CPU)
+    yield RequestProcessors.of_adapter(Target(None, CPU, False), make_setup("processor"))
+    yield BatchProcessorAdapter(Target(None, CPU, False), make_setup("processor"))
 
 
 def test_requests_that_opt_in_are_forced_and_others_untouched():
@@ -210,7 +211,7 @@ def test_output_ids_grow_under_a_processor():
             seen.append([list(output) for _, _, output in self.rows.values()])
             return logits
 
-    sampler = make_sampler(processors=[BatchProcessorAdapter(Watcher(None, CPU, False), config=None, device=CPU)])
+    sampler = make_sampler(processors=[BatchProcessorAdapter(Watcher(None, CPU, False), make_setup("processor"))])
     add(sampler, new_request(0, output=(8,), temperature=0.0, extra_args={"mark": 0}))
     slots = np.array([0], np.int32)
     assert sampler.needs_host_tokens(slots)

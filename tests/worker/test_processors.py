@@ -14,6 +14,7 @@ from frame.core.worker.sample.batch_processors import BatchProcessorAdapter
 from frame.core.worker.sample.processors import load_processors, request_check
 from frame.core.worker.sample.request_processors import RequestProcessors
 from frame.interfaces import LogitsProcessor, Provider, SamplingParams
+from frame.testing import make_setup
 from tests.worker.sampling import add, draw, make_sampler, new_request, some_logits
 
 CPU = torch.device("cpu")
@@ -23,8 +24,8 @@ HERE = __name__
 class Spy(LogitsProcessor):
     """Shifts the logits of requests with `extra_args`, and notes its calls."""
 
-    def __init__(self, *, config=None, options=None, device=CPU):
-        super().__init__(config=config, options=options, device=device)
+    def __init__(self, setup=None, options=None):
+        super().__init__(setup or make_setup("processor"), options)
         self.calls = []
 
     @classmethod
@@ -52,8 +53,8 @@ class InvariantSpy(Spy):
 
 
 class Batch(BatchLogitsProcessor):
-    def __init__(self, config, device, is_pin_memory):
-        self.given = (config, device, is_pin_memory)
+    def __init__(self, setup, device, is_pin_memory):
+        self.given = (setup.plugin, device, is_pin_memory)
 
     @classmethod
     def validate_params(cls, sampling_params):
@@ -93,7 +94,7 @@ def config_with(*processors):
 
 def registry_with(*names):
     offers = [
-        Offer("processor", Provider(name, f"{HERE}:Spy", api=">=0.1", preference=preference), "package", "1")
+        Offer("processor", Provider(name, f"{HERE}:Spy", api=">=0.2.dev1,<0.3", preference=preference), "package", "1")
         for preference, name in enumerate(names)
     ]
     registry = Registry(offers, [])

@@ -16,6 +16,7 @@ from frame.core.interfaces.model import LayerHooks
 from frame.core.interfaces.platform import AnyShape, EagerGraphs, Graphs, NoKernels, Steps, StepShape
 from frame.core.registry import Registry
 from frame.core.worker.step.runner import Runner
+from frame.interfaces import BackendSetup
 from frame.plugins.attention import torch as torch_attention
 from frame.plugins.attention.cudnn import CudnnAttention
 from frame.plugins.attention.flash import FlashAttention
@@ -175,7 +176,7 @@ def test_what_the_backends_of_frame_say(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.undo()
     kinds = [AttentionBackend, TorchAttention, TritonAttention, FlashAttention]
     assert [kind.needs_python for kind in kinds] == [True, True, False, False]
-    inner = CudnnOnCpu(SPEC, config=None, ops=None)
+    inner = CudnnOnCpu(BackendSetup(SPEC, None))
     assert inner.needs_python is CudnnOnCpu.inner.needs_python is True
     assert CudnnAttention.inner is TritonAttention
 

@@ -21,6 +21,7 @@ from ...interfaces.grammar import Grammar, GrammarBackend, Vocabulary
 from ...interfaces.sampling import StructuredOutputsParams
 from ...offers import PluginError
 from ...registry import Registry
+from ...setups import grammar_setup
 from ..request import QueueFullError
 from .trial import GrammarTrial
 
@@ -183,7 +184,7 @@ def make_compiler(
     read: Callable[[], Vocabulary] = vocabulary
 
     def build() -> GrammarBackend:
-        return cast("GrammarBackend", registry.make("grammar", provider, config, vocabulary=read()))
+        return cast("GrammarBackend", registry.make("grammar", provider, grammar_setup(config, read()), config))
 
     choices = registry.choices(config)
     compiler = GrammarCompiler(build, lambda: GrammarTrial(config, choices), cache_bytes=settings.grammar_cache_bytes)

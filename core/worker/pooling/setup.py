@@ -8,6 +8,7 @@ from ...interfaces.model import Model
 from ...interfaces.platform import Platform
 from ...interfaces.pooling import Pooler, PoolerSizes
 from ...interfaces.pooling_params import PoolingFacts, PoolingTask
+from ...interfaces.setup import PoolerSetup
 from ...registry import Registry
 from .pooled_head import PooledHead
 from .pooling import Pooling
@@ -47,10 +48,9 @@ def _poolers(
 ) -> dict[bool, Pooler]:
     """The pooler of the model, and besides one for each token's row; a pooler of rows a token stands alone."""
     found: dict[bool, Pooler] = {}
+    setup = PoolerSetup(sizes, platform.ops(), platform.streams().stage, config.pooler.step_tag_id)
     for name in (plan.pooler or model.default_pooler, "all"):
-        pooler: Pooler = registry.make(
-            "pooler", name, config, sizes=sizes, ops=platform.ops(), stage=platform.streams().stage
-        )
+        pooler: Pooler = registry.make("pooler", name, setup, config)
         found.setdefault(pooler.per_token, pooler)
     return found
 

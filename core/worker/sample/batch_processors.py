@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from ...interfaces.batch_logits import BatchLogitsProcessor, BatchUpdate, MoveDirectionality
 from ...interfaces.logits import LogitsProcessor
 from ...interfaces.sampling import SamplingParams
+from ...interfaces.setup import ProcessorSetup
 
 
 class _Entry(NamedTuple):
@@ -96,8 +97,8 @@ class BatchProcessorAdapter(LogitsProcessor):
 
     needs_output_ids = True
 
-    def __init__(self, processor: BatchLogitsProcessor, *, config: Any, device: torch.device) -> None:
-        super().__init__(config=config, device=device)
+    def __init__(self, processor: BatchLogitsProcessor, setup: ProcessorSetup) -> None:
+        super().__init__(setup)
         self.processor = processor
         self.argmax_invariant = bool(processor.is_argmax_invariant())
         self._dense = DenseRows()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...interfaces.logits import LogitsProcessor
+from ...interfaces.setup import ProcessorSetup
 from ...interfaces.step import NewRequest
 from .request_processors import RequestProcessors
 from .sampling_slots import Need
@@ -21,7 +22,7 @@ class ProcessorSlots:
     """
 
     def __init__(self, max_slots: int, processors: Sequence[LogitsProcessor], device: torch.device) -> None:
-        brought = RequestProcessors(lambda params: params.logits_processors or (), device=device)
+        brought = RequestProcessors(lambda params: params.logits_processors or (), ProcessorSetup(device, max_slots))
         self._loaded = bool(processors)
         self._processors: list[LogitsProcessor] = [brought, *processors]
         self._opted = np.zeros((len(self._processors), max_slots + 1), bool)  # the last, -1, is nobody's

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...interfaces.sampling import SamplingParams
+from ...interfaces.setup import ProcessorSetup
 from ...offers import PluginError, import_target
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Found(NamedTuple):
+    name: str
     kind: type[Any]
     options: Any
 
@@ -31,7 +34,8 @@ def load_processors(config: FrameConfig, registry: Registry, device: torch.devic
 
     Raises `PluginError` when one cannot be imported and `ValueError` when it is no logits processor.
     """
-    return [_build(found, config, device) for found in _processor_classes(config, registry)]
+    setup = ProcessorSetup(device, config.scheduler.max_num_seqs)
+    return [_build(found, setup) for found in _processor_classes(config, registry)]
 
 
 def request_check(config: FrameConfig, registry: Registry) -> Callable[[SamplingParams], None]:
@@ -60,14 +64,16 @@ def _check_callables(params: SamplingParams) -> None:
 def _processor_classes(config: FrameConfig, registry: Registry) -> list[_Found]:
     """Every processor once; a configured name that a package offers is loaded already."""
     offered = registry.providers("processor")
-    found = [_Found(registry.resolve(provider), registry.options(provider, config)) for provider in offered]
+    found = [
+        _Found(provider.name, registry.resolve(provider), registry.options(provider, config)) for provider in offered
+    ]
     names = {name for provider in offered for name in (provider.name, *provider.aliases)}
     for given in config.model.logits_processors:
         if isinstance(given, str) and given.rpartition(":")[2] in names:
             registry.choose("processor", given)
         elif not any(given is other.kind for other in found):
             kind = _import(given, sorted(names)) if isinstance(given, str) else given
-            found.append(_Found(kind, None))
+            found.append(_Found(str(given), kind, None))
     for one in found:
         _check_class(one.kind)
     return found
@@ -98,20 +104,20 @@ def _check_class(kind: Any) -> None:
         raise ValueError(f"logits processor {kind.__qualname__} lacks {', '.join(missing)}")
 
 
-def _build(found: _Found, config: FrameConfig, device: torch.device) -> LogitsProcessor:
+def _build(found: _Found, setup: ProcessorSetup) -> LogitsProcessor:
     from ...interfaces.batch_logits import AdapterLogitsProcessor
     from ...interfaces.logits import LogitsProcessor
     from .batch_processors import BatchProcessorAdapter
     from .request_processors import RequestProcessors
 
-    kind = found.kind
+    kind, setup = found.kind, replace(setup, plugin=found.name)
     if issubclass(kind, LogitsProcessor):
-        return kind(config=config, options=found.options, device=device)
-    processor = kind(config, device, device.type == "cuda")
+        return kind(setup, found.options)
+    processor = kind(setup, setup.device, setup.device.type == "cuda")
     own = {kind.apply, kind.update_state}
     if issubclass(kind, AdapterLogitsProcessor) and own == {
         AdapterLogitsProcessor.apply,
         AdapterLogitsProcessor.update_state,
     }:
-        return RequestProcessors.of_adapter(processor, config=config, device=device)
-    return BatchProcessorAdapter(processor, config=config, device=device)
+        return RequestProcessors.of_adapter(processor, setup)
+    return BatchProcessorAdapter(processor, setup)

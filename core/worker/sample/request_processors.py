@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...interfaces.batch_logits import AdapterLogitsProcessor, RequestLogitsProcessor, bind
 from ...interfaces.logits import LogitsProcessor
 from ...interfaces.sampling import SamplingParams
+from ...interfaces.setup import ProcessorSetup
 
 
 class RequestProcessors(LogitsProcessor):
@@ -21,27 +20,24 @@ class RequestProcessors(LogitsProcessor):
     def __init__(
         self,
         choose: Callable[[SamplingParams], Sequence[RequestLogitsProcessor]],
+        setup: ProcessorSetup,
         *,
-        config: Any = None,
-        device: torch.device,
         argmax_invariant: bool = False,
     ) -> None:
-        super().__init__(config=config, device=device)
+        super().__init__(setup)
         self.argmax_invariant = argmax_invariant
         self._choose = choose
         self._calls: dict[int, list[Callable[[Tensor], Tensor]]] = {}
 
     @classmethod
-    def of_adapter(
-        cls, adapter: AdapterLogitsProcessor, *, config: Any = None, device: torch.device
-    ) -> RequestProcessors:
+    def of_adapter(cls, adapter: AdapterLogitsProcessor, setup: ProcessorSetup) -> RequestProcessors:
         """The same as running `adapter` on a dense batch, at no cost to requests that it does not take."""
 
         def choose(params: SamplingParams) -> list[RequestLogitsProcessor]:
             processor = adapter.new_req_logits_processor(params)
             return [] if processor is None else [processor]
 
-        return cls(choose, config=config, device=device, argmax_invariant=bool(adapter.is_argmax_invariant()))
+        return cls(choose, setup, argmax_invariant=bool(adapter.is_argmax_invariant()))
 
     def add(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], output_ids: list[int]) -> bool:
         self.remove(slot)

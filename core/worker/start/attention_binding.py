@@ -10,6 +10,7 @@ import torch
 from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionBackend, AttentionSpec
 from ...interfaces.kv import KVLayout
+from ...interfaces.setup import BackendSetup
 from ...ops import Ops
 from ...registry import Registry
 from .kv_memory import KVMemory
@@ -43,7 +44,7 @@ def bind_layers(
             "attention", config.attention.attention_backend, partial(_against, spec=spec), partial(_rank, spec=spec)
         )
         kind = registry.resolve(provider)
-        backend = registry.make("attention", provider, config, spec, ops=ops)
+        backend = registry.make("attention", provider, BackendSetup(spec, ops), config)
         for layer in layers:
             cache = memory.layer_view(layer.name, kind, spec) if layer.keeps_tokens else torch.empty(0)
             layer.bind(index, backend, cache)

@@ -16,6 +16,8 @@ from ...config.model_config import ModelConfig
 from ...config.tree import FrameConfig
 from ...interfaces.model import Groups, Model
 from ...interfaces.platform import Platform
+from ...interfaces.provider import Provider
+from ...interfaces.setup import LoaderSetup, ModelSetup
 from ...layers.build import ModelBuild
 from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
@@ -61,8 +63,8 @@ def build_model(
     dtype = resolve_dtype(config, checkpoint, platform)
     group = SingleGroup()
     kv_name = config.cache.kv_cache_dtype
-    model_class = choose_model(checkpoint, registry)
-    build = _build_kind(config, checkpoint, model_class)(
+    provider = _model_provider(checkpoint, registry)
+    build = _build_kind(config, checkpoint, registry.resolve(provider))(
         config=ModelConfig(checkpoint.text),
         dtype=dtype,
         device=platform.device,
@@ -74,11 +76,17 @@ def build_model(
         deterministic=config.model.deterministic,
         max_model_len=checkpoint.max_model_len,
     )
-    return model_class(build=build), build
+    return registry.make("model", provider, ModelSetup(build), config), build
 
 
 def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:
-    """The class of the checkpoint's architecture.
+    """The class of the checkpoint's architecture."""
+    found: type[Model] = registry.resolve(_model_provider(checkpoint, registry))
+    return found
+
+
+def _model_provider(checkpoint: Checkpoint, registry: Registry) -> Provider:
+    """What offers the checkpoint's architecture.
 
     A pooling checkpoint of an architecture that no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") takes
     the family's generating model, which is built with another head.
@@ -89,8 +97,7 @@ def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:
         stem = re.sub(r"(ForSequenceClassification|RewardModel|Model)$", "", architecture)
         relatives = (architecture, f"{stem}ForCausalLM", f"{stem}LMHeadModel")
         architecture = next((name for name in relatives if name in offered), architecture)
-    found: type[Model] = registry.resolve(registry.choose("model", architecture))
-    return found
+    return registry.choose("model", architecture)
 
 
 def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[Model]) -> Callable[..., ModelBuild]:
@@ -105,15 +112,16 @@ def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[M
 def choose_loader(config: FrameConfig, checkpoint: Checkpoint, registry: Registry) -> Any:
     """The weight loader named by `load_format`, or for "auto" the preferred one that can read the folder."""
     name = config.load.load_format
-    if name != "auto":
-        loader = registry.make("loader", name, config, checkpoint.folder)
+    setup = LoaderSetup(checkpoint.folder, named=name != "auto", seed=config.model.seed)
+    if setup.named:
+        loader = registry.make("loader", name, setup, config)
         reason = loader.supports(checkpoint.folder)
         if reason:
             raise ValueError(f"load format {name!r} cannot read {checkpoint.folder}: {reason}")
         return loader
     reasons = []
     for provider in registry.providers("loader"):
-        loader = registry.make("loader", provider.name, config, checkpoint.folder)
+        loader = registry.make("loader", provider, setup, config)
         reason = loader.supports(checkpoint.folder)
         if not reason:
             return loader

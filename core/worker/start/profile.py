@@ -12,6 +12,7 @@ from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
 from ...interfaces.model import ForwardStep
 from ...interfaces.platform import Platform
+from ...interfaces.setup import BackendSetup
 from .model_loading import LoadedModel
 
 
@@ -45,7 +46,7 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     num_rows = min(config.scheduler.max_num_seqs * draws, num_tokens)
     device, ops = platform.device, platform.ops()
     for layer in loaded.build.attention_layers.values():
-        layer.bind(0, NoAttention(layer.spec, config=config, ops=ops), torch.empty(0, device=device))
+        layer.bind(0, NoAttention(BackendSetup(layer.spec, ops)), torch.empty(0, device=device))
     ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     positions = torch.arange(num_tokens, device=device) % checkpoint.max_model_len
     hidden = loaded.model(ids, positions, ForwardStep(plans=[None]))

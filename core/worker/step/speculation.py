@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...config.tree import FrameConfig
 from ...interfaces.platform import Streams
+from ...interfaces.setup import SpeculatorSetup
 from ...interfaces.speculator import DraftContext, Speculator
 from ...interfaces.step import NewRequest, StepPlan
 from ...ops import Ops
@@ -210,7 +211,9 @@ def make_speculation(
     settings = config.speculation
     if settings.speculator is None:
         return NoSpeculation(token_ids=token_ids, sampler=sampler, ops=ops)
-    speculator: Speculator = registry.make("speculator", settings.speculator, config, ops=ops, device=device)
+    speculator: Speculator = registry.make(
+        "speculator", settings.speculator, SpeculatorSetup(settings.num_speculative_tokens, ops, device), config
+    )
     return Speculation(
         speculator,
         token_ids=token_ids,

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from frame.interfaces import Kernels, Memory, MemorySnapshot, Platform, PlatformSpec, Steps, Streams
+from frame.interfaces import Kernels, Memory, MemorySnapshot, Platform, PlatformSetup, PlatformSpec, Steps, Streams
 from frame.kernels import (
     activation,
     experts,
@@ -147,8 +146,8 @@ class CudaPlatform(Platform):
     default_num_seqs = 512
     default_num_batched_tokens = 8192
 
-    def __init__(self, *, config: Any, options: CudaOptions | None = None, local_rank: int = 0) -> None:
-        super().__init__(config=config, options=options or CudaOptions(), local_rank=local_rank)
+    def __init__(self, setup: PlatformSetup, options: CudaOptions | None = None) -> None:
+        super().__init__(setup, options or CudaOptions())
         self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts)
         self._open()
 
@@ -201,25 +200,25 @@ class CudaPlatform(Platform):
 
     @cached_property
     def _memory(self) -> Memory:
-        recorded = self.options.record_prompts and self.options.graph_sizes and not self.config.executor.enforce_eager
+        recorded = self.options.record_prompts and self.options.graph_sizes and not self.setup.enforce_eager
         return CudaMemory(self.device, self._max_tokens if recorded else 0)
 
     @property
     def _max_tokens(self) -> int:
-        return int(self.config.scheduler.max_num_batched_tokens)
+        return self.setup.max_num_batched_tokens
 
     def steps(self) -> Steps:
         kernels = CudaKernels(self)
-        if self.config.executor.enforce_eager or not self.options.graph_sizes:
+        if self.setup.enforce_eager or not self.options.graph_sizes:
             return Steps(kernels=kernels)
         graphs = CudaGraphs(
             Recorder(self.device),
             self.options,
-            min(self.config.scheduler.max_num_seqs, self._max_tokens),
+            min(self.setup.max_num_seqs, self._max_tokens),
             pieces=Pieces(PieceRecorder(self.device)),
             max_tokens=self._max_tokens,
-            deterministic=self.config.model.deterministic,
-            shares_prefixes=self.config.attention.shared_prefix_min_tokens > 0,
+            deterministic=self.setup.deterministic,
+            shares_prefixes=self.setup.shares_prefixes,
         )
         return Steps(CudaShapes(graphs), graphs, kernels, compiler=graphs)
 

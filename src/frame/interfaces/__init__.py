@@ -91,6 +91,10 @@ if TYPE_CHECKING:
     from frame.core.interfaces.logits import (
         LogitsProcessor as LogitsProcessor,
     )
+    from frame.core.interfaces.mesh import (
+        Mesh as Mesh,
+        Placement as Placement,
+    )
     from frame.core.interfaces.model import (
         Build as Build,
         ForwardStep as ForwardStep,
@@ -191,6 +195,24 @@ if TYPE_CHECKING:
         Serving as Serving,
         Texts as Texts,
     )
+    from frame.core.interfaces.setup import (
+        BackendSetup as BackendSetup,
+        ConnectorSetup as ConnectorSetup,
+        ConnectorWorkerSetup as ConnectorWorkerSetup,
+        EndpointSettings as EndpointSettings,
+        EndpointSetup as EndpointSetup,
+        EngineSetup as EngineSetup,
+        ExecutorSetup as ExecutorSetup,
+        GrammarSetup as GrammarSetup,
+        LoaderSetup as LoaderSetup,
+        ModelSetup as ModelSetup,
+        ParserSetup as ParserSetup,
+        PlatformSetup as PlatformSetup,
+        PoolerSetup as PoolerSetup,
+        ProcessorSetup as ProcessorSetup,
+        Setup as Setup,
+        SpeculatorSetup as SpeculatorSetup,
+    )
     from frame.core.interfaces.speculator import (
         DraftContext as DraftContext,
         Drafts as Drafts,
@@ -225,6 +247,12 @@ else:
         "sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
         "pooling": ("Pooler", "PoolerRows", "PoolerSizes"),
         "pooling_params": ("PoolingFacts", "PoolingParams"),
+        "mesh": ("Mesh", "Placement"),
+        "setup": (
+            "BackendSetup", "ConnectorSetup", "ConnectorWorkerSetup", "EndpointSettings", "EndpointSetup",
+            "EngineSetup", "ExecutorSetup", "GrammarSetup", "LoaderSetup", "ModelSetup", "ParserSetup",
+            "PlatformSetup", "PoolerSetup", "ProcessorSetup", "Setup", "SpeculatorSetup",
+        ),
         "step": (
             "BlockAppend", "LogprobRows", "NewRequest", "PrefixRows", "StepPlan", "StepResult", "TokenMasks",
             "TransferReport",

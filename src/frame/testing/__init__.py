@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .processor_suite import LogitsProcessorSuite as LogitsProcessorSuite
     from .reference_attention import ReferenceAttention as ReferenceAttention
     from .scheduler_suite import SchedulerPolicySuite as SchedulerPolicySuite
+    from .setups import make_setup as make_setup
     from .sink_suite import MetricsSinkSuite as MetricsSinkSuite
     from .speculator_suite import SpeculatorSuite as SpeculatorSuite
     from .suites import SUITES as SUITES
@@ -50,6 +51,7 @@ _HOMES = {
     "processor_suite": ("LogitsProcessorSuite",),
     "reference_attention": ("ReferenceAttention",),
     "scheduler_suite": ("SchedulerPolicySuite",),
+    "setups": ("make_setup",),
     "sink_suite": ("MetricsSinkSuite",),
     "speculator_suite": ("SpeculatorSuite",),
     "suites": ("SUITES",),

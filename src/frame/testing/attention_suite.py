@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionSpec
-from frame.core.ops import Ops
 
 from .attention_case import AttentionCase, CaseRun, Row, check_padding, fill, kv_spec, make_case, make_memory
 from .plugin_suite import PluginSuite, reason_or_none
@@ -86,7 +85,7 @@ class AttentionBackendSuite(PluginSuite):
 
     def backend(self, spec: AttentionSpec) -> AttentionBackend:
         """A new backend for layers of `spec`. Platforms with ops of their own may override this."""
-        made: AttentionBackend = self.make(spec, ops=Ops())
+        made: AttentionBackend = self.make(spec=spec)
         return made
 
     def run(self, case: AttentionCase, *, stale: float = STALE, **host: Any) -> CaseRun:

@@ -14,7 +14,7 @@ class CheckedConnector(ConnectorScheduler):
     """Raises `AssertionError` at the call that breaks a rule. `matched` and `ended` hold what was answered, by id."""
 
     def __init__(self, inner: ConnectorScheduler) -> None:
-        super().__init__(config=inner.config, options=inner.options, layout=inner.layout)
+        super().__init__(inner.setup, inner.options)
         self.inner = inner
         self.matched: dict[str, int] = {}
         self.ended: dict[str, bool] = {}

@@ -14,13 +14,15 @@ from frame.core.config.flag_parser import FlagParser
 from frame.core.interfaces.endpoint import Command
 
 from .plugin_suite import PluginSuite
+from .setups import make_setup
 
 _HEAVY = ("torch", "transformers", "fastapi", "triton")
 _LIGHT = f"""
 import importlib, sys
 from frame.core.config.flag_parser import FlagParser
+from frame.interfaces import Setup
 module, _, name = sys.argv[1].partition(":")
-command = getattr(importlib.import_module(module), name)()
+command = getattr(importlib.import_module(module), name)(Setup())
 command.add_arguments(FlagParser())
 print(*sorted(set({_HEAVY!r}) & set(sys.modules)))
 """
@@ -42,7 +44,7 @@ class CommandSuite(PluginSuite):
 
     def command(self) -> Command:
         """Built as the command line does: without configuration."""
-        made = self.found()()
+        made = self.registry().make(self.kind, self.name, make_setup(self.kind))
         assert isinstance(made, Command), f"{type(made).__name__} does not derive from Command"
         return made
 

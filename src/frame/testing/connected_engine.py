@@ -11,6 +11,7 @@ from frame.core.interfaces.kv import KVLayout
 from .checked_connector import CheckedConnector
 from .engines import fake_engine, tokens_of
 from .fake_worker import FakeExecutor, FakeWorker, FakeWorkers, expected_tokens
+from .setups import make_setup
 
 if TYPE_CHECKING:
     from .connector_suite import ConnectorSuite
@@ -28,8 +29,10 @@ class ConnectedEngine:
         self.workers = FakeWorkers(
             lambda rank: FakeWorker(layout, lambda layout: suite.worker_side(config, layout), broken_steps, rank)
         )
-        executor = FakeExecutor(config=config, workers=self.workers)
-        policy = suite.registry().make("scheduler", config.scheduler.scheduling_policy, config)
+        executor = FakeExecutor(make_setup("executor", config=config, workers=self.workers))
+        policy = suite.registry().make(
+            "scheduler", config.scheduler.scheduling_policy, make_setup("scheduler", config=config), config
+        )
         self.engine = fake_engine(config, executor, policy, layout, self.connector)
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.requests: dict[str, EngineRequest] = {}

@@ -57,7 +57,7 @@ class ConnectorSuite(PluginSuite):
 
     def worker_side(self, config: Any, layout: KVLayout) -> ConnectorWorker:
         """A new worker side."""
-        made: ConnectorWorker = self.make(config=config, part="worker", layout=layout, rank=0)
+        made: ConnectorWorker = self.make(config=config, part="worker", layout=layout)
         return made
 
     def damage(self) -> bool:

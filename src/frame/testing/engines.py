@@ -26,6 +26,7 @@ from frame.core.interfaces.scheduling import SchedulerPolicy
 from frame.core.registry import Registry
 
 from .fake_worker import VOCAB
+from .setups import make_setup
 
 PROMPT_LENGTHS = (60, 3, 33, 1, 17, 48)
 #: Small enough for tiny models, large enough for several blocks and chunks.
@@ -125,7 +126,7 @@ def fake_engine(
 ) -> Engine:
     """frame's scheduler and step loop over an executor of fake workers, which is started."""
     executor.start()
-    connector = connector or NullConnectorScheduler(config=config, layout=layout)
+    connector = connector or NullConnectorScheduler(make_setup("connector", config=config, layout=layout))
     depth = executor.max_in_flight
     scheduler = Scheduler(
         config=config,

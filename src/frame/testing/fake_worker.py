@@ -22,6 +22,8 @@ from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
 from frame.core.interfaces.step import NewRequest, StepPlan, StepResult
 from frame.core.worker.step.runner import CONNECTOR
 
+from .setups import make_setup
+
 #: Drawn tokens lie below; this one is what a wrong entry leads to.
 VOCAB = 100
 WRONG_TOKEN = VOCAB - 1
@@ -134,7 +136,7 @@ class FakeWorker:
     def __post_init__(self) -> None:
         self.slots: dict[int, Resident] = {}
         self.closed = False
-        self.transfer: ConnectorWorker = NullConnectorWorker(config=None, layout=self.layout)
+        self.transfer: ConnectorWorker = NullConnectorWorker(make_setup("connector", part="worker", layout=self.layout))
         self._executed: StepResult | BaseException | None = None
 
     def start(self) -> KVLayout:

@@ -61,7 +61,7 @@ class WeightLoaderSuite(PluginSuite):
 
     def loader(self, folder: Path) -> WeightLoader:
         """A new loader of `folder`."""
-        made = self.make(folder, config=self.loader_config())
+        made = self.make(config=self.loader_config(), folder=folder, named=True)
         assert isinstance(made, WeightLoader), f"{type(made).__name__} does not derive from WeightLoader"
         return made
 

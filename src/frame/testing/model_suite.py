@@ -19,6 +19,7 @@ from frame.core.interfaces.kv import KVGroup
 from frame.core.interfaces.kv_layout import plan_layout, with_blocks
 from frame.core.interfaces.loader import WeightLoader
 from frame.core.interfaces.model import ForwardStep, Groups, Model
+from frame.core.interfaces.setup import BackendSetup
 from frame.core.layers.build import ModelBuild
 from frame.core.layers.weights import load_weights
 from frame.core.offers import import_target
@@ -124,7 +125,7 @@ class ModelSuite(PluginSuite):
 
     def model(self, build: ModelBuild | None = None) -> Model:
         """The model without weights."""
-        made = self.found()(build=build or self.build())
+        made = self.make(build=build or self.build())
         assert isinstance(made, Model), f"{type(made).__name__} does not derive from Model"
         return made
 
@@ -281,7 +282,7 @@ def bind_reference(build: ModelBuild, num_blocks: int = 40) -> None:
     for name, layer in build.attention_layers.items():
         group = KVGroup(spec=layer.kv_spec(), layers=(name,), block_size=build.block_size)
         memory = KVMemory(with_blocks(plan_layout((group,)), 0, num_blocks), build.device)
-        backend = ReferenceAttention(layer.spec, config=None, ops=build.ops)
+        backend = ReferenceAttention(BackendSetup(layer.spec, build.ops))
         layer.bind(0, backend, memory.layer_view(name, ReferenceAttention, layer.spec))
 
 

@@ -71,7 +71,7 @@ class PlatformSuite(PluginSuite):
         reason = reason_or_none(self.found().probe(), "probe")
         if reason is not None:
             pytest.skip(reason)
-        made = self.make(local_rank=0)
+        made = self.make()
         assert isinstance(made, Platform), f"{type(made).__name__} does not derive from Platform"
         return made
 

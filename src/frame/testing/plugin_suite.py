@@ -18,6 +18,8 @@ from frame.core.interfaces.provider import API_VERSION, Provider
 from frame.core.offers import HERE, Offer, import_target
 from frame.core.registry import Registry
 
+from .setups import make_setup
+
 #: The name under which a class that no package offers is put into the registry.
 UNDER_TEST = "under-test"
 
@@ -102,13 +104,14 @@ class PluginSuite:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def make(self, *args: Any, config: FrameConfig | None = None, part: str = "", **kwargs: Any) -> Any:
-        """Builds the plugin as frame does: `Class(*args, config=…, options=…, **kwargs)`. Override to build it by hand.
+    def make(self, *, config: FrameConfig | None = None, part: str = "", **changes: Any) -> Any:
+        """Builds the plugin as frame does: `Class(setup, options)`. Override to build it by hand.
 
-        `part` asks for the class that a tag names.
+        `changes` are fields of the setup, see `make_setup`; `part` asks for the class that a tag names.
         """
         config = self.config() if config is None else config
-        return self.registry().make(self.kind, self.name, config, *args, part=part, **kwargs)
+        setup = make_setup(self.kind, part=part, config=config, **changes)
+        return self.registry().make(self.kind, self.name, setup, config, part=part)
 
 
 def _is_path(annotation: Any) -> bool:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from frame.core.interfaces.pooling import Pooler, PoolerRows, PoolerSizes
-from frame.core.ops import Ops
 
 from .plugin_suite import PluginSuite
 
@@ -37,7 +36,7 @@ class PoolerSuite(PluginSuite):
     def pooler(self) -> Pooler:
         """A new pooler for a few slots."""
         sizes = PoolerSizes(_SLOTS, _WIDTH, torch.device("cpu"))
-        made = self.make(sizes=sizes, ops=Ops(), stage=lambda array: torch.from_numpy(array.copy()))
+        made = self.make(sizes=sizes)
         assert isinstance(made, Pooler), f"{type(made).__name__} does not derive from Pooler"
         return made
 

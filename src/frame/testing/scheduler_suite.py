@@ -11,6 +11,7 @@ from frame.core.interfaces.scheduling import SchedulerPolicy
 from .engines import drain, fake_engine, request, tokens_of
 from .fake_worker import VOCAB, FakeExecutor, FakeWorker, FakeWorkers, expected_tokens, make_layout
 from .plugin_suite import PluginSuite
+from .setups import make_setup
 
 
 @dataclass
@@ -84,7 +85,9 @@ class SchedulerPolicySuite(PluginSuite):
     def test_every_request_ends_on_a_cache_too_small_for_all(self) -> None:
         config = self.config(scheduling_policy=self.name, max_num_seqs=4, max_num_batched_tokens=16)
         layout = make_layout(num_blocks=14)
-        executor = FakeExecutor(config=config, workers=FakeWorkers(lambda rank: FakeWorker(layout)))
+        executor = FakeExecutor(
+            make_setup("executor", config=config, workers=FakeWorkers(lambda rank: FakeWorker(layout)))
+        )
         engine = fake_engine(config, executor, self.policy(), layout)
         draw = random.Random(1)
         requests = []

@@ -17,7 +17,6 @@ from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.speculator import DraftContext, Drafts, Speculator
 from frame.core.interfaces.step import NewRequest
-from frame.core.ops import Ops
 
 from .engines import SMALL, drain, prompts, request, running, tokens_of
 from .plugin_suite import PluginSuite
@@ -48,7 +47,7 @@ class SpeculatorSuite(PluginSuite):
 
     def speculator(self) -> Speculator:
         """A new speculator."""
-        made = self.make(ops=Ops(), device=torch.device("cpu"))
+        made = self.make()
         assert isinstance(made, Speculator), f"{type(made).__name__} does not derive from Speculator"
         return made
 

@@ -6,7 +6,9 @@ from frame.interfaces import SchedulerPolicy
 
 @hookimpl
 def frame_schedulers():
-    return [Provider("shortest", "frame_shortest:ShortestFirst", api=">=0.1,<0.2", summary="shortest request first")]
+    return [
+        Provider("shortest", "frame_shortest:ShortestFirst", api=">=0.2.dev1,<0.3", summary="shortest request first")
+    ]
 
 
 class ShortestFirst(SchedulerPolicy):

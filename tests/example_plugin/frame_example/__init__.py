@@ -2,7 +2,7 @@
 
 from frame import Provider, hookimpl
 
-API = ">=0.1,<0.2"
+API = ">=0.2.dev1,<0.3"
 
 
 @hookimpl

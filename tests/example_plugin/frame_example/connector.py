@@ -15,8 +15,9 @@ from torch import Tensor
 
 from frame.interfaces import (
     ConnectorScheduler,
+    ConnectorSetup,
     ConnectorWorker,
-    KVLayout,
+    ConnectorWorkerSetup,
     RequestView,
     StepPlan,
     TransferReport,
@@ -44,8 +45,8 @@ class MemoryOptions(BaseModel):
 class MemoryScheduler(ConnectorScheduler):
     """Runs beside the scheduler: knows which blocks there are, never what is in them."""
 
-    def __init__(self, *, config: Any, options: MemoryOptions, layout: KVLayout) -> None:
-        super().__init__(config=config, options=options, layout=layout)
+    def __init__(self, setup: ConnectorSetup, options: MemoryOptions) -> None:
+        super().__init__(setup, options)
         self._kept: set[bytes] = set()
         self._hashes: dict[str, Sequence[bytes]] = {}
         self._loads: list[Move] = []
@@ -99,8 +100,8 @@ class MemoryScheduler(ConnectorScheduler):
 class MemoryWorker(ConnectorWorker):
     """Runs beside the KV memory: copies blocks as raw bytes, never knowing what a layer puts in them."""
 
-    def __init__(self, *, config: Any, options: MemoryOptions, layout: KVLayout, rank: int = 0) -> None:
-        super().__init__(config=config, options=options, layout=layout, rank=rank)
+    def __init__(self, setup: ConnectorWorkerSetup, options: MemoryOptions) -> None:
+        super().__init__(setup, options)
         self._store: OrderedDict[bytes, list[Tensor]] = OrderedDict()
         self._caches: list[tuple[int, Tensor]] = []
         self._saves: list[Move] = []

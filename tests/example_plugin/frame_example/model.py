@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from frame.interfaces import Build, ForwardStep, Model
+from frame.interfaces import Build, ForwardStep, Model, ModelSetup
 from frame.layers import RotaryEmbedding
 
 
@@ -21,8 +21,9 @@ class ExampleForCausalLM(Model):
     )
     ignores: ClassVar[Sequence[str]] = (r"trunk\.\d+\.cache_hint",)
 
-    def __init__(self, *, build: Build) -> None:
-        super().__init__(build=build)
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        build = setup.build
+        super().__init__(setup, options)
         config = build.config
         self.embedding = build.embedding("words", config.vocab_size, config.hidden_size)
         rotary = RotaryEmbedding(build, config.head_dim)

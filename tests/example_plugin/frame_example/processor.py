@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.interfaces import LogitsProcessor, SamplingParams
+from frame.interfaces import LogitsProcessor, ProcessorSetup, SamplingParams
 
 ARGUMENT = "example_avoid"
 
@@ -16,8 +16,8 @@ ARGUMENT = "example_avoid"
 class AvoidTokens(LogitsProcessor):
     """State follows slots: `add` when a request takes one, `remove` when it leaves."""
 
-    def __init__(self, *, config: Any, options: Any = None, device: torch.device) -> None:
-        super().__init__(config=config, options=options, device=device)
+    def __init__(self, setup: ProcessorSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
         self._avoided: dict[int, Tensor] = {}
 
     @classmethod

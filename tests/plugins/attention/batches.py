@@ -11,6 +11,7 @@ from torch import Tensor
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams, stride_view
 from frame.core.ops import Ops
+from frame.interfaces import BackendSetup
 
 SPEC = AttentionSpec(
     num_heads=4,
@@ -155,7 +156,7 @@ def expected(case: Case) -> tuple[Tensor, Tensor]:
 
 def run(backend: type[AttentionBackend], case: Case) -> tuple[Tensor, Tensor]:
     """(output, cache) by `backend`; the case's own cache stays as it was."""
-    made = backend(case.spec, config=None, ops=Ops())
+    made = backend(BackendSetup(case.spec, Ops()))
     cache = case.cache.clone()
     out = made.forward(case.layer, case.query, case.key, case.value, cache, made.plan(case.batch))
     return out, cache

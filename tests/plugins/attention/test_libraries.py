@@ -10,6 +10,7 @@ import torch
 
 from frame.core.ops import Ops
 from frame.core.registry import Registry
+from frame.interfaces import BackendSetup
 from frame.plugins.attention.cudnn import MAX_ROWS, CudnnAttention, padded
 from frame.plugins.attention.flash import FlashAttention
 from frame.plugins.attention.flash_libraries import FlashTwo
@@ -75,7 +76,7 @@ def test_the_second_version_serves_what_the_first_cannot() -> None:
     for changes, name in (({}, "FlashAttention 3"), ({"alibi": True}, "FlashAttention 2")):
         spec = replace(HALF, **changes)
         assert kind.supports(spec) is None
-        made = kind(spec, config=None, ops=Ops())
+        made = kind(BackendSetup(spec, Ops()))
         assert made._library.name == name
         check(kind, make_case(kind, spec, [(0, 1), (5, 3), (0, 33)]), 3e-2, 3e-2)
 
@@ -125,7 +126,7 @@ def test_padding_is_less_than_an_eighth_and_leaves_few_lengths() -> None:
 )
 def test_which_rows_go_where(rows: list, inner_rows: int, groups: list) -> None:
     case = make_case(CudnnOnCpu, SPEC, rows, padding_tokens=3, padding_rows=2)
-    plan = CudnnOnCpu(SPEC, config=None, ops=Ops()).plan(case.batch)
+    plan = CudnnOnCpu(BackendSetup(SPEC, Ops())).plan(case.batch)
     assert [(group.count, group.length) for group in plan.prompts] == groups
     assert plan.num_rows == (inner_rows if groups else len(case.batch.host_query_lens))
     owned = [np.arange(group.start, group.start + group.count * group.length) if group.tokens is None
@@ -139,7 +140,7 @@ def test_which_rows_go_where(rows: list, inner_rows: int, groups: list) -> None:
 def test_a_prompt_of_which_drafts_may_have_shortened_the_cache_is_not_new() -> None:
     case = make_case(CudnnOnCpu, SPEC, [(0, 8)])
     bound = replace(case.batch, host_seq_lens=case.batch.host_seq_lens + 2)
-    assert not CudnnOnCpu(SPEC, config=None, ops=Ops()).plan(bound).prompts
+    assert not CudnnOnCpu(BackendSetup(SPEC, Ops())).plan(bound).prompts
 
 
 @pytest.mark.parametrize("kind", [CudnnOnCpu, FlashThreeOnCpu])

@@ -7,6 +7,7 @@ import torch
 
 from frame.core.interfaces.attention import AttentionBackend, stride_view
 from frame.core.ops import Ops
+from frame.interfaces import BackendSetup
 from frame.plugins.attention import triton
 from frame.plugins.attention.torch import TorchAttention
 from frame.plugins.attention.triton import TritonAttention
@@ -75,7 +76,7 @@ def test_triton_is_preferred_on_a_gpu_only() -> None:
 def test_triton_splits_rows_where_they_do_not_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "_num_multiprocessors", lambda _: 132)
     options = TritonOptions(hopper_prefill=False)
-    backend = TritonAttention(replace(ON_GPU, num_heads=16, num_kv_heads=8), config=None, options=options, ops=Ops())
+    backend = TritonAttention(BackendSetup(replace(ON_GPU, num_heads=16, num_kv_heads=8), Ops()), options)
     rows = (1, 2, 4, 5, 12, 13, 33, 34, 53, 54, 66, 67, 123, 124, 512)
     launches = [backend.decode_launch(count, 16384) for count in rows]
     assert [launch.splits for launch in launches] == [32, 16, 8, 8, 8, 4, 4, 4, 4, 1, 1, 2, 2, 1, 1]

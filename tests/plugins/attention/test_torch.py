@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from frame.core.ops import Ops
+from frame.interfaces import BackendSetup
 from frame.plugins.attention import paging
 from frame.plugins.attention.torch import TorchAttention
 from frame.testing import attention_case
@@ -73,7 +74,7 @@ def test_blocks_may_lie_apart_in_memory() -> None:
 def test_rows_of_very_different_length_fall_into_several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "MAX_PADDED_BYTES", 4096)
     case = make_case(TorchAttention, spec_of(), [(90, 1), (0, 1), (88, 1), (3, 1), (40, 1), (41, 1)])
-    assert len(TorchAttention(case.spec, config=None, ops=None).plan(case.batch).decodes) == 3
+    assert len(TorchAttention(BackendSetup(case.spec, None)).plan(case.batch).decodes) == 3
     check(TorchAttention, case)
 
 
@@ -140,5 +141,5 @@ def _join(whole, cache, first, last, beside):
 def test_a_step_of_padding_stores_nothing(features: dict, rows: int) -> None:
     """Though the host believes that each row has a token: a platform may run steps with prompts so."""
     case = attention_case.make_case(spec_of(**features), [(90, 0)] * rows)
-    backend = TorchAttention(case.spec, config=None, ops=Ops())
+    backend = TorchAttention(BackendSetup(case.spec, Ops()))
     attention_case.check_padding(attention_case.CaseRun(backend, case, stale=float("nan")))

@@ -25,6 +25,7 @@ from frame.core.worker.worker import Worker
 from frame.plugins.platforms.cuda.compile import rehearsal
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda
 from frame.plugins.platforms.cuda.compile.absent_device import absent_cuda
+from frame.testing import make_setup
 
 H200 = SimpleNamespace(
     name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 << 10
@@ -143,5 +144,5 @@ def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) ->
 
     Worker._run_spare = run_and_serve  # type: ignore[method-assign]
     with absent_cuda(0, H200), rehearsal.CompileMode(lacks), torch.inference_mode():
-        worker._rehearse(checkpoint, AbsentCuda(config=given))
+        worker._rehearse(checkpoint, AbsentCuda(make_setup("platform", config=given)))
     return len(met), late, imports_sympy

@@ -25,6 +25,7 @@ from frame.core.worker.worker import Worker
 from frame.plugins.platforms.cuda.compile import rehearsal
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda, CompilingAhead, num_shares
 from frame.plugins.platforms.cuda.compile.absent_device import AbsentStreams, StandIn, absent_cuda
+from frame.testing import make_setup
 from frame.testing.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -54,7 +55,7 @@ def make_worker(folder, **settings):
 
 def compiling(worker, rehearse=None):
     made, checkpoint = worker
-    platform = AbsentCuda(config=made.config)
+    platform = AbsentCuda(make_setup("platform", config=made.config))
     return CompilingAhead(platform, H200, rehearse or partial(made._rehearse, checkpoint))
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from frame.core.config.flat import from_flat
 from frame.plugins.platforms.cuda import platform as cuda
 from frame.plugins.platforms.cuda.platform import CudaPlatform
+from frame.testing import make_setup
 
 
 @pytest.mark.parametrize(("reserved", "left"), [(0, []), (1 << 20, ["collect", "empty_cache"])])
@@ -22,7 +23,7 @@ def test_an_earlier_engine_is_swept_up(reserved: int, left: list[str], monkeypat
         monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
-    CudaPlatform(config=from_flat({}))
+    CudaPlatform(make_setup("platform", config=from_flat({})))
     assert done == [*left, "reset_peak_memory_stats"]
 
 

@@ -22,6 +22,7 @@ from frame.core.config.flat import from_flat
 from frame.plugins.platforms.cuda.compile import early_kernels, rehearsal, specializations
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda, CompilingAhead
 from frame.plugins.platforms.cuda.compile.early_kernels import EarlyKernels, begin, facts_of, take, wanted
+from frame.testing import make_setup
 from tests.snapshots.early_kernels import H200, config_of, rehearsed
 
 pytestmark = pytest.mark.skipif(
@@ -122,7 +123,7 @@ def test_nobody_compiles_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for key in ("early", "late"):
             rehearsal._async_compile.active_mode.get().submit(key, partial(str, key), lambda kernel: None)
 
-    assert CompilingAhead(AbsentCuda(config=config), H200, rehearse).wait()
+    assert CompilingAhead(AbsentCuda(make_setup("platform", config=config)), H200, rehearse).wait()
     assert (tmp_path / "late").exists()
     assert not (tmp_path / "early").exists()
     assert take() is None

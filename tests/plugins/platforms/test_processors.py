@@ -11,6 +11,7 @@ import torch
 from frame.core.config.flat import from_flat
 from frame.plugins.platforms import cpu
 from frame.plugins.platforms.processors import num_processors
+from frame.testing import make_setup
 
 
 @pytest.fixture(autouse=True)
@@ -75,5 +76,5 @@ def test_threads(
     monkeypatch.setattr(cpu, "num_processors", lambda: 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
-    cpu.CpuPlatform(config=from_flat({"model": "", **settings}))
+    cpu.CpuPlatform(make_setup("platform", config=from_flat({"model": "", **settings})))
     assert taken == expected

@@ -49,7 +49,7 @@ class CompilingAhead:
     """
 
     def __init__(self, platform: CudaPlatform, properties: Any, rehearse: Callable[[Platform], None]) -> None:
-        absent = AbsentCuda(config=platform.config, options=platform.options, local_rank=platform.local_rank)
+        absent = AbsentCuda(platform.setup, platform.options)
         self._early = early_kernels.take()
         elsewhere = self._early.keys() if self._early is not None else frozenset[str]()
         freezes = not gc.get_freeze_count()  # what an embedding program has frozen stays so

@@ -1,0 +1,207 @@
+"""What a plugin is given when it is built: `Class(setup, options)`.
+
+`setup` is the frozen data class of the plugin's kind, `options` the provider's own pydantic model or None. A later
+version may add fields, which breaks no constructor. What a plugin wants to know besides is an option of its own.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .mesh import Mesh, Placement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+    from ..ops import Ops
+    from .attention import AttentionSpec
+    from .executor import WorkerFactory
+    from .grammar import Vocabulary
+    from .kv import KVLayout, KVRole
+    from .model import Build
+    from .platform import Memory, Streams
+    from .pooling import PoolerSizes
+    from .serving import Serving
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every plugin is given; all that metrics sinks and commands are.
+
+    `plugin` is the plugin's own full name, "package:name", for its messages.
+    """
+
+    plugin: str = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSetup(Setup):
+    """Facts of the engine; all that scheduling policies are given.
+
+    A step has at most `max_num_seqs` rows and `max_num_batched_tokens` tokens, a request at most `max_model_len` tokens
+    with its output. With `deterministic` every request gets equal bits in any batch. `seed` is the engine's, 0 to
+    2**64 - 1.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    deterministic: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlatformSetup(EngineSetup):
+    """For `Platform`, in each worker.
+
+    With `enforce_eager` no step is recorded. `shares_prefixes`: steps may read a prefix that rows share once for all of
+    them. `num_threads` is how many threads the host may compute with, None for as many as suit the platform.
+    """
+
+    placement: Placement
+    enforce_eager: bool = False
+    shares_prefixes: bool = False
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorSetup(EngineSetup):
+    """For `Executor`: the workers of one engine, made by `workers`, one for each of `placements`, in order of rank."""
+
+    mesh: Mesh
+    placements: Sequence[Placement]
+    workers: WorkerFactory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectorSetup(EngineSetup):
+    """For `ConnectorScheduler`: the KV cache as all workers of `mesh` have it.
+
+    `role` says whether blocks are loaded, saved or both; `engine_id` names this engine among those that exchange
+    blocks, and no other has had it.
+    """
+
+    layout: KVLayout
+    role: KVRole
+    engine_id: str
+    mesh: Mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectorWorkerSetup(ConnectorSetup):
+    """For `ConnectorWorker`: the device's queues and memory, and which worker this is."""
+
+    placement: Placement
+    streams: Streams
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class BackendSetup(Setup):
+    """For `AttentionBackend`, once per KV group: what its layers ask for, and the platform's ops."""
+
+    spec: AttentionSpec
+    ops: Ops
+
+
+@dataclass(frozen=True)
+class ModelSetup(Setup):
+    """For `Model`: the configuration of the checkpoint and the parts to put together."""
+
+    build: Build
+
+
+@dataclass(frozen=True)
+class LoaderSetup(Setup):
+    """For `WeightLoader`: the checkpoint's folder; whether `--load-format` asks for this loader; the engine's seed."""
+
+    folder: Path
+    named: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class SpeculatorSetup(Setup):
+    """For `Speculator`, once per worker: the most tokens that it may guess for a row, the ops, the device."""
+
+    num_drafts: int
+    ops: Ops
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class ProcessorSetup(Setup):
+    """For logits processors, once per worker: the device of the logits, and the most rows of a step."""
+
+    device: torch.device
+    max_num_seqs: int
+
+
+@dataclass(frozen=True)
+class PoolerSetup(Setup):
+    """For `Pooler`, once per worker: what it may allocate, and the ops.
+
+    `stage` copies a host array to the device without waiting. `step_tag_id` is the token that ends a step of a
+    reasoning, for poolers that score steps; None where the model has none.
+    """
+
+    sizes: PoolerSizes
+    ops: Ops
+    stage: Callable[[np.ndarray], Tensor]
+    step_tag_id: int | None = None
+
+
+@dataclass(frozen=True)
+class GrammarSetup(Setup):
+    """For `GrammarBackend`: what token ids stand for, and what JSON schemas mean that do not say.
+
+    `disable_any_whitespace`: JSON has no white space between its parts; `any_whitespace`: any, up to a bound.
+    `disable_additional_properties`: objects have no properties but those that the schema names.
+    """
+
+    vocabulary: Vocabulary
+    disable_any_whitespace: bool = False
+    any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+
+@dataclass(frozen=True)
+class ParserSetup(Setup):
+    """For tool and reasoning parsers, in each API process.
+
+    `render(messages, **options)` is the checkpoint's chat template (`tools`, `add_generation_prompt`, …), raising
+    `ValueError`; None when there is none.
+    """
+
+    render: Callable[..., str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointSettings:
+    """The settings of the HTTP server that shape answers; `frame serve --help` explains each under its name."""
+
+    response_role: str = "assistant"
+    return_tokens_as_token_ids: bool = False
+    enable_prompt_tokens_details: bool = False
+    enable_force_include_usage: bool = False
+    enable_tokenizer_info_endpoint: bool = False
+    page: bool = True
+    tool_server: tuple[str, ...] = ()
+    rpc_methods: tuple[str, ...] = ()
+    weights_root: str | None = None
+    max_upload_bytes: int = 100 << 20
+
+
+@dataclass(frozen=True)
+class EndpointSetup(Setup):
+    """For `Endpoint`, in each API process: the models and the front, and the server's settings."""
+
+    serving: Serving
+    settings: EndpointSettings = EndpointSettings()
