@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
+import frame
 from frame.testing.checkpoints import write_tokenizer
 from tests.example_plugin.frame_example.checkpoint import write_checkpoint
 from tests.server.running import server
@@ -78,7 +79,8 @@ class Environment:
         self.python = str(folder / "bin" / "python")
         ours = next(path for path in map(Path, sys.path) if (path / "pip").is_dir() and (path / "torch").is_dir())
         theirs = Path(self.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
-        (theirs / "ours.pth").write_text(f"import site; site.addsitedir({str(ours)!r})\n")
+        under_test = Path(frame.__file__).parents[1]  # which another checkout may have been installed before
+        (theirs / "ours.pth").write_text(f"{under_test}\nimport site; site.addsitedir({str(ours)!r})\n")
         self.packages = theirs
 
     def run(self, *arguments: str, fails: bool = False) -> subprocess.CompletedProcess[str]:
@@ -223,7 +225,7 @@ REFUSALS = {
     ),
     "later": (
         "scheduling policy 'later' of package frame-later cannot be used: it was written for plugin API >=7, "
-        "this frame has 0.1; install a version of the package made for it"
+        f"this frame has {frame.API_VERSION}; install a version of the package made for it"
     ),
     "misspelt": "package frame-misspelt failed: no hook 'frame_shedulers' (did you mean frame_schedulers",
     "crash": "package frame-crash failed: ModuleNotFoundError: No module named 'no_such_dependency'",
