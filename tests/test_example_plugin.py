@@ -160,7 +160,7 @@ def test_plugins_are_listed(environment):
 def test_command_runs(environment):
     assert "Greets a plugin author." in environment.run("-m", "frame", "--help").stdout
     done = environment.run("-m", "frame", "example-hello", "--name", "you")
-    assert done.stdout == "hello, you: this frame has plugin API 0.1\n"
+    assert done.stdout == f"hello, you: this frame has plugin API {frame.API_VERSION}\n"
 
 
 def test_a_request_goes_through_every_part(environment, checkpoint):
