@@ -117,7 +117,7 @@ def test_offered_ones_come_first_then_configured_ones(monkeypatch):
         RequestProcessors,
         BatchProcessorAdapter,
     ]
-    assert found[2].processor.given == (config, CPU, False)
+    assert found[2].processor.given == ("spies:Batch", CPU, False)
     assert found[2].argmax_invariant
     assert not found[3].argmax_invariant
 
