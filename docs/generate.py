@@ -25,6 +25,7 @@ from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.provider import Provider
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.schema import SamplingFields
+from frame.core.interfaces.setup import Setup
 from frame.core.registry import Registry
 from frame.core.server.app import build_routes
 from frame.core.setups import endpoint_setup
@@ -206,7 +207,7 @@ def _command_line() -> str:
     targets |= {provider.name: provider.target for provider in _ours("command")}
     for name, target in targets.items():
         module, _, kind = target.partition(":")
-        command = getattr(import_module(module), kind)()
+        command = getattr(import_module(module), kind)(Setup())
         parser = FlagParser(prog=f"frame {name}", description=command.help)
         command.add_arguments(parser)
         parts += [f"## frame {name}", command.help]
