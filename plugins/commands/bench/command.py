@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-from frame.interfaces import Command
+from frame.interfaces import Command, Setup
 
 from .output import check_outputs
 from .subcommand_parser import SubcommandParser
@@ -37,7 +37,7 @@ class BenchCommand(Command):
             dest="bench", metavar="SUBCOMMAND", required=True, parser_class=SubcommandParser, title="subcommands"
         )
         for name in _SUBCOMMANDS:
-            command = subcommand(name)
+            command = subcommand(name, self.setup)
             own = made.add_parser(name, help=command.help, description=command.help)
             command.add_arguments(own)
             examples = "examples:\n" + "\n".join(f"  {line}" for line in command.examples)
@@ -46,11 +46,11 @@ class BenchCommand(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         """The subcommand's exit status; raises `ConfigError` before it runs where its files cannot be written."""
         check_outputs(arguments)
-        return subcommand(arguments.bench).run(arguments)
+        return subcommand(arguments.bench, self.setup).run(arguments)
 
 
-def subcommand(name: str) -> Command:
+def subcommand(name: str, setup: Setup) -> Command:
     """The subcommand `name`, built."""
     module, _, kind = _SUBCOMMANDS[name].partition(":")
-    command: Command = getattr(import_module(f".{module}", __package__), kind)()
+    command: Command = getattr(import_module(f".{module}", __package__), kind)(setup)
     return command
