@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from frame.core.cli.main import BUILT_IN, HIDDEN, commands, main
-from frame.plugins.commands.completion import words_of
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def run(*command: str) -> list[str]:
 def bash(script: Path, line: str) -> list[str]:
     words = line.split(" ")
     quoted = " ".join(f"'{word}'" for word in words)
-    code = f"source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _frame\n"
+    code = f"source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _shtab_frame\n"
     code += "printf '%s\\n' \"${COMPREPLY[@]}\""
     return [word for word in run("bash", "--norc", "-c", code) if word]
 
@@ -62,8 +61,8 @@ def test_bash_completes_commands_flags_and_choices(script: dict[str, Path]) -> N
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh here")
 def test_zsh_reads_the_script(script: dict[str, Path]) -> None:
-    code = f"autoload -Uz compinit; compinit -u -D; source {script['zsh']}; print $_comps[frame]"
-    assert run("zsh", "-f", "-c", code) == ["_frame"]
+    code = f'autoload -Uz compinit; compinit -u -D; eval "$(cat {script["zsh"]})"; print $_comps[frame]'
+    assert run("zsh", "-f", "-c", code) == ["_shtab_frame"]
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="no fish here")
@@ -81,7 +80,7 @@ def test_fish_completes(script: dict[str, Path]) -> None:
     assert fish("frame serve --num-p") == []
 
 
-def test_every_setting_is_offered_and_no_foreign_one() -> None:
-    flags = {name for flag in words_of("serve", commands()["serve"], {})["serve"].flags for name in flag.names}
+def test_every_setting_is_offered_and_no_foreign_one(script: dict[str, Path]) -> None:
+    flags = set(bash(script["bash"], "frame serve -"))
     assert {"--max-num-seqs", "--api-key", "--metrics-sinks", "-tp"} <= flags
     assert "--swap-space" not in flags

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from frame.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from frame.core.cli.main import commands as commands
     from frame.core.config.checkpoint import (
         Checkpoint as Checkpoint,
         find_folder as find_folder,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     )
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core", {
+        "cli.main": ("commands",),
         "config.checkpoint": ("Checkpoint", "find_folder", "read_checkpoint"),
         "config.errors": ("ConfigError", "near"),
         "config.flag_parser": ("FlagParser", "read_json", "read_mapping"),
