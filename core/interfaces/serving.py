@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ class EngineControl(Protocol):
     async def stats(self) -> EngineStats:
         """Counters and gauges of the engine; the last known ones while it is away."""
 
-    def exposition(self, stats: EngineStats) -> bytes:
-        """All metrics in the Prometheus text format."""
+    def exposition(self, stats: EngineStats, encode: Callable[[Any], bytes]) -> bytes:
+        """All metrics in a text format: `encode` writes a collector of prometheus_client."""
 
 
 class RouteAnswer(NamedTuple):

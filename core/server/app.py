@@ -100,7 +100,7 @@ def build_routes(routers: Sequence[APIRouter], root_path: str = "", *, openapi: 
 def _shapes(endpoints: Sequence[Endpoint], routers: Sequence[APIRouter]) -> ErrorShapes:
     """The shape of each route's errors."""
     return ErrorShapes(
-        (route.path_regex, endpoint.errors)
+        (route.path, route.path_regex, endpoint.errors)
         for endpoint, router in zip(endpoints, routers, strict=True)
         for route in router.routes
         if isinstance(route, Route)

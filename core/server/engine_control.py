@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..interfaces.client import EngineDeadError
@@ -46,6 +47,6 @@ class ClientControl:
             self._stats = await asyncio.wait_for(self._host.client.stats(), _STATS_SECONDS)
         return self._stats
 
-    def exposition(self, stats: EngineStats) -> bytes:
-        """All metrics in the Prometheus text format."""
-        return self._host.metrics.exposition(stats, self._host.client.known_info)
+    def exposition(self, stats: EngineStats, encode: Callable[[Any], bytes]) -> bytes:
+        """All metrics in a text format."""
+        return self._host.metrics.exposition(stats, self._host.client.known_info, encode)

@@ -20,10 +20,12 @@ ERROR_SHAPE = "frame.errors"
 
 
 class ErrorShapes:
-    """The shapes of all routes. `routes` are pairs of a path's expression and the shape of its endpoint."""
+    """The shapes of all routes, and of paths below them. `routes`: each path, its expression, its endpoint's shape."""
 
-    def __init__(self, routes: Iterable[tuple[re.Pattern[str], ErrorShape]]) -> None:
-        self._routes = [(pattern, shape) for pattern, shape in routes if type(shape) is not ErrorShape]
+    def __init__(self, routes: Iterable[tuple[str, re.Pattern[str], ErrorShape]]) -> None:
+        own = [route for route in routes if type(route[2]) is not ErrorShape]
+        below = [(re.compile(re.escape(path.rstrip("/")) + "/"), shape) for path, _, shape in own]
+        self._routes = [*((pattern, shape) for _, pattern, shape in own), *below]
 
     def of(self, path: str) -> ErrorShape:
         """The shape for a path; the default one where no route is."""

@@ -6,7 +6,7 @@ called `frame_…`, and on demand a second time by the names that dashboards for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -132,10 +132,15 @@ class ServerMetrics:
         """HTTP requests that are being answered, in all API processes."""
         return int(self._tallies.total()[self._in_flight])
 
-    def exposition(self, stats: EngineStats, info: EngineInfo | None = None) -> bytes:
-        """Everything in the text format."""
+    def exposition(
+        self,
+        stats: EngineStats,
+        info: EngineInfo | None = None,
+        encode: Callable[[CollectorRegistry], bytes] = generate_latest,
+    ) -> bytes:
+        """Everything in the Prometheus text format, or as `encode` writes it."""
         self._stats, self._info = stats, info
-        return generate_latest(self._registry)
+        return encode(self._registry)
 
     def families(self) -> Iterator[Metric]:
         """Every metric now, under one name or both."""

@@ -10,6 +10,8 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 from frame import StructuredOutputsParams
 from frame.interfaces import MAX_INT, BoundedModel, Name, SamplingFields, Text, at_most, limits_of
 
+from .anthropic_context import refusal_of_edits
+
 _MANY = Field(max_length=1 << 16, fail_fast=True)  # the setting that counts is usually far lower
 _TOOLS = Field(max_length=512, fail_fast=True)
 
@@ -90,7 +92,6 @@ class ConversationBody(SamplingFields):
     not_served: ClassVar[Mapping[str, str]] = {
         "container": "there is no code execution here",
         "mcp_servers": "tool servers are used through /v1/responses",
-        "context_management": "the conversation is taken as it is sent",
     }
 
     model: Name | None = None
@@ -101,6 +102,7 @@ class ConversationBody(SamplingFields):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Object | None = None
+    context_management: Object | None = None
     speed: Name | None = None
     user_profile_id: Name | None = None
     workspace_id: Name | None = None
@@ -111,6 +113,15 @@ class ConversationBody(SamplingFields):
         if isinstance(value, list):
             at_most(len(value), "max_messages", info, "messages")
         return value
+
+    @model_validator(mode="after")
+    def _check_edits(self, info: ValidationInfo) -> ConversationBody:
+        limits = limits_of(info)
+        longest = None if limits is None else limits.max_model_len
+        reason = refusal_of_edits(self.context_management or {}, self.messages, longest)
+        if reason is not None:
+            raise ValueError(reason)
+        return self
 
     @model_validator(mode="after")
     def _check_choice(self) -> ConversationBody:

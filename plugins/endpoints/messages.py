@@ -114,7 +114,11 @@ class _Answer:
         return stop_fields(self._last.finish_reason, self._last.stop_reason, self._blocks.called)
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        edited: dict[str, Any] = (
+            {} if self._body.context_management is None else {"context_management": {"applied_edits": []}}
+        )
         return {
+            **edited,
             "id": self._name,
             "type": "message",
             "role": "assistant",

@@ -13,12 +13,16 @@ from frame.interfaces import Endpoint
 
 
 class ModelCard(msgspec.Struct):
-    """One name, for OpenAI's and Anthropic's clients alike. `root` is the name that responses carry."""
+    """One name, for OpenAI's and Anthropic's clients alike. `root` is the name that responses carry.
+
+    `max_input_tokens` leaves room for one token of an answer.
+    """
 
     id: str
     created: int
     root: str
     max_model_len: int
+    max_input_tokens: int
     created_at: str
     display_name: str
     object: str = "model"
@@ -49,7 +53,8 @@ class ModelsEndpoint(Endpoint):
     def _card(self, name: str) -> ModelCard:
         models = self.serving.models
         since = datetime.fromtimestamp(models.created, UTC).isoformat()
-        return ModelCard(name, models.created, models.names[0], models.limits.max_model_len, since, name)
+        longest = models.limits.max_model_len
+        return ModelCard(name, models.created, models.names[0], longest, longest - 1, since, name)
 
 
 def _json(value: Any) -> Response:

@@ -6,9 +6,9 @@ import time
 from typing import Any, ClassVar
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import choose_encoder
 from starlette.types import ASGIApp
 
 from frame import __version__
@@ -63,9 +63,11 @@ class ServerEndpoint(Endpoint):
     async def _version(self) -> Response:
         return _json({"version": __version__})
 
-    async def _metrics(self) -> Response:
-        text = self.serving.engine.exposition(await self.serving.engine.stats())
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+    async def _metrics(self, request: Request) -> Response:
+        """All metrics, as OpenMetrics where the Accept header asks for it, else as Prometheus' text."""
+        engine = self.serving.engine
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(engine.exposition(await engine.stats(), encode), headers={"content-type": content_type})
 
     async def _load(self) -> Response:
         """How many requests are being answered, for load balancers."""

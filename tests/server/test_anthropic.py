@@ -194,8 +194,27 @@ def test_tokens_are_counted_as_they_are_used(client: anthropic.Anthropic) -> Non
     assert count.input_tokens > client.messages.count_tokens(model="demo", messages=HELLO).input_tokens
 
 
+def test_edits_of_the_context_that_do_nothing_are_taken(client: anthropic.Anthropic) -> None:
+    ask: dict[str, Any] = {"model": "demo", "max_tokens": 2, "messages": HELLO}
+    edits: dict[str, Any] = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    answer = client.beta.messages.create(**ask, context_management=edits)
+    assert answer.context_management is not None
+    assert answer.context_management.applied_edits == []
+    with pytest.raises(anthropic.BadRequestError, match="'forget', which is not served"):
+        client.messages.create(**ask, extra_body={"context_management": {"edits": [{"type": "forget"}]}})
+
+
+def test_paths_below_messages_that_are_not_there(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.messages.batches.list()
+    error: Any = caught.value.body
+    assert (error["type"], error["error"]["type"]) == ("error", "not_found_error")
+    assert error["error"]["message"] == "no route '/v1/messages/batches'"
+
+
 def test_models(client: anthropic.Anthropic) -> None:
     (model,) = client.models.list().data
+    assert model.max_input_tokens == model.to_dict()["max_model_len"] - 1
     assert (model.id, model.type, model.display_name) == ("demo", "model", "demo")
     assert model.created_at.year >= 2024
     assert client.models.retrieve("demo").id == "demo"

@@ -47,6 +47,23 @@ def test_greedy_chat_streams_what_it_answers(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason in ("stop", "length")
 
 
+def test_metrics_have_the_format_that_is_asked_for(running: Running) -> None:
+    for accept, kind, end in (
+        ("", "text/plain; version=0.0.4", ""),
+        ("text/plain;version=0.0.4;q=0.5,*/*;q=0.1", "text/plain; version=0.0.4", ""),
+        (
+            "application/openmetrics-text;version=1.0.0,text/plain;q=0.5",
+            "application/openmetrics-text; version=1.0.0",
+            "# EOF\n",
+        ),
+    ):
+        answer = httpx.get(f"{running.url}/metrics", headers={"accept": accept})
+        assert answer.headers["content-type"].startswith(kind)
+        assert "frame_num_requests_running" in answer.text
+        assert answer.text.endswith(end)
+        assert ("# EOF" in answer.text) == bool(end)
+
+
 def test_seeds_and_logprobs(client: openai.OpenAI) -> None:
     def draw(seed: int) -> str:
         answer = client.completions.create(model="demo", prompt="Once", max_tokens=16, temperature=1, seed=seed)

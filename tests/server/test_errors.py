@@ -77,6 +77,12 @@ def test_streams_end_with_the_event_of_the_route() -> None:
 
 def test_other_paths_have_the_usual_shape() -> None:
     assert set(ask("GET", "/nothing").json()["error"]) == {"message", "type", "param", "code"}
+    assert set(ask("GET", "/ownership").json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_paths_below_a_route_have_its_shape() -> None:
+    found = ask("GET", "/owner/of/what")
+    assert (found.status_code, found.json()) == (404, {"wrong": "no route '/owner/of/what'"})
 
 
 def test_owners_differ_by_key() -> None:
