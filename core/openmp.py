@@ -20,6 +20,14 @@ from importlib import import_module
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 #: Turns of libgomp's loop, 50 to 150 microseconds; docs/operating.md has what others cost.
 SPIN_COUNT = "3000"
+#: What a program is told whose threads spin long.
+LATE = (
+    "torch was imported before frame, so its threads spin for ten milliseconds wherever they wait, and steps take many "
+    "times as long as soon as other processes want the same processors: make the LLM before torch is imported, or "
+    f"start the program with GOMP_SPINCOUNT={SPIN_COUNT}"
+)
+#: A name in the module torch: it was imported here.
+_MARK = "_frame_imported"
 
 
 def child_environment() -> dict[str, str]:
@@ -42,6 +50,14 @@ def import_torch() -> None:
     finally:
         for name in wanted:
             del os.environ[name]
+    if "torch" in sys.modules:
+        setattr(sys.modules["torch"], _MARK, True)
+
+
+def spins_long() -> bool:
+    """Whether torch has several threads that spin long: somebody else imported it, and nobody set how they wait."""
+    torch = sys.modules.get("torch")
+    return torch is not None and not hasattr(torch, _MARK) and bool(_wanted()) and torch.get_num_threads() > 1
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from ..interfaces.client import EngineCore
 from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
-from ..openmp import import_torch
+from ..openmp import LATE, import_torch, spins_long
 from .front import Front
 from .metrics import Metric
 from .prompts import InvalidRequest
@@ -54,6 +54,8 @@ class LLMEngine:
         checkpoint = read_checkpoint(config)
         check = request_check(config, registry)
         core = make_engine(config, registry, vocabulary=lambda: read_vocabulary(config, checkpoint))
+        if core.info.platform == "cpu" and config.executor.executor == "inline" and spins_long():
+            logger.warning(LATE)
         try:
             return cls(config, core, Front(config, checkpoint, core.info, validators=[check]))
         except BaseException:

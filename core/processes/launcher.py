@@ -59,7 +59,7 @@ class Launcher:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            seconds = 0.2 if self._signals > 1 else _STOP_SECONDS
+            seconds = 0 if self._signals > 1 or self._engine is None else _STOP_SECONDS
             await self._apis.stop(seconds)
             await self._supervisor.stop(seconds)
             for listener in (*self._listeners, *([self._admin] if self._admin is not None else [])):
@@ -82,9 +82,14 @@ class Launcher:
             self._finish(FAILED)
 
     def _on_signal(self) -> None:
-        """The first signal drains, also while the engine is started again; the second ends at once."""
+        """The first signal drains, also while the engine is started again; the second ends at once.
+
+        So does the first one where the engine was never ready, since nothing is lost then.
+        """
         self._signals += 1
         if self._signals > 1 or self._engine is None:
+            if self._signals == 1:
+                self._say("stopping: the server had not started yet")
             self._finish(INTERRUPTED if self._signals > 1 else OK)
             return
         self._say(f"stopping: running requests get {self._config.server.drain_seconds:g} s; again to stop at once")

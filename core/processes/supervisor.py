@@ -61,7 +61,7 @@ class EngineSupervisor:
             self._standby = Standby(self._command, (config, plugins))
             info = await self._launch()
         except BaseException:
-            await self.stop()
+            await self.stop(0)  # nothing is lost
             raise
         self._task = asyncio.create_task(self._watch())
         return info

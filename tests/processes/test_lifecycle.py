@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,22 @@ def test_a_signal_drains_and_then_ends() -> None:
         assert answers[0].json()["usage"]["completion_tokens"] == 500
         assert running.wait() == 0
         assert not any(alive(pid) for pid in children.values())
+
+
+def test_a_signal_while_the_server_starts_ends_it_at_once_with_one_line() -> None:
+    running = Running(FAKE, *SLOW, "--plugin.fake.startup", "30")
+    try:
+        until(lambda: "engine" in running.children() and "api" in running.children())
+        children = running.children()
+        began = time.monotonic()
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait(10) == 0
+        assert time.monotonic() - began < 3
+        assert not any(alive(pid) for pid in children.values())
+        assert running.text.count("stopping") == 1
+        assert running.lines[-1].endswith("stopping: the server had not started yet\n")
+    finally:
+        running.process.kill()
 
 
 def test_a_signal_while_the_engine_is_started_again_drains_what_is_replayed() -> None:

@@ -90,3 +90,36 @@ def test_nothing_is_collected_while_torch_is_imported(
         gc.unfreeze()
     assert len(made) == 50_000
     assert not phases
+
+
+@pytest.mark.parametrize(
+    ("first", "environment", "late"),
+    [
+        ("import torch", {}, True),
+        ("import torch", {"OMP_WAIT_POLICY": "PASSIVE"}, False),
+        ("import torch; torch.set_num_threads(1)", {}, False),
+        ("pass", {}, False),
+    ],
+)
+def test_a_program_that_imports_torch_first_is_told(
+    first: str, environment: dict[str, str], late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    code = (
+        f"{first}\nfrom frame.core.openmp import import_torch, spins_long\nimport_torch()\nimport_torch()\n"
+        "print(spins_long())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == f"{late}\n"
+
+
+def test_the_llm_says_so(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    from frame import LLM
+
+    monkeypatch.setattr("frame.core.front.llm_engine.spins_long", lambda: True)
+    with LLM(num_threads=1, max_num_seqs=2):
+        pass
+    assert "torch was imported before frame" in caplog.text
+    assert f"GOMP_SPINCOUNT={SPIN_COUNT}" in caplog.text
