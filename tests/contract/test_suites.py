@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -12,9 +13,13 @@ from frame import testing
 from frame.core.offers import KINDS
 from frame.testing.contract_run import run_suite
 from frame.testing.suites import SUITES
+from tests.contract import wrong_more
 
 HERE = "tests.contract.wrong"
 KEEPING = "tests.contract.keeping"
+MORE = "tests.contract.wrong_more"
+CALL, THOUGHT = {"example": wrong_more.CALL}, {"example": wrong_more.THOUGHT}
+LLAMA = {"tiny": f"{MORE}:write_llama"}
 BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
 
 
@@ -64,6 +69,26 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ),
         ("platform", "Aliasing", "staged arrays arrive and may be reused", {}),
         ("platform", "Rounding", "ops equal their references", {}),
+        ("platform", f"{MORE}:NewOps", "every op is there", {}),
+        ("platform", f"{MORE}:Mutating", "ops equal their references", {}),
+        ("scheduler", f"{MORE}:Partial", "keys are tuples that can be compared", {}),
+        ("speculator", f"{MORE}:Scribbling", "looking changes nothing", {}),
+        ("command", f"{MORE}:Loud", "help is one line", {}),
+        ("loader", f"{MORE}:Eager", "nothing is read before it is asked for", {}),
+        ("endpoint", f"{MORE}:Failing", "reading routes answer", {}),
+        ("executor", f"{MORE}:Swapping", "steps reach every worker and answers keep their order", {}),
+        ("sink", f"{MORE}:Blocking", "it does not wait", {}),
+        ("sink", f"{MORE}:Strict", "every report is taken", {}),
+        ("pooler", f"{MORE}:AnyEnd", "rows do not depend on the batch", {}),
+        ("pooler", f"{MORE}:Remembering", "a slot starts anew", {}),
+        ("grammar", f"{MORE}:OneMatcher", "matchers of a grammar are apart", {}),
+        ("grammar", f"{MORE}:Lax", "what the mask forbids is refused", {}),
+        ("tool-parser", f"{MORE}:Losing", "text beside the example is not lost", CALL),
+        ("tool-parser", f"{MORE}:Piecewise", "pieces do not matter", CALL),
+        ("reasoning-parser", f"{MORE}:Forgetting", "plain text stays content", THOUGHT),
+        ("reasoning-parser", f"{MORE}:OneReader", "readers do not share state", THOUGHT),
+        ("model", f"{MORE}:Halved", "tokens equal the reference", LLAMA),
+        ("model", f"{MORE}:Neighbourly", "tokens do not depend on the batch", LLAMA),
     ],
 )
 def test_a_wrong_plugin_fails_the_check_meant_for_it(kind, target, check, tags):
@@ -71,7 +96,9 @@ def test_a_wrong_plugin_fails_the_check_meant_for_it(kind, target, check, tags):
     target = target if ":" in target else f"{HERE}:{target}"
     outcomes = run_suite(kind, only=check, target=target, tags=tags, **options)
     failed = {outcome.name for outcome in outcomes if outcome.status == "failed"}
-    assert check in failed, [outcome for outcome in outcomes if outcome.status != "passed"]
+    others = [outcome for outcome in outcomes if outcome.status != "passed"]
+    assert check in failed, others
+    assert not any("TypeError" in outcome.reason for outcome in others), others
 
 
 @cache
@@ -107,3 +134,10 @@ def test_every_kind_has_a_suite_that_teaches_its_use():
         assert suite.kind == kind
         assert f"({suite.__name__}):" in suite.__doc__, f"the docstring of {suite.__name__} shows no subclass"
         assert suite.__name__ in dir(testing)
+
+
+def test_each_kind_has_two_wrong_plugins_that_its_suite_finds():
+    (mark,) = test_a_wrong_plugin_fails_the_check_meant_for_it.pytestmark
+    found = Counter(kind for kind, *_ in mark.args[1])
+    assert set(found) == set(KINDS)
+    assert min(found.values()) >= 2, found

@@ -204,7 +204,9 @@ class Rounding(CpuPlatform):
     """Computes in few bits."""
 
     def ops(self) -> Ops:
-        return _RoundingOps()
+        if not isinstance(self._ops, _RoundingOps):
+            self._ops = _RoundingOps()
+        return self._ops
 
 
 class Peeking(NgramSpeculator):

@@ -104,6 +104,24 @@ class WeightLoaderSuite(PluginSuite):
             assert torch.equal(got, tensors[tensor.name]), f"{tensor.name} was read wrongly"
             assert torch.equal(tensor.read(), got), f"{tensor.name} differs when read again"
 
+    def test_nothing_is_read_before_it_is_asked_for(self) -> None:
+        """A rank reads its share only, and memory never holds a checkpoint twice."""
+        loader, tensors = self.written()
+        listed = {tensor.name: tensor for tensor in loader.tensors()}
+        name, want = "c.weight", tensors["c.weight"]
+        values = want.view(torch.uint8).numpy().tobytes()
+        for path in (path for path in self.folder.rglob("*") if path.is_file()):
+            place = path.read_bytes().find(values)
+            if place >= 0:
+                with path.open("r+b") as file:
+                    file.seek(place)
+                    file.write(bytes(len(values)))
+                break
+        else:
+            pytest.skip("no file holds the values as they are")
+        found = listed[name].read()
+        assert not found.any(), f"{name} has the values that the file had when tensors were listed: they were read then"
+
     def test_slices_are_read_as_of_the_whole(self) -> None:
         loader, tensors = self.written()
         slices = [(slice(0, 1),), (slice(10, 20),), (slice(None), slice(3, 5)), (slice(2, None), slice(0, 2))]

@@ -144,6 +144,13 @@ class _ParserSuite(PluginSuite):
             said = message.reasoning + message.content
             assert said.split() == text.split(), f"{text!r} became {said!r}"
 
+    def test_text_beside_the_example_is_not_lost(self) -> None:
+        parser, text = self.parser(), self.text()
+        message = AssistantMessage()
+        message.add(self.events([f"Well: \n{text}"], parser))
+        said = message.reasoning + message.content
+        assert "Well:" in said, f"of 'Well:' before the example {said!r} is left"
+
     def test_readers_do_not_share_state(self) -> None:
         parser, text = self.parser(), self.text()
         first, second = parser.start(self.request()), parser.start(self.request())

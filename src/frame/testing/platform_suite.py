@@ -257,6 +257,7 @@ class PlatformSuite(PluginSuite):
     def test_every_op_is_there(self, platform: Platform) -> None:
         ops = platform.ops()
         assert isinstance(ops, Ops), f"ops() must give frame.ops.Ops or a subclass, gave {type(ops).__name__}"
+        assert platform.ops() is ops, "ops() must give the same object each time: the runner sets its `invariant`"
         for name in OPS:
             assert callable(getattr(ops, name)), f"op {name} cannot be called"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,6 +64,9 @@ class SchedulerPolicySuite(PluginSuite):
             assert not any(part != part for part in key), f"key {key!r} holds a NaN"
         backwards = keys[::-1]
         assert sorted(keys) == sorted(backwards), "the order of keys depends on the order of requests"
+        for one, other in itertools.combinations(keys, 2):
+            found = [one < other, other < one, one == other]
+            assert sum(found) == 1, f"keys {one!r} and {other!r} have no order: neither is smaller, nor are they equal"
 
     def test_keys_depend_on_the_request_alone(self) -> None:
         """Ranks derive the order for themselves, so it may follow nothing but the request."""

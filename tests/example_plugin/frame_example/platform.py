@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,12 @@ class ExampleCpu(Platform):
     def auto_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
         return torch.float32
 
-    def ops(self) -> Ops:
+    @cached_property
+    def _ops(self) -> ExampleOps:
         return ExampleOps()
+
+    def ops(self) -> Ops:
+        return self._ops
 
     def streams(self) -> Streams:
         return HostStreams()
