@@ -104,9 +104,12 @@ class FileStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with open_private(self._folder / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(folder)
 
     def _uploads(self) -> Iterator[Path]:
         return (path for path in self._folder.glob("*.part") if _UPLOAD.fullmatch(path.name))
