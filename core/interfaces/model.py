@@ -54,20 +54,39 @@ def attend(call: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tenso
     return call(query, key, value, step)
 
 
+@dataclass(frozen=True)
+class ModelInputs:
+    """What the tokens of a step are: T of them, those of many requests in one row, padding included.
+
+    `positions` int64 [1, T]: the place of each token in its sequence (models whose tokens have more coordinates get
+    more rows). `ids` int32 [T]; `embeds` [T, hidden_size] take the place of ids where given. `segments` int64 [T] says
+    which text of a pair each token is of (0 or 1); None when no row holds a pair.
+    """
+
+    positions: Tensor
+    ids: Tensor | None = None
+    embeds: Tensor | None = None
+    segments: Tensor | None = None
+
+    def embedded(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        """[T, hidden_size]: `embeds` where given, else `embed(ids)`; raises `ValueError` when there is neither."""
+        if self.embeds is not None:
+            return self.embeds
+        if self.ids is None:
+            raise ValueError("a forward pass needs ids or embeds")
+        return embed(self.ids)
+
+
 @dataclass
 class ForwardStep:
     """What a forward pass needs beside its inputs. `plans[g]` is the attention plan of KV group g.
 
     `attend` calls the attention of each layer; a platform that records what lies between two of them puts its own here.
-    `tokens_per_rank` [data-parallel ranks] int32 when ranks run in lockstep. `segments` int64 [T] says which text of a
-    pair each token is of (0 or 1); None when no row holds a pair.
     """
 
     plans: Sequence[Any]
     hooks: LayerHooks = field(default_factory=LayerHooks)
     attend: Callable[..., Tensor] = attend
-    tokens_per_rank: Tensor | None = None
-    segments: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +211,7 @@ class Model(nn.Module, ABC):
     checkpoint tensors that are not loaded. Both are regular expressions that must match the whole name (`renames`
     match anywhere). `output` says what `logits` gives, `default_pooler` how a sequence is pooled where the checkpoint
     does not say. With `whole_prompts` every token sees the whole prompt, which is therefore computed in one step;
-    `segments` says that the model reads `ForwardStep.segments`. One whose `forward` reads values on the host, or
+    `segments` says that the model reads `ModelInputs.segments`. One whose `forward` reads values on the host, or
     branches by them, says `needs_python`: then none of its steps is recorded. (`logits` may: then no draw is.)
     """
 
@@ -211,19 +230,8 @@ class Model(nn.Module, ABC):
         self._weights: WeightMap | None = None
 
     @abstractmethod
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        step: ForwardStep,
-        *,
-        embeds: Tensor | None = None,
-        stage_inputs: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
-        """Hidden states [T, hidden_size] from ids int32 [T] (or `embeds` [T, hidden_size]) at `positions` int64 [T].
-
-        `stage_inputs` are the tensors of the previous pipeline stage.
-        """
+    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
+        """Hidden states [T, hidden_size] of the tokens in `inputs`."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -180,15 +180,16 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, positions: Tensor, query: Tensor, key: Tensor, norms: tuple[nn.Module, nn.Module] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """positions int64 [T], query [T, H, D], key [T, Hk, D] → the turned query and key.
+        """positions int64 [1, T], query [T, H, D], key [T, Hk, D] → the turned query and key.
 
         `norms`, of queries and of keys, are applied head by head before, in the same pass where they are plain and
         alike.
         """
+        places = positions[0]
         if norms is not None:
             first, second = norms
             if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and first.alike(second):
                 weights, how = (first.weight, second.weight), (first.eps, first.offset)
-                return self.ops.norm_rotary(query, key, weights, *how, positions, self.cos_sin, self.interleaved)
+                return self.ops.norm_rotary(query, key, weights, *how, places, self.cos_sin, self.interleaved)
             query, key = first(query), second(key)
-        return self.ops.rotary(query, key, positions, self.cos_sin, self.interleaved)
+        return self.ops.rotary(query, key, places, self.cos_sin, self.interleaved)

@@ -5,12 +5,12 @@ Knows no family: sizes, names and features come from the file that builds the pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from frame.interfaces import Build, ForwardStep, Model, ModelSetup
+from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelSetup
 from frame.layers import Linear, RotaryEmbedding, normed_linear, normed_silu_mul
 
 Gate = Callable[[Tensor], Tensor]
@@ -148,17 +148,8 @@ class Decoder(Model):
         out: Tensor = self.embedding(input_ids)
         return out
 
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        step: ForwardStep,
-        *,
-        embeds: Tensor | None = None,
-        stage_inputs: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
-        del stage_inputs  # `Build.layers` makes no stages
-        hidden = first_hidden(self.embed, input_ids, embeds)
+    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
+        hidden, positions = inputs.embedded(self.embed), inputs.positions
         residual: Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, positions, step)
@@ -168,15 +159,6 @@ class Decoder(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.head(hidden)
         return out
-
-
-def first_hidden(embed: Callable[[Tensor], Tensor], input_ids: Tensor | None, embeds: Tensor | None) -> Tensor:
-    """`embeds` where given, else the embedding of `input_ids`; raises `ValueError` when there is neither."""
-    if embeds is not None:
-        return embeds
-    if input_ids is None:
-        raise ValueError("a forward pass needs input_ids or embeds")
-    return embed(input_ids)
 
 
 def head_shape(config: Any) -> tuple[int, int, int]:

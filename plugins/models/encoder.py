@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frame.interfaces import Build, ForwardStep, Model, ModelOutput, ModelSetup
+from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelOutput, ModelSetup
 
 #: In place: what they are given is the widest tensor of a layer and nobody else's.
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -39,9 +39,10 @@ class EncoderEmbeddings(nn.Module):
         self.segments = build.embedding(f"{prefix}.token_type_embeddings", config.type_vocab_size, size, shard=False)
         self.norm = build.norm(f"{prefix}.LayerNorm", size, eps=config.layer_norm_eps, kind="layer")
 
-    def forward(self, embeds: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
-        """`embeds` [T, hidden_size] are those of the words; `segments` None: all tokens are of the first text."""
-        hidden = embeds + self.positions(positions + self.first_position)
+    def forward(self, inputs: ModelInputs) -> Tensor:
+        """[T, hidden_size]; without segments all tokens are of the first text."""
+        positions, segments = inputs.positions[0], inputs.segments
+        hidden = inputs.embedded(self.words) + self.positions(positions + self.first_position)
         hidden = hidden + self.segments(positions.new_zeros(1) if segments is None else segments)
         out: Tensor = self.norm(hidden)
         return out
@@ -102,21 +103,8 @@ class Encoder(Model):
             config.num_hidden_layers, lambda index: EncoderLayer(build, f"encoder.layer.{index}")
         )
 
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        step: ForwardStep,
-        *,
-        embeds: Tensor | None = None,
-        stage_inputs: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
-        del stage_inputs  # `Build.layers` makes no stages
-        if embeds is None:
-            if input_ids is None:
-                raise ValueError("a forward pass needs input_ids or embeds")
-            embeds = self.embeddings.words(input_ids)
-        hidden: Tensor = self.embeddings(embeds, positions, step.segments)
+    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
+        hidden: Tensor = self.embeddings(inputs)
         for layer in self.layers:
             hidden = layer(hidden, step)
         return hidden

@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frame.interfaces import Build, ForwardStep, Model, ModelSetup
-
-from .decoder import first_hidden
+from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelSetup
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
@@ -41,17 +39,8 @@ class GPT2LMHeadModel(Model):
         tied = self.tokens if config.tie_word_embeddings else None
         self.head = build.head("lm_head", hidden_size, vocab_size, tied=tied)
 
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        step: ForwardStep,
-        *,
-        embeds: Tensor | None = None,
-        stage_inputs: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
-        del stage_inputs  # `Build.layers` makes no stages
-        hidden = first_hidden(self.tokens, input_ids, embeds) + self.positions(positions)
+    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
+        hidden = inputs.embedded(self.tokens) + self.positions(inputs.positions[0])
         for layer in self.layers:
             hidden = layer(hidden, step)
         out: Tensor = self.norm(hidden)

@@ -63,7 +63,7 @@ class Toy(Model):
         self.head = build.head("head", 4, 10, tied=self.embed)
         self.finished = 0
 
-    def forward(self, input_ids, positions, step, *, embeds=None, stage_inputs=None):
+    def forward(self, inputs, step):
         raise NotImplementedError
 
     def logits(self, hidden):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from frame.core.interfaces.attention import AttentionBackend, LayerParams
-from frame.core.interfaces.model import ForwardStep, Groups, Model
+from frame.core.interfaces.model import ForwardStep, Groups, Model, ModelInputs
 from frame.core.ops import Ops
 from frame.core.parallel.group import ProcessGroup, SingleGroup
 from frame.core.registry import Registry
@@ -81,6 +81,6 @@ def run(model: Model, ids: list[int], chunks: list[int]) -> Tensor:
         for count in chunks:
             tokens = torch.tensor(ids[start : start + count], dtype=torch.int32)
             positions = torch.arange(start, start + count)
-            rows.append(model.logits(model(tokens, positions, ForwardStep(plans=[None]))))
+            rows.append(model.logits(model(ModelInputs(positions[None], tokens), ForwardStep(plans=[None]))))
             start += count
     return torch.cat(rows)

@@ -16,8 +16,8 @@ import torch
 from openai.types import CreateEmbeddingResponse
 
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
+from tests.batches.test_run_batch import rows_of, store
 from tests.pooling.conftest import near
-from tests.server.test_run_batch import rows_of, store
 
 __all__ = ["store"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...config.checkpoint import Checkpoint
 from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
-from ...interfaces.model import ForwardStep
+from ...interfaces.model import ForwardStep, ModelInputs
 from ...interfaces.platform import Platform
 from ...interfaces.setup import BackendSetup
 from .model_loading import LoadedModel
@@ -49,7 +49,7 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
         layer.bind(0, NoAttention(BackendSetup(layer.spec, ops)), torch.empty(0, device=device))
     ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     positions = torch.arange(num_tokens, device=device) % checkpoint.max_model_len
-    hidden = loaded.model(ids, positions, ForwardStep(plans=[None]))
+    hidden = loaded.model(ModelInputs(positions[None], ids), ForwardStep(plans=[None]))
     if checkpoint.pooling is not None:
         platform.streams().synchronize()
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...interfaces.attention import AttentionBackend
-from ...interfaces.model import ForwardStep, LayerHooks, Model
+from ...interfaces.model import ForwardStep, LayerHooks, Model, ModelInputs
 from .step_inputs import StepInputs
 
 
@@ -29,8 +29,10 @@ class ForwardPass:
         self.inputs.fill()
         pairs = zip(self.backends, self.inputs.batches(), strict=True)
         plans = [backend.plan(batch) for backend, batch in pairs]
-        return ForwardStep(plans=plans, hooks=self.hooks, segments=self.segments())
+        return ForwardStep(plans=plans, hooks=self.hooks)
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
-        hidden: Tensor = self.model(self.inputs.input_ids, self.inputs.positions, step or self.step())
+        step = step or self.step()
+        inputs = ModelInputs(self.inputs.positions[None], self.inputs.input_ids, segments=self.segments())
+        hidden: Tensor = self.model(inputs, step)
         return hidden

@@ -101,6 +101,7 @@ if TYPE_CHECKING:
         Groups as Groups,
         LayerHooks as LayerHooks,
         Model as Model,
+        ModelInputs as ModelInputs,
         ModelOutput as ModelOutput,
     )
     from frame.core.interfaces.parser import (
@@ -267,7 +268,7 @@ else:
         "attention": (
             "AttentionBackend", "AttentionBatch", "AttentionSpec", "LayerParams", "SharedPrefix", "stride_view",
         ),
-        "model": ("Build", "ForwardStep", "Groups", "LayerHooks", "Model", "ModelOutput"),
+        "model": ("Build", "ForwardStep", "Groups", "LayerHooks", "Model", "ModelInputs", "ModelOutput"),
         "connector": (
             "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker", "RequestView",
         ),

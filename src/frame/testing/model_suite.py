@@ -18,7 +18,7 @@ from frame.core.config.model_config import ModelConfig
 from frame.core.interfaces.kv import KVGroup
 from frame.core.interfaces.kv_layout import plan_layout, with_blocks
 from frame.core.interfaces.loader import WeightLoader
-from frame.core.interfaces.model import ForwardStep, Groups, Model
+from frame.core.interfaces.model import ForwardStep, Groups, Model, ModelInputs
 from frame.core.interfaces.setup import BackendSetup
 from frame.core.layers.build import ModelBuild
 from frame.core.layers.weights import load_weights
@@ -297,7 +297,8 @@ def forward(model: Model, build: ModelBuild, ids: Sequence[int], chunks: Iterabl
     for start, end in itertools.pairwise(ends):
         plans = [case.batch([(start, end)])] if case else []
         tokens = torch.tensor(ids[start:end], dtype=torch.int32, device=build.device)
-        out = model(tokens, torch.arange(start, end, device=build.device), ForwardStep(plans=plans))
+        inputs = ModelInputs(torch.arange(start, end, device=build.device)[None], tokens)
+        out = model(inputs, ForwardStep(plans=plans))
         hidden.append(out)
         logits.append(model.logits(out))
     return torch.cat(hidden), torch.cat(logits)

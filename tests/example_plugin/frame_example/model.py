@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from frame.interfaces import Build, ForwardStep, Model, ModelSetup
+from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelSetup
 from frame.layers import RotaryEmbedding
 
 
@@ -31,18 +31,10 @@ class ExampleForCausalLM(Model):
         self.norm = build.norm("last_norm", config.hidden_size, eps=config.rms_norm_eps)
         self.head = build.head("head", config.hidden_size, config.vocab_size, tied=self.embedding)
 
-    def forward(
-        self,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        step: ForwardStep,
-        *,
-        embeds: Tensor | None = None,
-        stage_inputs: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
-        hidden = self.embedding(input_ids) if embeds is None else embeds
+    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
+        hidden = inputs.embedded(self.embedding)
         for layer in self.layers:
-            hidden = layer(hidden, positions, step)
+            hidden = layer(hidden, inputs.positions, step)
         out: Tensor = self.norm(hidden)
         return out
 
