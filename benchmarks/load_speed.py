@@ -25,7 +25,7 @@ from torch import Tensor
 
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.setup import LoaderSetup
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.worker.worker import choose_platform
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 

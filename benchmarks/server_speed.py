@@ -45,8 +45,8 @@ def run_server(arguments: list[str]) -> int:
     """`frame serve` with that engine."""
     from frame.core.config.flag_parser import FlagParser
     from frame.core.config.flags import add_config_flags, config_from_arguments
-    from frame.core.logging import configure_logging
     from frame.core.processes.launcher import launch
+    from frame.core.startup.logging import configure_logging
 
     parser = FlagParser(prog="server_speed")
     add_config_flags(parser)

@@ -63,8 +63,8 @@ class Stages:
         from frame.core.front.front import tokenizer_source
         from frame.core.front.turn import build_parsers
         from frame.core.interfaces.client import EngineInfo
+        from frame.core.plugin_host.registry import Registry
         from frame.core.processes.client import RemoteEngine
-        from frame.core.registry import Registry
         from frame.core.server.app import build_app, make_endpoints
         from frame.core.server.serving import ServingHost
 

@@ -26,9 +26,9 @@ from frame.core.interfaces.provider import Provider
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.schema import SamplingFields
 from frame.core.interfaces.setup import Setup
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
+from frame.core.plugin_host.setups import endpoint_setup
 from frame.core.server.app import build_routes
-from frame.core.setups import endpoint_setup
 from frame.testing.fake_serving import FakeServing
 from frame.vllm_names.arguments import SHORT_FLAGS, TRANSLATIONS, VALUES
 from frame.vllm_names.unused import UNUSED, Unused

@@ -39,7 +39,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def _hooks() -> Iterator[str]:
-    tree = _parse(_source("frame.core.hookspecs"))
+    tree = _parse(_source("frame.core.plugin_host.hookspecs"))
     yield "# Plugin API: hooks"
     yield ast.get_docstring(tree) or ""
     for node in tree.body:

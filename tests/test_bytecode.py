@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from frame.core.bytecode import report_missing_bytecode
+from frame.core.startup.bytecode import report_missing_bytecode
 
 
 @pytest.fixture

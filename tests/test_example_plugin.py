@@ -282,7 +282,9 @@ def test_what_was_asked_for_and_is_broken_stops_the_start_with_one_sentence(trou
 
 
 def test_package_name_tells_twins_apart(troubled):
-    code = "from frame.core.registry import Registry; print(Registry.load().choose('scheduler', {!r}).target)"
+    code = (
+        "from frame.core.plugin_host.registry import Registry; print(Registry.load().choose('scheduler', {!r}).target)"
+    )
     for package in ("frame-twin", "frame-shortest"):
         target = troubled.run("-c", code.format(f"{package}:shortest")).stdout.strip()
         assert target.startswith(package.replace("-", "_"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Command
-from ..logging import configure_logging
+from ..startup.logging import configure_logging
 
 
 class ApiCommand(Command):

@@ -11,7 +11,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.client import EngineCore
 from ..interfaces.endpoint import Command
 from ..interfaces.grammar import Vocabulary
-from ..logging import configure_logging
+from ..startup.logging import configure_logging
 
 
 class EngineCommand(Command):
@@ -37,8 +37,8 @@ class EngineCommand(Command):
 
         def prepare(config: FrameConfig, stage: Callable[[str], None]) -> Callable[[], EngineCore]:
             stage("libraries")
-            from ..early import begin_platforms
-            from ..registry import Registry
+            from ..plugin_host.registry import Registry
+            from ..startup.early import begin_platforms
 
             registry = Registry.load(plugins)
             begin_platforms(config, registry)

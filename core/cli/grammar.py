@@ -31,8 +31,8 @@ class GrammarCommand(Command):
 def _build(config: FrameConfig, choices: list[Any]) -> GrammarBackend:
     from ..config.checkpoint import read_checkpoint
     from ..front.vocabulary import read_vocabulary
-    from ..registry import Registry
-    from ..setups import grammar_setup
+    from ..plugin_host.registry import Registry
+    from ..plugin_host.setups import grammar_setup
 
     registry = Registry.load(choices)
     provider = registry.select("grammar", config.structured_outputs.structured_outputs_backend, lambda _: None)

@@ -16,9 +16,9 @@ from ..config.errors import ConfigError, near
 from ..config.flag_parser import FlagParser
 from ..interfaces.endpoint import Command
 from ..interfaces.setup import Setup
-from ..logging import configure_logging
-from ..offers import PluginError
-from ..registry import Registry
+from ..plugin_host.offers import PluginError
+from ..plugin_host.registry import Registry
+from ..startup.logging import configure_logging
 
 #: Subcommands that are part of frame: name → module and class. They come before those of plugins.
 BUILT_IN: Mapping[str, str] = MappingProxyType({

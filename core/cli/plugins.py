@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..config.errors import near
 from ..interfaces.endpoint import Command
-from ..offers import KINDS, Failure, Offer, PluginError
-from ..registry import Registry
+from ..plugin_host.offers import KINDS, Failure, Offer, PluginError
+from ..plugin_host.registry import Registry
 
 _WIDTH = 100
 

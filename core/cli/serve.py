@@ -15,7 +15,7 @@ from ..config.flags import add_config_flags, config_from_arguments
 from ..config.hub import fetch_model
 from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Command
-from ..registry import Registry
+from ..plugin_host.registry import Registry
 
 logger = logging.getLogger(__name__)
 

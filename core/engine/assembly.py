@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from ..bytecode import report_missing_bytecode
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
@@ -22,8 +21,9 @@ from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
 from ..interfaces.mesh import Placement
 from ..interfaces.pooling_params import PoolingFacts
-from ..registry import Registry
-from ..setups import connector_setup, engine_setup, executor_setup, mesh_of
+from ..plugin_host.registry import Registry
+from ..plugin_host.setups import connector_setup, engine_setup, executor_setup, mesh_of
+from ..startup.bytecode import report_missing_bytecode
 from .engine import Engine
 from .grammar.compiler import GrammarCompiler, make_compiler
 from .schedule.scheduler import Scheduler

@@ -15,8 +15,8 @@ from ..interfaces.client import EngineClient, EngineDeadError
 from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
+from ..plugin_host.registry import Registry
 from ..processes.background_client import BackgroundEngine
-from ..registry import Registry
 from .front import Front, tokenizer_source
 from .llm_engine import refuse_unserved, sleep_keeps
 from .metrics import Metric

@@ -11,7 +11,7 @@ from ..interfaces.client import EngineCore
 from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
-from ..openmp import LATE, import_torch, spins_long
+from ..startup.openmp import LATE, import_torch, spins_long
 from .front import Front
 from .metrics import Metric
 from .prompts import InvalidRequest
@@ -39,8 +39,8 @@ class LLMEngine:
     def from_config(cls, config: FrameConfig) -> LLMEngine:
         """As `from_engine_args`, from a configuration tree."""
         from ..config.hub import fetch_model
-        from ..early import begin_platforms
-        from ..registry import Registry
+        from ..plugin_host.registry import Registry
+        from ..startup.early import begin_platforms
 
         config = fetch_model(config)
         registry = Registry.load()

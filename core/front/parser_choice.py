@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..interfaces.provider import Provider
-    from ..registry import Registry
+    from ..plugin_host.registry import Registry
     from .front import Front
 
 ANY_MODEL = "*"

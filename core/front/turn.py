@@ -31,8 +31,8 @@ from ..interfaces.parser import (
 )
 from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
 from ..interfaces.setup import ParserSetup
-from ..offers import PluginError
-from ..registry import Registry
+from ..plugin_host.offers import PluginError
+from ..plugin_host.registry import Registry
 from .call_formats import text_or_calls, text_with_calls
 from .parser_choice import parser_of_any_model, suited_parser
 from .tools import ToolChoice, read_tools

@@ -1,6 +1,6 @@
 """What a plugin offers: light descriptions, loaded before anything heavy is imported.
 
-Knows nothing of loading or choosing; `frame.core.registry` does both.
+Knows nothing of loading or choosing; `frame.core.plugin_host.registry` does both.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..front.turn import OutputParsers, build_parsers
 from ..interfaces.setup import Setup
-from ..registry import Registry
+from ..plugin_host.registry import Registry
 from ..server.app import build_admin, build_app, make_endpoints
 from ..server.certificates import tls_context
 from ..server.http import Server, make_server

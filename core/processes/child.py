@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..config.plain import to_plain
 from ..config.tree import FrameConfig
-from ..openmp import child_environment
+from ..startup.openmp import child_environment
 from .channel import AsyncChannel
 from .python_command import python_command
 

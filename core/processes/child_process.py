@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..offers import PluginError
+from ..plugin_host.offers import PluginError
 from .channel import Channel
 
 _CLOSE_SECONDS = 5.0

@@ -12,7 +12,7 @@ from ..config.tree import FrameConfig
 from ..front.turn import build_parsers
 from ..interfaces.client import EngineDeadError
 from ..interfaces.serving import Batches
-from ..registry import Registry
+from ..plugin_host.registry import Registry
 from ..server.app import build_app, make_endpoints
 from ..server.serving import ServingHost
 from .client import start_engine

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ..config.tree import FrameConfig
 from ..config.weight_source import with_weights
 from ..interfaces.client import EngineDeadError, EngineInfo
-from ..registry import Registry
+from ..plugin_host.registry import Registry
 from .blame import Blame
 from .child import STOP_SECONDS, Child, frame_command, memory_file, write_config
 from .journal import PULSE_SECONDS, JournalReader

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp
 from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Endpoint
 from ..interfaces.errors import RequestError
-from ..registry import Registry
-from ..setups import endpoint_setup
+from ..plugin_host.registry import Registry
+from ..plugin_host.setups import endpoint_setup
 from .calls import RouteCalls
 from .client_disconnect import ClientGoneError
 from .deadlines import Deadlines

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..config.tree import FrameConfig
 from ..interfaces.executor import WorkerProtocol
-from ..registry import Registry
+from ..plugin_host.registry import Registry
 
 
 class Workers:

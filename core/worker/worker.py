@@ -31,8 +31,8 @@ from ..interfaces.platform import EagerGraphs, Platform, PlatformSpec, Steps
 from ..interfaces.setup import ConnectorWorkerSetup
 from ..interfaces.step import StepPlan
 from ..layers.weights import WeightMap, load_weights
-from ..registry import Registry
-from ..setups import connector_worker_setup, mesh_of, platform_setup
+from ..plugin_host.registry import Registry
+from ..plugin_host.setups import connector_worker_setup, mesh_of, platform_setup
 from .pooling.pooling import Pooling
 from .profiler import Profiler
 from .sample.processors import load_processors

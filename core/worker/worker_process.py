@@ -21,15 +21,15 @@ import msgspec
 
 from ..config.plain import to_plain
 from ..config.tree import FrameConfig
-from ..early import begin_platforms
 from ..interfaces.executor import DeadWorkerError, StepHandle
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
-from ..logging import configure_logging
-from ..openmp import child_environment
+from ..plugin_host.registry import Choice, Registry
 from ..processes.channel import Channel
 from ..processes.python_command import python_command
-from ..registry import Choice, Registry
+from ..startup.early import begin_platforms
+from ..startup.logging import configure_logging
+from ..startup.openmp import child_environment
 
 #: Seconds that a worker gets to end by itself.
 CLOSE_SECONDS = 10.0

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         ScoringRequestOutput as ScoringRequestOutput,
     )
     from .core.front.prompts import PromptType as PromptType, TextPrompt as TextPrompt, TokensPrompt as TokensPrompt
-    from .core.hookspecs import hookimpl as hookimpl
     from .core.interfaces.pooling_params import PoolingParams as PoolingParams
     from .core.interfaces.provider import API_VERSION as API_VERSION, Provider as Provider
     from .core.interfaces.sampling import (
@@ -38,14 +37,15 @@ if TYPE_CHECKING:
         SamplingParams as SamplingParams,
         StructuredOutputsParams as StructuredOutputsParams,
     )
-    from .core.registry import ModelRegistry as ModelRegistry
+    from .core.plugin_host.hookspecs import hookimpl as hookimpl
+    from .core.plugin_host.registry import ModelRegistry as ModelRegistry
 
 _HOMES = {
-    "hookspecs": ("hookimpl",),
+    "plugin_host.hookspecs": ("hookimpl",),
     "interfaces.provider": ("API_VERSION", "Provider"),
     "interfaces.sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
     "config.arguments": ("AsyncEngineArgs", "EngineArgs"),
-    "registry": ("ModelRegistry",),
+    "plugin_host.registry": ("ModelRegistry",),
     "front.llm": ("LLM",),
     "front.llm_engine": ("LLMEngine",),
     "front.async_llm": ("AsyncLLM", "AsyncLLMEngine"),

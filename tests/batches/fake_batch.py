@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from frame.core.cli import main
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.plugins.batches.command import RunBatchCommand
 
 if __name__ == "__main__":

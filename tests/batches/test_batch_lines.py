@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from frame.core.config.tree import FrameConfig
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.server.app import build_app, make_endpoints
 from frame.core.server.deadlines import DEADLINE
 from frame.core.server.ingress import REQUEST

@@ -112,7 +112,7 @@ def test_python_dash_m(capsys):
 
 def test_check_runs_the_suite_of_the_kind(tmp_path, capsys, monkeypatch):
     suite = (
-        "from frame.core.registry import Registry\n"
+        "from frame.core.plugin_host.registry import Registry\n"
         "class Suite:\n"
         "    plugin = ''\n"
         "    def test_it_is_there(self):\n"

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from frame.core.config.flat import from_flat
-from frame.core.offers import PluginError
-from frame.core.registry import Registry
+from frame.core.plugin_host.offers import PluginError
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import encode
 from frame.plugins.connectors import peer_server
 from frame.plugins.connectors.peer_client import PeerClient

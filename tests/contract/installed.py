@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.testing import PluginSuite
 
 PACKAGE = "frame-llm"

@@ -11,7 +11,7 @@ import torch
 from frame.core.config.flat import from_flat
 from frame.core.interfaces.step import TokenMasks
 from frame.core.ops import Ops
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.worker.sample.sampler import Sampler
 from frame.plugins.platforms.cpu import CpuPlatform, HostStreams
 from frame.testing import PlatformSuite

@@ -20,7 +20,7 @@ from frame.core.cli.serve import ServeCommand
 from frame.core.config.flag_parser import FlagParser
 from frame.core.config.flags import config_from_arguments
 from frame.core.config.tree import FrameConfig
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import Setup
 
 ROOT = Path(__file__).parents[2]

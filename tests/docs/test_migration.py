@@ -17,7 +17,7 @@ from frame.core.config.flags import config_from_arguments
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineStats
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.server.metrics import ServerMetrics
 from frame.interfaces import Setup
 from tests.server.running import FAKE, Running, server

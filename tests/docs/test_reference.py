@@ -16,7 +16,7 @@ import yaml
 
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat, to_flat
-from frame.core.offers import KINDS
+from frame.core.plugin_host.offers import KINDS
 from frame.vllm_names.arguments import TRANSLATIONS
 from frame.vllm_names.unused import UNUSED
 

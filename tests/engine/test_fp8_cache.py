@@ -15,7 +15,7 @@ from frame.core.config.flat import from_flat
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineOutput
 from frame.core.interfaces.kv import KVLayout
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.worker.worker import Worker
 from frame.testing.engines import drain, prompts, request, running, tokens_of
 from frame.testing.tiny import write_tiny

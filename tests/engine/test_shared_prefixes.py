@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from frame.core.config.flat import from_flat
 from frame.core.engine.cache.common_prefixes import SharedPrefixes
 from frame.core.interfaces.attention import AttentionBatch
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.plugins.attention.torch import TorchAttention
 from frame.testing.engines import drain, prompts, request, running, tokens_of
 from frame.testing.tiny import write_tiny

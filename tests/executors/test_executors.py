@@ -19,8 +19,8 @@ from frame.core.interfaces.engine import EngineRequest
 from frame.core.interfaces.logits import LogitsProcessor
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepResult
+from frame.core.plugin_host.registry import Registry
 from frame.core.processes.channel import Channel
-from frame.core.registry import Registry
 from frame.core.worker.worker_process import FromWorker, RemoteWorker, ToWorker, _WorkerLoop
 from frame.testing.checkpoints import make_checkpoint
 

@@ -10,7 +10,7 @@ from frame.core.config.flat import from_flat
 from frame.core.front.async_llm import AsyncLLM
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.template import ChatOptions
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import EngineDeadError, EngineOutput, RequestOutputKind, SamplingParams
 
 from .engines import FakeEngine

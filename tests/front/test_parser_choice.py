@@ -11,7 +11,7 @@ from frame.core.config.tree import FrameConfig
 from frame.core.front.prompts import ParsedPrompt
 from frame.core.front.turn import build_parsers
 from frame.core.interfaces.errors import RequestError
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 
 F = {"type": "function", "function": {"name": "f"}}
 HERMES = "{% for call in calls %}<tool_call>{{ call }}</tool_call>{% endfor %}<args-json-object>"

@@ -14,7 +14,7 @@ from frame.core.config.tree import FrameConfig
 from frame.core.front.tools import read_tools
 from frame.core.front.turn import OutputParsers
 from frame.core.interfaces.errors import RequestError
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import ParserRequest, ParserSetup, StructuredOutputsParams, Tool
 from frame.plugins.endpoints.chat_messages import message_for_template
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frame.core.config.flat import from_flat
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.testing.engines import drain, prompts, request, running, tokens_of
 from frame.testing.tiny import write_tiny
 

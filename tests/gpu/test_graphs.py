@@ -11,7 +11,7 @@ import torch
 
 from frame.core.config.flat import from_flat
 from frame.core.engine.engine import Engine
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.plugins.platforms.cuda.graphs.piecewise_capture import PieceRecorder
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import greedy, prompts, running

@@ -14,7 +14,7 @@ from frame.core.engine.grammar.masks import Pace
 from frame.core.engine.grammar.progress import GrammarProgress
 from frame.core.engine.grammar.trial import GrammarTrial
 from frame.core.engine.request import QueueFullError
-from frame.core.registry import PluginError, Registry
+from frame.core.plugin_host.registry import PluginError, Registry
 from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, StructuredOutputsParams
 
 

@@ -10,7 +10,7 @@ from frame.core.interfaces.attention import AttentionBackend, LayerParams
 from frame.core.interfaces.model import ForwardStep, Groups, Model, ModelInputs
 from frame.core.ops import Ops
 from frame.core.parallel.group import ProcessGroup, SingleGroup
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import BackendSetup, LoaderSetup, ModelSetup
 from frame.layers import ModelBuild, load_weights
 from frame.plugins.loaders.safetensors import SafetensorsLoader

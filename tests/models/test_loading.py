@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from frame.core.interfaces.model import Model
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import LoaderSetup
 from frame.layers import load_weights
 from frame.plugins.loaders.dummy import DummyLoader

@@ -9,7 +9,7 @@ import jinja2
 import pytest
 
 from frame.core.config.tree import FrameConfig
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import ParserRequest, Tool
 
 STRICT = Tool("f", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}, strict=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frame.core.config.tree import FrameConfig
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.testing.contract_run import run_suite
 from tests.docs.blocks import ROOT, marked_file
 

@@ -14,7 +14,7 @@ from frame.core.processes.messages import Begin, EngineReport, Failed, Verdict
 CHILD = """
 import logging, sys
 from frame.core.config.flat import from_flat
-from frame.core.logging import configure_logging
+from frame.core.startup.logging import configure_logging
 from frame.core.processes.engine_process import EngineProcess
 
 logger = logging.getLogger("frame.worker")

@@ -10,9 +10,9 @@ import pytest
 
 from frame import Provider
 from frame.core.config.flat import from_flat
-from frame.core.early import begin_platforms
-from frame.core.offers import Offer
-from frame.core.registry import Registry
+from frame.core.plugin_host.offers import Offer
+from frame.core.plugin_host.registry import Registry
+from frame.core.startup.early import begin_platforms
 
 _BEGUN: list[Any] = []
 
@@ -47,9 +47,9 @@ def test_those_that_may_be_chosen_begin(chosen: str, num_begun: int) -> None:
 
 def test_an_engine_asks_before_it_imports_torch() -> None:
     script = (
-        "import sys, frame.core.early\n"
+        "import sys, frame.core.startup.early\n"
         "def stop(config, registry): raise SystemExit(3 + ('torch' in sys.modules))\n"
-        "frame.core.early.begin_platforms = stop\n"
+        "frame.core.startup.early.begin_platforms = stop\n"
         "from frame import LLM\n"
         "LLM()"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frame.core.config.tree import FrameConfig
-from frame.core.registry import PluginError, Registry
+from frame.core.plugin_host.registry import PluginError, Registry
 from frame.interfaces import ParserSetup
 
 CODE = """

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from frame.core import hookspecs
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.provider import API_VERSION
-from frame.core.registry import KINDS, ModelRegistry, PluginError, Registry
+from frame.core.plugin_host import hookspecs
+from frame.core.plugin_host.registry import KINDS, ModelRegistry, PluginError, Registry
 from frame.testing import make_setup
 
 MODULE = """

@@ -20,7 +20,7 @@ from frame.core.front.template import ChatOptions, render_chat
 from frame.core.front.tokenizer import Tokenizer
 from frame.core.interfaces.errors import ErrorShape
 from frame.core.interfaces.schema import BoundedModel, Limits
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.server.errors import ERROR_SHAPE, error_body, error_event
 from frame.core.server.strict_json import MAX_DEPTH, parse_json
 from frame.interfaces import ParserRequest, ParserSetup, RequestError

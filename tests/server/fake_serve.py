@@ -8,8 +8,8 @@ from pathlib import Path
 from frame.core.cli.serve import serve_config
 from frame.core.config.flag_parser import FlagParser
 from frame.core.config.flags import add_config_flags
-from frame.core.logging import configure_logging
 from frame.core.processes.launcher import launch
+from frame.core.startup.logging import configure_logging
 
 if __name__ == "__main__":
     parser = FlagParser(prog="fake serve")

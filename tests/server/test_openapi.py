@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from frame.core.config.tree import FrameConfig
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.server.app import build_app, make_endpoints
 from frame.testing.fake_serving import FakeServing
 

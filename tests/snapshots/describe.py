@@ -26,8 +26,8 @@ def contract() -> dict[str, Any]:
     """Everything that a plugin may rely on, by area and name."""
     import frame
     from frame import interfaces, layers, ops, settings, testing
-    from frame.core import hookspecs
-    from frame.core.offers import KINDS
+    from frame.core.plugin_host import hookspecs
+    from frame.core.plugin_host.offers import KINDS
 
     hooks = {name: str(inspect.signature(hook)) for name, hook in vars(hookspecs).items() if name.startswith("frame_")}
     return {

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from frame.core.offers import HERE, Offer
-from frame.core.registry import Registry
+from frame.core.plugin_host.offers import HERE, Offer
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import DraftContext, Drafts, NewRequest, Provider, Speculator
 
 

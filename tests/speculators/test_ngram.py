@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
-from frame.core.offers import PluginError
-from frame.core.registry import Registry
+from frame.core.plugin_host.offers import PluginError
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import DraftContext
 from frame.testing import make_setup
 

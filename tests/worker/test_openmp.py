@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from frame.core import openmp
-from frame.core.openmp import SPIN_COUNT, WAITING, child_environment
 from frame.core.processes.child import spawn
 from frame.core.processes.messages import EngineReport
+from frame.core.startup import openmp
+from frame.core.startup.openmp import SPIN_COUNT, WAITING, child_environment
 
 TELL = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ.get('GOMP_SPINCOUNT', 'unset'))"
 
@@ -48,7 +48,7 @@ def test_user_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_libgomp_hears_of_it_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_DISPLAY_ENV", "VERBOSE")
     code = (
-        "import os, sys\nfrom frame.core.openmp import import_torch\nimport_torch()\nimport_torch()\n"
+        "import os, sys\nfrom frame.core.startup.openmp import import_torch\nimport_torch()\nimport_torch()\n"
         "sys.exit('torch' not in sys.modules or 'GOMP_SPINCOUNT' in os.environ)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

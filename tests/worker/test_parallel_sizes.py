@@ -7,7 +7,7 @@ import torch
 
 from frame import LLM
 from frame.core.interfaces.platform import Platform, PlatformSpec
-from frame.core.offers import PluginError
+from frame.core.plugin_host.offers import PluginError
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.plugins.platforms.cuda.platform import CudaPlatform
 

@@ -14,7 +14,7 @@ from frame.core.interfaces.attention import AttentionBackend
 from frame.core.interfaces.connector import NullConnectorWorker
 from frame.core.interfaces.model import LayerHooks
 from frame.core.interfaces.platform import AnyShape, EagerGraphs, Graphs, NoKernels, Steps, StepShape
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.worker.step.runner import Runner
 from frame.interfaces import BackendSetup
 from frame.plugins.attention import torch as torch_attention

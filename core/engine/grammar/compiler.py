@@ -19,9 +19,9 @@ import msgspec
 from ...config.tree import FrameConfig
 from ...interfaces.grammar import Grammar, GrammarBackend, Vocabulary
 from ...interfaces.sampling import StructuredOutputsParams
-from ...offers import PluginError
-from ...registry import Registry
-from ...setups import grammar_setup
+from ...plugin_host.offers import PluginError
+from ...plugin_host.registry import Registry
+from ...plugin_host.setups import grammar_setup
 from ..request import QueueFullError
 from .trial import GrammarTrial
 

@@ -14,8 +14,8 @@ import numpy as np
 from ...config.tree import FrameConfig
 from ...interfaces.grammar import GrammarBackend
 from ...interfaces.sampling import StructuredOutputsParams
+from ...plugin_host.registry import Choice
 from ...processes.bounded_process import BoundedProcess, OutOfBoundsError, Ready, Refused, one_line, serve_questions
-from ...registry import Choice
 
 #: Half of the least that a thread of the engine may have: a grammar that recurses too deeply must fail here, not there.
 _STACK_BYTES = 1 << 20

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.checkpoint import Checkpoint
 from ...config.tree import FrameConfig
-from ...registry import Registry
+from ...plugin_host.registry import Registry
 
 if TYPE_CHECKING:
     from ...interfaces.platform import Platform

@@ -9,7 +9,7 @@ from ...interfaces.platform import Platform
 from ...interfaces.pooling import Pooler, PoolerSizes
 from ...interfaces.pooling_params import PoolingFacts, PoolingTask
 from ...interfaces.setup import PoolerSetup
-from ...registry import Registry
+from ...plugin_host.registry import Registry
 from .pooled_head import PooledHead
 from .pooling import Pooling
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...interfaces.sampling import SamplingParams
 from ...interfaces.setup import ProcessorSetup
-from ...offers import PluginError, import_target
+from ...plugin_host.offers import PluginError, import_target
 
 if TYPE_CHECKING:
     import torch
 
     from ...config.tree import FrameConfig
     from ...interfaces.logits import LogitsProcessor
-    from ...registry import Registry
+    from ...plugin_host.registry import Registry
 
 
 class _Found(NamedTuple):

@@ -12,7 +12,7 @@ from ...interfaces.attention import AttentionBackend, AttentionSpec
 from ...interfaces.kv import KVLayout
 from ...interfaces.setup import BackendSetup
 from ...ops import Ops
-from ...registry import Registry
+from ...plugin_host.registry import Registry
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel
 

@@ -22,7 +22,7 @@ from ...layers.build import ModelBuild
 from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
 from ...parallel.group import SingleGroup
-from ...registry import Registry
+from ...plugin_host.registry import Registry
 
 KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 

@@ -13,7 +13,7 @@ from ...interfaces.logits import LogitsProcessor
 from ...interfaces.model import Model
 from ...interfaces.platform import Platform, Steps
 from ...ops.step import StepBuffers
-from ...registry import Registry
+from ...plugin_host.registry import Registry
 from ..pooling.pooling import NullPooling
 from ..pooling.setup import make_pooling
 from ..sample.sampler import Sampler

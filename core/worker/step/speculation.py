@@ -18,7 +18,7 @@ from ...interfaces.setup import SpeculatorSetup
 from ...interfaces.speculator import DraftContext, Speculator
 from ...interfaces.step import NewRequest, StepPlan
 from ...ops import Ops
-from ...registry import Registry
+from ...plugin_host.registry import Registry
 from ..sample.draws import Ahead, CheckedDraws, Draws
 from ..sample.sampled import Sampled, VerifiedTokens
 from ..sample.sampler import Sampler

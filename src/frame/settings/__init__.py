@@ -48,17 +48,17 @@ if TYPE_CHECKING:
     from frame.core.config.tree import (
         FrameConfig as FrameConfig,
     )
-    from frame.core.named_plugins import (
+    from frame.core.plugin_host.named_plugins import (
         ENGINE_PLUGINS as ENGINE_PLUGINS,
         TEXT_PLUGINS as TEXT_PLUGINS,
     )
-    from frame.core.offers import (
+    from frame.core.plugin_host.offers import (
         PluginError as PluginError,
     )
-    from frame.core.processes.offline_routes import open_routes as open_routes
-    from frame.core.registry import (
+    from frame.core.plugin_host.registry import (
         Registry as Registry,
     )
+    from frame.core.processes.offline_routes import open_routes as open_routes
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core", {
         "cli.main": ("commands",),
@@ -72,8 +72,8 @@ else:
         "config.model_config": ("ModelConfig",),
         "config.stored_tensors": ("StoredTensor", "read_header"),
         "config.tree": ("FrameConfig",),
-        "named_plugins": ("ENGINE_PLUGINS", "TEXT_PLUGINS"),
-        "offers": ("PluginError",),
+        "plugin_host.named_plugins": ("ENGINE_PLUGINS", "TEXT_PLUGINS"),
+        "plugin_host.offers": ("PluginError",),
         "processes.offline_routes": ("open_routes",),
-        "registry": ("Registry",),
+        "plugin_host.registry": ("Registry",),
     })  # fmt: skip

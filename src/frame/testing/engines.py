@@ -23,7 +23,7 @@ from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.scheduling import SchedulerPolicy
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 
 from .fake_worker import VOCAB
 from .setups import make_setup

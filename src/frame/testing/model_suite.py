@@ -22,9 +22,9 @@ from frame.core.interfaces.model import ForwardStep, Groups, Model, ModelInputs
 from frame.core.interfaces.setup import BackendSetup
 from frame.core.layers.build import ModelBuild
 from frame.core.layers.weights import load_weights
-from frame.core.offers import import_target
 from frame.core.ops import Ops
 from frame.core.parallel.group import SingleGroup
+from frame.core.plugin_host.offers import import_target
 from frame.core.worker.start.kv_memory import KVMemory
 from frame.core.worker.start.model_loading import choose_loader
 

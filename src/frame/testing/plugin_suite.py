@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from frame.core.config.flat import from_flat
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.provider import API_VERSION, Provider
-from frame.core.offers import HERE, Offer, import_target
-from frame.core.registry import Registry
+from frame.core.plugin_host.offers import HERE, Offer, import_target
+from frame.core.plugin_host.registry import Registry
 
 from .setups import make_setup
 

@@ -19,8 +19,8 @@ from frame.core.interfaces.setup import (
     Setup,
     SpeculatorSetup,
 )
-from frame.core.offers import KINDS
-from frame.core.setups import (
+from frame.core.plugin_host.offers import KINDS
+from frame.core.plugin_host.setups import (
     connector_setup,
     connector_worker_setup,
     endpoint_setup,
@@ -81,7 +81,7 @@ def _engine_side(kind: str, part: str, config: FrameConfig, changes: dict[str, A
 
 
 def _cpu(config: FrameConfig) -> Platform:
-    from frame.core.registry import Registry
+    from frame.core.plugin_host.registry import Registry
 
     setup = platform_setup(config, _MAX_MODEL_LEN, Placement())
     platform: Platform = Registry.load().make("platform", "frame-llm:cpu", setup)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from frame.core.ops import Ops
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import BackendSetup
 from frame.plugins.attention.cudnn import MAX_ROWS, CudnnAttention, padded
 from frame.plugins.attention.flash import FlashAttention

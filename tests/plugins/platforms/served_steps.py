@@ -19,7 +19,7 @@ from frame.core.config.flat import from_flat
 from frame.core.engine.schedule.step_budget import resolve_budget
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import NewRequest, StepPlan, TokenMasks
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.worker.step.runner import Runner
 from frame.core.worker.worker import Worker
 from frame.plugins.platforms.cuda.compile import rehearsal

@@ -19,7 +19,7 @@ from triton.runtime import driver
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.engine.schedule.step_budget import resolve_budget
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.worker.start.distinct_layers import distinct_layers
 from frame.core.worker.worker import Worker
 from frame.plugins.platforms.cuda.compile import rehearsal

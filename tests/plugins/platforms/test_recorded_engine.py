@@ -20,7 +20,7 @@ from frame.core.interfaces.model import ForwardStep
 from frame.core.interfaces.platform import AnyShape, EagerGraphs, Forward, Part, Steps, StepShape
 from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
-from frame.core.registry import Registry
+from frame.core.plugin_host.registry import Registry
 from frame.core.worker.worker import Worker
 from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform, HostMemory

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pluggy
 
-from .interfaces.provider import Provider
+from ..interfaces.provider import Provider
 
 #: The entry-point group and pluggy's project name.
 GROUP = "frame"

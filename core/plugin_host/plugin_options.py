@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from .interfaces.provider import Provider
+from ..interfaces.provider import Provider
 from .offers import PluginError, import_target
 
 

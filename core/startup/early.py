@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from .config.tree import FrameConfig
-from .offers import PluginError, import_target
-from .registry import Registry
+from ..config.tree import FrameConfig
+from ..plugin_host.offers import PluginError, import_target
+from ..plugin_host.registry import Registry
 
 logger = logging.getLogger(__name__)
 

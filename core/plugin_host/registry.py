@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
-from .interfaces.provider import API_VERSION, Provider
-from .interfaces.setup import Setup
+from ..interfaces.provider import API_VERSION, Provider
+from ..interfaces.setup import Setup
 from .named_plugins import check_named, check_options, named_plugins
 from .offers import HERE, KINDS, Choice, Failure, Offer, PluginError, collect, import_target, installed, offers_of_file
 from .plugin_options import read_options
@@ -291,7 +291,7 @@ class Registry:
             module, _, name = interface.partition(":")
             if part:
                 name = name.replace("Scheduler", part.capitalize())
-            wanted = getattr(import_module(f".interfaces.{module}", __package__), name)
+            wanted = getattr(import_module(f"..interfaces.{module}", __package__), name)
             if not issubclass(found, wanted):
                 raise PluginError(f"plugin {provider.name!r}{source}: {target} does not derive from {name}")
             missing = sorted(getattr(found, "__abstractmethods__", ()))

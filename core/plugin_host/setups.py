@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from .config.tree import FrameConfig
-from .interfaces.mesh import Mesh, Placement
-from .interfaces.setup import (
+from ..config.tree import FrameConfig
+from ..interfaces.mesh import Mesh, Placement
+from ..interfaces.setup import (
     ConnectorSetup,
     ConnectorWorkerSetup,
     EndpointSettings,
@@ -19,10 +19,10 @@ from .interfaces.setup import (
 )
 
 if TYPE_CHECKING:
-    from .interfaces.executor import WorkerFactory
-    from .interfaces.grammar import Vocabulary
-    from .interfaces.kv import KVLayout
-    from .interfaces.platform import Platform
+    from ..interfaces.executor import WorkerFactory
+    from ..interfaces.grammar import Vocabulary
+    from ..interfaces.kv import KVLayout
+    from ..interfaces.platform import Platform
 
 
 class _EngineFields(TypedDict):

@@ -21,9 +21,9 @@ import pluggy
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
+from ..config.errors import near
+from ..interfaces.provider import API_VERSION, Provider
 from . import hookspecs
-from .config.errors import near
-from .interfaces.provider import API_VERSION, Provider
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .config.errors import near
-from .config.leaves import leaves
+from ..config.errors import near
+from ..config.leaves import leaves
 from .offers import Offer, PluginError
 from .plugin_options import read_options
 

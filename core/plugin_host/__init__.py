@@ -1,0 +1,1 @@
+"""The plugin host: finds what packages offer, chooses by name and builds it. Knows no plugin."""
