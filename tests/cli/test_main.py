@@ -15,6 +15,7 @@ from frame.core.cli import main as cli
 from frame.core.cli.main import main
 from frame.core.config.errors import ConfigError
 from frame.core.interfaces.endpoint import Command
+from frame.interfaces import Setup
 from frame.testing import suites
 
 
@@ -33,7 +34,7 @@ class Stub(Command):
 
 @pytest.fixture
 def stub(monkeypatch):
-    monkeypatch.setattr(cli, "_find", lambda name: Stub() if name == "stub" else None)
+    monkeypatch.setattr(cli, "_find", lambda name: Stub(Setup("tests:stub")) if name == "stub" else None)
     monkeypatch.setattr(Stub, "raises", None)
     return Stub
 

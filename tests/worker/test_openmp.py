@@ -108,7 +108,7 @@ def test_a_program_that_imports_torch_first_is_told(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     code = (
-        f"{first}\nfrom frame.core.openmp import import_torch, spins_long\nimport_torch()\nimport_torch()\n"
+        f"{first}\nfrom frame.core.startup.openmp import import_torch, spins_long\nimport_torch()\nimport_torch()\n"
         "print(spins_long())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
