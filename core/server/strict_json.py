@@ -52,11 +52,12 @@ def _check_structure(body: bytes) -> None:
     if num_strings > MAX_PARTS:  # before they are split
         raise _too_many_parts()
     outside = b"".join(plain.split(b'"')[::2])
-    brackets = np.frombuffer(outside.translate(None, delete=_NO_BRACKETS), np.uint8)
+    found = np.frombuffer(outside.translate(None, delete=_NO_BRACKETS), np.uint8)
+    brackets = found[: 2 * MAX_PARTS]  # of more of them too many open
     opens = (brackets == ord("[")) | (brackets == ord("{"))
     if int(np.cumsum(np.where(opens, np.int8(1), np.int8(-1)), dtype=np.int32).max(initial=0)) > MAX_DEPTH:
         raise RequestError(400, f"the body nests deeper than {MAX_DEPTH} levels")
-    if num_strings + int(np.count_nonzero(opens)) > MAX_PARTS:
+    if len(found) > len(brackets) or num_strings + int(np.count_nonzero(opens)) > MAX_PARTS:
         raise _too_many_parts()
     if outside.count(b",") > MAX_VALUES:
         raise RequestError(400, f"the body holds more than {MAX_VALUES} values")
