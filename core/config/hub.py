@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ _TEXTS = ["*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt
 #: The weights once more in other forms, which lie in subfolders or in files for another program.
 _DOUBLES = ["*/*.safetensors", "*/*.index.json", "consolidated*", "original/*", "onnx/*", "metal/*"]
 _REPORT_SECONDS = 15.0
+#: Seconds without a byte after which a transfer belongs to a process that was killed.
+_STALE_SECONDS = 3600.0
 
 
 def fetch_model(config: FrameConfig) -> FrameConfig:
@@ -68,26 +69,53 @@ def _fetch(name: str, revision: str | None, load: LoadConfig, *, weights: bool) 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": not sys.stderr.isatty()})
 
-    blobs = hub_cache(load.download_dir) / f"models--{name.replace('/', '--')}" / "blobs"
-    known = set(os.listdir(blobs)) if blobs.is_dir() else set()
-    with _one_sentence(name, revision or "main", hub_cache(load.download_dir)), _reports(name, blobs):
-        folder = Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                cache_dir=hub_cache(load.download_dir),
-                local_files_only=load.offline,
-                allow_patterns=[*_TEXTS, *["*.safetensors"] * weights],
-                ignore_patterns=_DOUBLES,
-                tqdm_class=Bars,
+    cache = hub_cache(load.download_dir)
+    repository = cache / f"models--{name.replace('/', '--')}"
+    with _unchecked(repository) as known:
+        with _one_sentence(name, revision or "main", cache), _reports(name, repository / "blobs"):
+            folder = Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    cache_dir=cache,
+                    local_files_only=load.offline,
+                    allow_patterns=[*_TEXTS, *["*.safetensors"] * weights],
+                    ignore_patterns=_DOUBLES,
+                    tqdm_class=Bars,
+                )
             )
-        )
-    _check_hashes(name, [path for path in folder.rglob("*") if path.is_file() and path.resolve().name not in known])
+        _check_hashes(name, [path for path in folder.rglob("*") if path.is_file() and path.resolve().name not in known])
     if weights and not any(folder.glob("*.safetensors")):
         raise ConfigError(
             f"model {name!r} has no .safetensors file; pickles (.bin, .pt) are not fetched: convert it to safetensors"
         )
     return folder.name
+
+
+@contextmanager
+def _unchecked(repository: Path) -> Iterator[set[str]]:
+    """The blobs that are there already, by name.
+
+    A note keeps them until the block has ended well, so that what a process fetched that was killed is checked, too.
+    """
+    note, blobs = repository / "frame-unchecked", repository / "blobs"
+    known = set(note.read_text().split()) if note.exists() else {path.name for path in blobs.glob("*")}
+    with suppress(OSError):  # a cache that nobody may write to
+        for left in blobs.glob("*.incomplete"):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                left.unlink()
+        repository.mkdir(parents=True, exist_ok=True)
+        note.write_text("\n".join(known))
+    try:
+        yield known
+    except BaseException:
+        if not any(blobs.glob("*")):
+            with suppress(OSError):
+                note.unlink()
+                repository.rmdir()
+        raise
+    with suppress(OSError):
+        note.unlink()
 
 
 def _check_hashes(name: str, paths: list[Path]) -> None:
@@ -152,7 +180,7 @@ def _one_sentence(name: str, revision: str, cache: Path) -> Iterator[None]:
 
     hub = constants.ENDPOINT
     closed = f"{hub} cannot be reached or must not be asked (--offline, HF_HUB_OFFLINE)"
-    cached = (cache / f"models--{name.replace('/', '--')}").exists()
+    cached = (cache / f"models--{name.replace('/', '--')}" / "snapshots").exists()
     reasons: list[tuple[type[BaseException], str]] = [
         (errors.GatedRepoError, f"is gated: accept its terms at {hub}/{name}, set HF_TOKEN to that account's token"),
         (errors.RepositoryNotFoundError, f"is no folder here, and {hub} has none of that name that can be read with "
@@ -173,5 +201,5 @@ def _one_sentence(name: str, revision: str, cache: Path) -> Iterator[None]:
             raise ConfigError(f"model {name!r} cannot be fetched: {hub} wants a valid token in HF_TOKEN") from None
         text = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(
-            f"model {name!r} cannot be fetched from {hub}: {text}; start again to go on where it stopped"
+            f"model {name!r} cannot be fetched from {hub}: {text}; start again: files that are complete stay"
         ) from None

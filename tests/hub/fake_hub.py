@@ -21,7 +21,7 @@ class FakeHub:
     """`files` are those of every revision. `private` wants `TOKEN`; `gated` refuses everybody's.
 
     `broken` maps a file to the bytes after which a transfer of it ends, once; `wrong` names files that are sent with
-    one byte changed. `asked` collects (method, path, range).
+    one byte changed; `stalled` is as `broken`, but the rest never comes. `asked` collects (method, path, range).
     """
 
     files: dict[str, bytes]
@@ -30,6 +30,7 @@ class FakeHub:
     gated: bool = False
     broken: dict[str, int] = field(default_factory=dict)
     wrong: set[str] = field(default_factory=set)
+    stalled: dict[str, int] = field(default_factory=dict)
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def sent(self) -> list[str]:
@@ -106,6 +107,10 @@ class Handler(BaseHTTPRequestHandler):
         if is_large(name):
             headers["X-Linked-Etag"], headers["X-Linked-Size"] = f'"{etag}"', str(len(content))
         asked = self.headers.get("range")
+        if self.command == "GET" and name in self.hub.stalled:
+            self._send(200, content, headers, self.hub.stalled[name])
+            self.rfile.read(1)  # ends when the client does
+            return None
         if asked is None:
             return self._send(200, content, headers, self.hub.broken.pop(name, None) if self.command == "GET" else None)
         start = int(asked.removeprefix("bytes=").rstrip("-").partition("-")[0])

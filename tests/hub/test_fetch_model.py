@@ -14,7 +14,7 @@ import pytest
 
 from frame.core.config.checkpoint import DEMO_FOLDER
 from tests.hub.fake_hub import MAIN, NAME, OLD, TOKEN, FakeHub, running_hub
-from tests.server.running import REAL, server
+from tests.server.running import REAL, server, until
 
 WANTED = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 OTHERS = {
@@ -90,6 +90,25 @@ def test_a_broken_transfer_goes_on_where_it_stopped(hub: FakeHub, tmp_path: Path
     assert (folder_of(tmp_path) / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
 
 
+def test_what_a_killed_process_has_fetched_is_kept_and_checked(hub: FakeHub, tmp_path: Path) -> None:
+    hub.wrong, hub.stalled = {"config.json"}, {"model.safetensors": 1000}
+    process = subprocess.Popen([sys.executable, "-c", FETCH, f"model={NAME}"], env=environment(hub, tmp_path))
+    others = set(WANTED) & set(hub.files) - {"model.safetensors"}
+    until(lambda: all((folder_of(tmp_path) / name).exists() for name in others) and "model.safetensors" in hub.sent())
+    process.kill()
+    process.wait()
+    hub.stalled.clear()
+    (left,) = tmp_path.rglob("*.incomplete")
+    os.utime(left, (1, 1))
+    hub.asked.clear()
+    assert fetch(hub, tmp_path).startswith("refused: config.json of model")
+    assert hub.sent() == ["model.safetensors"]
+    hub.wrong.clear()
+    assert fetch(hub, tmp_path).startswith(MAIN)
+    assert hub.sent() == ["model.safetensors", "config.json"]
+    assert not [*tmp_path.rglob("frame-unchecked"), *tmp_path.rglob("*.incomplete")]
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_file_with_another_hash_is_removed_and_named(hub: FakeHub, tmp_path: Path, name: str) -> None:
     hub.wrong = {name}
@@ -124,6 +143,7 @@ def test_who_may_not_read_is_told_what_to_do(hub: FakeHub, tmp_path: Path) -> No
 
 def test_a_model_that_is_nowhere_and_one_without_safetensors(hub: FakeHub, tmp_path: Path) -> None:
     assert "is no folder here, and http" in fetch(hub, tmp_path, model="org/typo")
+    assert not list(tmp_path.rglob("models--org--typo"))
     del hub.files["model.safetensors"]
     text = fetch(hub, tmp_path)
     assert text.endswith("has no .safetensors file; pickles (.bin, .pt) are not fetched: convert it to safetensors")
