@@ -19,6 +19,7 @@ from frame.plugins.commands.doctor import prediction
 from frame.plugins.commands.doctor.machine import Device, find_device
 from frame.testing import CommandSuite, make_checkpoint
 from frame.testing.checkpoints import FAMILIES
+from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 
 GIB = 1 << 30
 
@@ -51,6 +52,46 @@ def test_predicted_blocks_and_bytes_are_those_of_the_engine(family, tmp_path, ca
     assert found["capacity"]["longest_request"] == engine.core.info.max_model_len
     assert found["weights"]["num_bytes"] == weights
     assert found["weights"]["dtype"] == engine.core.info.dtype
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith("llama-l")])
+def test_weights_that_are_not_there_yet_are_counted_from_the_configuration(family, tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16)
+    told = doctor(capsys, str(folder))
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    found = doctor(capsys, str(folder))
+    assert found["weights"]["elements"] == pytest.approx(told["weights"]["elements"], rel=0.01)
+    assert found["kv_cache"] == told["kv_cache"]
+    assert found["weights"]["files"] == 0
+    assert any("no file of them is there yet" in line for line in found["assumptions"])
+    assert main(["doctor", str(folder)]) == 0
+    assert "not there yet: from config.json" in capsys.readouterr().out
+
+
+def test_an_encoder_has_no_cache(tmp_path, capsys):
+    folder = make_pooling_checkpoint(tmp_path, "bert")
+    told = doctor(capsys, str(folder))
+    assert told["kv_cache"]["num_blocks"] == told["kv_cache"]["num_bytes"] == 0
+    assert told["capacity"]["tokens"] == told["capacity"]["max_num_batched_tokens"] == 2048
+    assert told["capacity"]["full_length_requests"] == 2048 / 128
+    assert told["binding_limit"]["name"] == "max_num_batched_tokens"
+    assert main(["doctor", str(folder), "--platform", "cuda", "--memory-gib", "24"]) == 0
+    text = capsys.readouterr().out
+    assert "KV cache         none: each token of an encoder sees its whole prompt at once" in text
+    assert "graphs" not in text
+    assert "blocks of" not in text
+    found = doctor(capsys, str(folder), "--platform", "cuda", "--memory-gib", "0.1", status=1)
+    assert found["binding_limit"]["name"] == "weights"
+    (folder / "model.safetensors").unlink()
+    assert doctor(capsys, str(folder))["weights"]["elements"] == pytest.approx(told["weights"]["elements"], rel=0.01)
+
+
+def test_pickles_alone_are_refused(tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, "llama")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert main(["doctor", str(folder)]) == 1
+    assert "pickles (.bin, .pt) are refused" in capsys.readouterr().err
 
 
 def test_the_demo_model_has_a_name(capsys):

@@ -63,26 +63,31 @@ def _refuse(config: Any) -> None:
 def _text(found: dict[str, Any]) -> str:
     weights, cache, capacity = found["weights"], found["kv_cache"], found["capacity"]
     stored = ", ".join(f"{size(value)} {name}" for name, value in weights["file_bytes_by_dtype"].items())
+    files = f"{stored} in {weights['files']} files" if weights["files"] else "not there yet: from config.json"
+    in_step = "" if cache["set_by"] else " in a step"
     lines = [
         f"{found['architecture']} in {found['model']}",
         f"on {found['device']['name']}: {size(found['device']['total_bytes'])}, "
         f"{size(found['device']['free_bytes'])} free",
         "",
-        f"weights          {size(weights['num_bytes'])} as {weights['dtype']} ({stored} in {weights['files']} files)",
+        f"weights          {size(weights['num_bytes'])} as {weights['dtype']} ({files})",
     ]
     lines += [f"{name:<16} {size(value)}" for name, value in found["memory"].items() if name != "weights" and value]
-    lines.append(
-        f"KV cache         {size(cache['num_bytes'])} as {cache['dtype']}: {cache['num_blocks']:,} blocks of "
-        f"{cache['block_size']} tokens (set by: {cache['set_by']})"
-    )
+    if cache["set_by"] is None:
+        lines.append("KV cache         none: each token of an encoder sees its whole prompt at once")
+    else:
+        lines.append(
+            f"KV cache         {size(cache['num_bytes'])} as {cache['dtype']}: {cache['num_blocks']:,} blocks of "
+            f"{cache['block_size']} tokens (set by: {cache['set_by']})"
+        )
     for group in cache["groups"]:
         window = f"window of {group['window']}" if group["window"] else "every token"
         lines.append(f"  group          {group['layers']} layers, {window}, {size(group['bytes_per_token'])} a token")
     lines += [
         f"longest request  {capacity['longest_request']:,} tokens of max_model_len {capacity['max_model_len']:,} "
         f"(the model's own: {capacity['model_max_len']:,})",
-        f"capacity         {capacity['tokens']:,} tokens; {capacity['full_length_requests']:,} requests of full length "
-        f"(max_num_seqs {capacity['max_num_seqs']:,})",
+        f"capacity         {capacity['tokens']:,} tokens{in_step}; {capacity['full_length_requests']:,} requests of full "
+        f"length (max_num_seqs {capacity['max_num_seqs']:,})",
         f"load time        about {found['load_seconds']:g} s",
         "",
         f"binding limit    {found['binding_limit']['name']}: {found['binding_limit']['why']}",

@@ -15,7 +15,7 @@ _EVERY_LAYER = {"mistral": False, "qwen3_moe": True}
 _BY_LAYER = {"qwen2": True, "qwen3": True, "gemma2": False, "gemma3_text": False, "gemma3": False}
 _NO_WINDOW = ("llama", "gpt2")
 #: Families that keep nothing: every token sees the whole prompt at once.
-_ENCODERS = ("bert", "roberta", "xlm-roberta")
+ENCODERS = ("bert", "roberta", "xlm-roberta")
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
     heads = _size(config, "n_head" if gpt2 else "num_attention_heads")
     kv_heads = heads if gpt2 else int(getattr(config, "num_key_value_heads", None) or heads)
     head_dim = hidden // heads if gpt2 else int(getattr(config, "head_dim", None) or hidden // heads)
-    known = family in _EVERY_LAYER or family in _BY_LAYER or family in _NO_WINDOW or family in _ENCODERS
+    known = family in _EVERY_LAYER or family in _BY_LAYER or family in _NO_WINDOW or family in ENCODERS
     specs: dict[str, AnyKVSpec] = {}
-    for index in range(0 if family in _ENCODERS else layers):
+    for index in range(0 if family in ENCODERS else layers):
         window = _window(config, family, index)
         sizes: dict[str, Any] = {"num_kv_heads": kv_heads, "head_dim": head_dim, "dtype": kv_dtype}
         specs[f"layers.{index}"] = SlidingKV(**sizes, window=window) if window else FullKV(**sizes)

@@ -22,9 +22,10 @@ from frame.interfaces import (
 )
 from frame.settings import Checkpoint, ConfigError, FrameConfig
 
+from .estimate import estimate_weights
 from .layers import Shape, read_shape
 from .machine import Device
-from .weights import Weights, read_weights
+from .weights import Weights, has_weights, read_weights
 
 #: Requests and tokens of a step where the settings leave them open, by device.
 STEP_SIZES = {"cpu": (128, 2048), "cuda": (512, 8192)}
@@ -89,15 +90,24 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
     """Raises `ConfigError` for what cannot be read from config.json and the headers."""
     sizes = resolve_sizes(config, checkpoint, device)
     shape = read_shape(checkpoint, sizes.kv_dtype)
-    weights = read_weights(checkpoint.folder, tied=shape.tied)
+    there = has_weights(checkpoint.folder)
+    if there:
+        weights = read_weights(checkpoint.folder, tied=shape.tied)
+    else:
+        weights = estimate_weights(checkpoint, shape, DTYPE_BYTES[checkpoint.dtype])
     weights_bytes = weights.elements * DTYPE_BYTES[sizes.dtype]
     empty = plan_layout(group_layers(shape.kv_specs, config.cache.block_size))
     budget = kv_budget(config, device, sizes, shape, weights_bytes, empty, checkpoint.vocab_size)
     layout: KVLayout | None = None
     try:
+        if not shape.kv_specs:
+            raise ValueError("an encoder has no KV cache")
         layout = with_blocks(empty, budget.kv_bytes, config.cache.num_gpu_blocks_override)
     except ValueError:
         fits_len, full = 0, 0.0
+        if not shape.kv_specs:  # a step takes whole prompts
+            fits_len = min(sizes.max_model_len, sizes.max_num_batched_tokens)
+            full = sizes.max_num_batched_tokens / max(1, sizes.max_model_len)
     else:
         fits_len = max_request_len(layout, sizes.max_model_len)
         needed = blocks_needed(layout, max(1, sizes.max_model_len - 1))
@@ -115,7 +125,7 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
         full_requests=full,
         graph_bytes=graph_bytes(config, device, sizes, shape, checkpoint.vocab_size),
         load_seconds=START_SECONDS[device.kind] + weights.read_bytes / (disk_gib_per_s * GIB),
-        assumptions=_assumptions(device, shape, disk_gib_per_s),
+        assumptions=_assumptions(device, shape, disk_gib_per_s, there),
     )
 
 
@@ -179,10 +189,13 @@ def kv_budget(
 
 
 def activation_bytes(sizes: Sizes, shape: Shape, vocab_size: int) -> int:
-    """The most that the largest step allocates at once: a layer's inputs and products, or the logits and two copies."""
+    """The most that the largest step allocates at once: a layer's inputs and products, or the logits and two copies.
+
+    An encoder has no logits.
+    """
     width = DTYPE_BYTES[sizes.dtype]
     layer = sizes.max_num_batched_tokens * (6 * shape.hidden_size + 3 * shape.intermediate_size) * width
-    rows = min(sizes.max_num_seqs, sizes.max_num_batched_tokens)
+    rows = min(sizes.max_num_seqs, sizes.max_num_batched_tokens) if shape.kv_specs else 0
     return max(layer, rows * vocab_size * (width + 12))
 
 
@@ -192,7 +205,7 @@ def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape,
     Steps of every size are recorded once, again deterministically where a single request may ask for that, and again
     over shared prefixes where these are looked for.
     """
-    if device.kind == "cpu" or config.executor.enforce_eager:
+    if device.kind == "cpu" or config.executor.enforce_eager or not shape.kv_specs:
         return 0
     options = config.plugin.get("cuda", {})
     if options.get("graph_memory_bytes") is not None:
@@ -224,19 +237,23 @@ def bytes_per_token(layout: KVLayout) -> int:
     return len(layout.groups) * layout.page_bytes * layout.num_slots // layout.block_size
 
 
-def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float) -> list[str]:
+def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float, there: bool) -> list[str]:
     found = [
         f"load time: {START_SECONDS[device.kind]:g} s to import and prepare, then {disk_gib_per_s:g} GiB/s "
         "(--disk-gib-per-s); a first start on a GPU also compiles kernels, about four seconds",
-        "full-length requests share no prefix",
+        "full-length requests share no prefix" if shape.kv_specs else "full-length requests are computed in one step",
     ]
-    if device.kind == "cuda":
+    if not there:
+        found.append("weights: no file of them is there yet, so they are counted from the sizes in config.json")
+    if device.kind == "cuda" and shape.kv_specs:
         found += [
             "activations: six hidden and three intermediate rows for each token of the largest step, or the logits of "
             "the largest batch with two copies, whichever is more",
             f"graphs: as much for the largest decode batch, its logits, {CUDA_WORKSPACE_BYTES >> 20} MiB, and "
             f"{CUDA_GRAPH_BYTES >> 20} MiB for each further recorded step",
         ]
+    elif device.kind == "cuda":
+        found.append("activations: six hidden and three intermediate rows for each token of the largest step")
     if device.stated:
         found.append("all of the memory that was named is free")
     if not shape.known:
@@ -265,8 +282,8 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
         },
         "kv_cache": {
             "dtype": one.sizes.kv_dtype,
-            "available_bytes": one.budget.kv_bytes,
-            "set_by": one.budget.rule,
+            "available_bytes": one.budget.kv_bytes if one.shape.kv_specs else 0,
+            "set_by": one.budget.rule if one.shape.kv_specs else None,
             "block_size": layout.block_size if layout else None,
             "num_blocks": layout.num_blocks if layout else 0,
             "num_bytes": layout.num_blocks * layout.page_bytes * layout.num_slots if layout else 0,
@@ -277,7 +294,7 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
             "max_model_len": one.sizes.max_model_len,
             "model_max_len": one.checkpoint.model_max_len,
             "longest_request": one.fits_len,
-            "tokens": (layout.num_blocks - 1) // max(1, len(layout.groups)) * layout.block_size if layout else 0,
+            "tokens": _capacity_tokens(one),
             "full_length_requests": round(one.full_requests, 2),
             "max_num_seqs": one.sizes.max_num_seqs,
             "max_num_batched_tokens": one.sizes.max_num_batched_tokens,
@@ -286,6 +303,15 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
         "load_seconds": round(one.load_seconds, 1),
         "assumptions": one.assumptions,
     }
+
+
+def _capacity_tokens(one: Prediction) -> int:
+    """Tokens that the cache holds, or, of an encoder, that a step takes."""
+    if not one.shape.kv_specs:
+        return one.sizes.max_num_batched_tokens
+    if one.layout is None:
+        return 0
+    return (one.layout.num_blocks - 1) // max(1, len(one.layout.groups)) * one.layout.block_size
 
 
 def _groups(layout: KVLayout) -> list[dict[str, Any]]:

@@ -29,6 +29,8 @@ class Verdict:
 def judge(prediction: Prediction) -> Verdict:
     """The one limit that is met first."""
     one, sizes = prediction, prediction.sizes
+    if not one.shape.kv_specs:
+        return _judge_encoder(one)
     flag = _MEMORY_FLAGS[one.budget.rule]
     if one.layout is None or one.fits_len < 2:
         if one.budget.rule in ("utilization", "free memory") and one.budget.kv_bytes == 0:
@@ -62,6 +64,31 @@ def judge(prediction: Prediction) -> Verdict:
         f"memory holds {one.full_requests:.1f} requests of {sizes.max_model_len} tokens; "
         f"no more than max_num_seqs = {sizes.max_num_seqs} run at once",
         "raise --max-num-seqs for more at once; memory is not the limit",
+    )
+
+
+def _judge_encoder(one: Prediction) -> Verdict:
+    """Without a KV cache memory must hold the weights, and a step whole prompts."""
+    sizes = one.sizes
+    left = one.budget.kv_bytes if one.device.kind == "cuda" else one.device.free_bytes - one.weights_bytes
+    if left <= 0:
+        return Verdict(
+            "weights",
+            f"the weights take {_gib(one.weights_bytes)} and leave no room for a step on {one.device.name}",
+            "take a device with more memory, raise --gpu-memory-utilization, or lower --max-num-batched-tokens",
+            works=False,
+        )
+    if one.full_requests < sizes.max_num_seqs:
+        return Verdict(
+            "max_num_batched_tokens",
+            f"a step takes {sizes.max_num_batched_tokens} tokens, which are {one.full_requests:.1f} requests of "
+            f"{sizes.max_model_len} tokens",
+            "raise --max-num-batched-tokens for more at once; an encoder has no KV cache",
+        )
+    return Verdict(
+        "max_num_seqs",
+        f"a step takes {sizes.max_num_seqs} requests at most, whatever their length",
+        "raise --max-num-seqs for more at once; an encoder has no KV cache",
     )
 
 

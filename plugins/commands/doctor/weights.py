@@ -11,6 +11,7 @@ from pathlib import Path
 from frame.settings import ConfigError, StoredTensor, read_header
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_SUFFIXES = frozenset((".safetensors", ".bin", ".pt", ".pth", ".gguf"))
 #: What files call the types that layers compute in.
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 
@@ -23,6 +24,11 @@ class Weights:
     file_bytes: Mapping[str, int]
     elements: int
     read_bytes: int
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether any file of weights is there, be it one that will be refused."""
+    return any(path.suffix in _SUFFIXES for path in folder.iterdir())
 
 
 def read_weights(folder: Path, *, tied: bool) -> Weights:
