@@ -86,8 +86,8 @@ def _text(found: dict[str, Any]) -> str:
     lines += [
         f"longest request  {capacity['longest_request']:,} tokens of max_model_len {capacity['max_model_len']:,} "
         f"(the model's own: {capacity['model_max_len']:,})",
-        f"capacity         {capacity['tokens']:,} tokens{in_step}; {capacity['full_length_requests']:,} requests of full "
-        f"length (max_num_seqs {capacity['max_num_seqs']:,})",
+        f"capacity         {capacity['tokens']:,} tokens{in_step}; {capacity['full_length_requests']:,} requests of "
+        f"full length (max_num_seqs {capacity['max_num_seqs']:,})",
         f"load time        about {found['load_seconds']:g} s",
         "",
         f"binding limit    {found['binding_limit']['name']}: {found['binding_limit']['why']}",
