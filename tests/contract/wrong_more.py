@@ -107,8 +107,8 @@ class Eager(SafetensorsLoader):
 class Scribbling(NgramSpeculator):
     """Writes its drafts into the token table itself."""
 
-    def __init__(self, *, options: Any = None, **given: Any) -> None:
-        super().__init__(options=NgramOptions(prompt_lookup_max=2), **given)
+    def __init__(self, setup: Any, options: Any = None) -> None:
+        super().__init__(setup, NgramOptions(prompt_lookup_max=2))
 
     def propose(self, context: DraftContext) -> Drafts:
         drafts = super().propose(context)
@@ -119,8 +119,8 @@ class Scribbling(NgramSpeculator):
 class Swapping(FakeExecutor):
     """Gives the answers of two steps in flight to each other."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._last: Any = None
 
     def execute(self, plan: StepPlan) -> None:
@@ -321,8 +321,8 @@ class Forgetting(ReasoningParser):
 class OneReader(ReasoningParser):
     """Has one reader for all outputs."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._reader = _Tags(keeps=True)
 
     def start(self, request: ParserRequest) -> OutputReader:
