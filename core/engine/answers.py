@@ -31,7 +31,7 @@ class Answers:
         blocks = ((plan.num_computed + plan.num_scheduled) // kv.block_size).tolist()
         tokens = result.token_ids[:, 0].tolist()
         rare = bool(result.logprobs or result.prompt_logprobs or result.failed)
-        usual = not rare and np.count_nonzero(result.num_tokens) == np.count_nonzero(plan.samples) == len(tokens)
+        plain = not rare and np.count_nonzero(result.num_tokens) == np.count_nonzero(plan.samples) == len(tokens)
         finished = RequestState.FINISHED
         outputs: list[EngineOutput] = []
         for row, (request, token, full) in enumerate(zip(step.requests, tokens, blocks, strict=True)):
@@ -40,11 +40,12 @@ class Answers:
             if request.batch is None:
                 request.num_unanswered -= 1
             else:
-                request.unconfirmed_load = False
-                if full > request.num_published:
+                if request.transfer.unconfirmed:
+                    request.transfer.confirm()
+                if full > request.cache.num_published:
                     kv.publish(request, full * kv.block_size)
             # most rows of most steps: one more token, after which the request goes on
-            if usual and request.usual and token not in request.stop_ids:
+            if plain and request.told.plain and token not in request.stop_ids:
                 known = request.token_ids
                 if len(known) + 1 < request.max_len:
                     known.append(token)
@@ -82,7 +83,7 @@ class Answers:
             if request.batch is None:
                 request.num_unanswered -= 1
             else:
-                request.unconfirmed_load = False
+                request.transfer.confirm()
                 if not plan.samples[row]:
                     kv.publish(request, computed[row])
             if row in result.failed:
@@ -142,10 +143,7 @@ class Answers:
             output = self._lifecycle.finish(request, "length", token_ids=(token,))
         else:
             output = EngineOutput(request_id=request.request_id, token_ids=[token])
-        if not request.announced:
-            request.announced = True
-            request.usual = request.grammar is None
-            output.num_cached, output.scheduled = request.num_cached, request.scheduled
+        request.told.begin(output, constrained=request.grammar is not None)
         return output
 
     def _end_pooling(self, request: Request, step: LaunchedStep, row: int, result: StepResult) -> EngineOutput | None:
@@ -156,7 +154,7 @@ class Answers:
         if pooled is None:
             return self._fail(request, "the step returned no pooled row for the request")
         output = self._lifecycle.finish(request, "stop")
-        output.pooled, output.num_cached = pooled, request.num_cached
+        output.pooled, output.num_cached = pooled, request.told.num_cached
         return output
 
     def _fail(self, request: Request, error: str) -> EngineOutput:
@@ -171,8 +169,8 @@ class Answers:
         if prompt is not None:
             # a prefill that was repeated after a preemption brings again what the front has
             start = int(step.plan.num_computed[row])
-            prompt = drop_rows(prompt, request.num_prompt_logprobs - start)
-            request.num_prompt_logprobs += len(prompt.ranks)
+            prompt = drop_rows(prompt, request.told.num_prompt_logprobs - start)
+            request.told.add_prompt(len(prompt.ranks))
             if output is None and len(prompt.ranks):
                 output = EngineOutput(request_id=request.request_id)
             if output is not None:
@@ -203,7 +201,7 @@ class Answers:
             else:
                 outputs.append(lifecycle.finish(request, "error", error=error))
         for request in step.loads:
-            if request.loading:
+            if request.transfer.loading:
                 lifecycle.abandon(request)
         for launched in later:
             for request in launched.requests:
@@ -225,18 +223,17 @@ class Answers:
         return outputs
 
     def _end_load(self, request: Request) -> list[EngineOutput]:
-        lifecycle, good = self._lifecycle, request.num_good_blocks
-        request.num_good_blocks = None
+        lifecycle, good = self._lifecycle, request.transfer.take_losses()
         outputs = []
         if request.state is not RequestState.FINISHED:
             if good is None:
-                lifecycle.kv.publish(request, request.num_loaded)
+                lifecycle.kv.publish(request, request.transfer.num_loaded)
             elif self._fail_on_load:
                 outputs.append(lifecycle.finish(request, "error", error=LOAD_ERROR))
             else:
                 lifecycle.kv.publish(request, good * lifecycle.kv.block_size)
                 lifecycle.kv.free(request)
-                request.use_connector = False
+                request.transfer.give_up()
         lifecycle.loaded(request)
         return outputs
 
@@ -246,18 +243,17 @@ class Answers:
             lifecycle.kv.pool.withdraw(block)
         outputs = []
         for request in list(lifecycle.requests.values()):
-            first = first_bad_block(request.blocks, bad)
+            first = first_bad_block(request.cache.blocks, bad)
             if request.state is RequestState.LOADING:
                 if first is not None:
-                    known = request.num_good_blocks
-                    request.num_good_blocks = first if known is None else min(first, known)
+                    request.transfer.lose(first)
             elif first is not None:
                 if request in launched[0].requests:
                     # the step that loaded was this or an earlier one, so what came before the gap did arrive
-                    request.unconfirmed_load = False
+                    request.transfer.confirm()
                     lifecycle.kv.publish(request, first * lifecycle.kv.block_size)
                 lifecycle.kv.withdraw_request(request, first)
-                request.use_connector = False
+                request.transfer.give_up()
                 if self._fail_on_load:
                     outputs.append(lifecycle.finish(request, "error", error=LOAD_ERROR))
                 else:

@@ -81,24 +81,24 @@ class Lifecycle:
         """Nobody told the workers what this step loads: whoever waits for it starts again without the connector."""
         for request in step.loads:
             self.kv.free(request)
-            request.use_connector = False
+            request.transfer.give_up()
             self.loaded(request)
         for row in step.requests:
-            if row is not None and row.unconfirmed_load:
-                row.use_connector = False
+            if row is not None and row.transfer.unconfirmed:
+                row.transfer.give_up()
                 self.roll_back(row, launched)
 
     def load(self, request: Request) -> None:
         """A waiting request's blocks are being filled by the connector."""
         self.waiting.remove(request)
         request.state = RequestState.LOADING
-        request.loading = True
+        request.transfer.begin()
         self.loading[request.request_id] = request
 
     def loaded(self, request: Request) -> None:
         """The load ended: back to the queue with its blocks, or, when it finished meanwhile, to rest."""
         (self.loading if request.request_id in self.loading else self.abandoned).pop(request.request_id)
-        request.loading = False
+        request.transfer.end()
         if request.state is RequestState.FINISHED:
             self._settle(request)
         else:
@@ -148,8 +148,9 @@ class Lifecycle:
         del self.requests[request.request_id]
         self.turns.end(request)
         self.finished_counts[reason] += 1
-        request.held, parameters = self.transfers.finished(request)
-        if request.held:
+        held, parameters = self.transfers.finished(request)
+        request.transfer.hold(held)
+        if held:
             self.held[request.request_id] = request
         if drained:
             self.finished_ids.append(request.request_id)
@@ -177,9 +178,9 @@ class Lifecycle:
         """The connector no longer reads the blocks of a finished request; unknown ids are ignored."""
         request = self.held.pop(request_id, None)
         if request is not None:
-            request.held = False
+            request.transfer.hold(False)
             self._settle(request)
 
     def _settle(self, request: Request) -> None:
-        if not (request.held or request.loading or request.num_unanswered):
+        if not (request.transfer.held or request.transfer.loading or request.num_unanswered):
             self.kv.free(request)

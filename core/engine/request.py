@@ -10,7 +10,10 @@ import numpy as np
 
 from ..interfaces.engine import EngineRequest
 from ..interfaces.step import NewRequest
+from .cache.cached_blocks import CachedBlocks
+from .cache.transfer_state import TransferState
 from .schedule.turns import Share
+from .told import Told
 
 if TYPE_CHECKING:
     from .grammar.progress import GrammarProgress
@@ -38,8 +41,8 @@ class Request:
     """The state of one request. Only the scheduler's parts change it.
 
     `token_ids` (int32) holds the prompt and every output token that reached the host; tokens that were sampled but not
-    answered yet are counted by the batch alone. `blocks[g]` lists the blocks of KV group g in order, 0 where a block
-    fell out of the window. `max_len` is the most tokens of prompt and output together.
+    answered yet are counted by the batch alone. `max_len` is the most tokens of prompt and output together. `cache` is
+    changed by the KV cache alone, `transfer` and `told` by their own methods.
     """
 
     def __init__(self, source: EngineRequest, *, sequence: int, max_len: int, num_groups: int, root: bytes) -> None:
@@ -66,26 +69,12 @@ class Request:
         self.queue_key: tuple[Any, ...] = ()
         self.batch: Batch | None = None
         self.slot = -1
-        self.num_loaded = 0  # computed tokens whose blocks it holds while it has no slot
         self.num_unanswered = 0  # launched rows that must be answered before it may resume
         self.num_preemptions = 0
 
-        self.blocks: list[list[int]] = [[] for _ in range(num_groups)]
-        self.first_live = [0] * num_groups  # earlier entries of blocks[g] are 0
-        self.root = root
-        self.hashes: list[bytes] = []
-        self.num_published = 0  # full blocks that are in the prefix cache, or could not be put there
-
-        self.num_cached: int | None = None  # prompt tokens found in the cache; None until first admitted
-        self.scheduled: float | None = None  # when it was first admitted, in seconds of time.time
-        self.announced = False  # whether num_cached and scheduled were reported
-        self.usual = False  # announced, without a grammar: a token that ends nothing is all there is to an answer
-        self.num_prompt_logprobs = source.num_prompt_logprobs  # prompt positions whose were reported
-        self.unconfirmed_load = False  # the launched step that fills some of its blocks was not answered yet
-        self.loading = False  # the connector writes to its blocks
-        self.held = False  # the connector reads its blocks after the end
-        self.use_connector = self.reads_cache
-        self.num_good_blocks: int | None = None  # blocks before the first that failed to load
+        self.cache = CachedBlocks.none(num_groups, root)
+        self.transfer = TransferState(asks=self.reads_cache)
+        self.told = Told(source.num_prompt_logprobs)
 
     @property
     def owner(self) -> str:
@@ -105,7 +94,7 @@ class Request:
     @property
     def num_computed(self) -> int:
         """Tokens whose keys and values are, or will be after the launched steps, in its blocks."""
-        return self.num_loaded if self.batch is None else int(self.batch.num_computed[self.slot])
+        return self.transfer.num_loaded if self.batch is None else int(self.batch.num_computed[self.slot])
 
     @property
     def reads_cache(self) -> bool:
@@ -125,7 +114,7 @@ class Request:
             token_ids=np.array(self.token_ids, dtype=np.int32),
             prompt_len=self.prompt_len,
             num_computed=num_computed,
-            block_ids=[np.array(blocks, dtype=np.int32) for blocks in self.blocks],
+            block_ids=[np.array(blocks, dtype=np.int32) for blocks in self.cache.blocks],
             params=self.params,
             seed=source.seed,
             eos_token_ids=source.eos_token_ids,

@@ -392,7 +392,11 @@ class Simulation:
         owners = [*lifecycle.requests.values(), *lifecycle._draining.values()]
         owners += [*lifecycle.held.values(), *lifecycle.loading.values(), *lifecycle.abandoned.values()]
         held = Counter(
-            block for owner in {id(o): o for o in owners}.values() for table in owner.blocks for block in table if block
+            block
+            for owner in {id(o): o for o in owners}.values()
+            for table in owner.cache.blocks
+            for block in table
+            if block
         )
         assert all(pool.references(block) == held[block] for block in range(1, pool.num_blocks))
         assert pool.num_free == pool.num_blocks - 1 - len(held)

@@ -76,7 +76,7 @@ def test_a_hit_leaves_one_token_to_compute():
     assert cache.find_hit(make(cache, list(range(8)))).num_tokens == 4
     hit = cache.find_hit(make(cache, [*range(8), 9]))
     assert hit.num_tokens == 8
-    assert hit.blocks == first.blocks
+    assert hit.blocks == first.cache.blocks
     assert cache.find_hit(make(cache, [9, *range(8)])).num_tokens == 0
 
 
@@ -96,7 +96,7 @@ def test_prompt_logprobs_and_disabled_caching_read_nothing():
 def test_a_windowed_group_needs_only_the_window_before_the_hit():
     cache = make_cache(make_layout(40, 4, (None, 5)))
     request = fill(cache, list(range(16)))
-    windowed = request.blocks[1]
+    windowed = request.cache.blocks[1]
     cache.free(request)
     cache.pool.withdraw(windowed[0])
     hit = cache.find_hit(make(cache, list(range(17))))
@@ -131,10 +131,10 @@ def test_admission_without_room_changes_nothing():
     assert hit.num_tokens == 8
     assert not cache.admit(other, hit, 8, 24)
     assert cache.pool.num_free == 5
-    assert other.blocks == [[]]
+    assert other.cache.blocks == [[]]
     assert cache.admit(other, hit, 8, 20)
     assert cache.pool.num_free == 0
-    assert other.blocks[0][:2] == hit.blocks[0]
+    assert other.cache.blocks[0][:2] == hit.blocks[0]
     assert cache.capacity(other) == 20
 
 
@@ -144,7 +144,7 @@ def test_blocks_that_fell_out_of_the_window_are_given_back():
     assert cache.admit(request, PrefixHit(0, [[]]), 0, 12)
     assert cache.pool.num_free == 6
     assert cache.extend(request, 12, 13)
-    assert [bool(block) for block in request.blocks[0]] == [False, False, True, True]
+    assert [bool(block) for block in request.cache.blocks[0]] == [False, False, True, True]
     assert cache.pool.num_free == 7
     cache.free(request)
     assert cache.pool.num_free == 9
@@ -154,9 +154,9 @@ def test_a_state_group_holds_one_block_and_shares_no_prefix():
     cache = make_cache(layout_of(FullKV(**SPEC), StateKV(**SPEC, state_bytes=64)))
     request = make(cache, list(range(9)))
     assert cache.admit(request, MISS, 0, 9)
-    assert [len(blocks) for blocks in request.blocks] == [3, 1]
+    assert [len(blocks) for blocks in request.cache.blocks] == [3, 1]
     assert cache.extend(request, 9, 20)
-    assert [len(blocks) for blocks in request.blocks] == [5, 1]
+    assert [len(blocks) for blocks in request.cache.blocks] == [5, 1]
     assert cache.publish(request, 9) == []
     cache.free(request)
     assert cache.pool.num_free == 19
@@ -172,7 +172,7 @@ def test_what_a_step_published_can_be_taken_back():
     request = make(cache, list(range(9)))
     cache.admit(request, PrefixHit(0, [[]]), 0, 9)
     made = cache.publish(request, 9)
-    assert [block for block, _ in made] == request.blocks[0][:2]
+    assert [block for block, _ in made] == request.cache.blocks[0][:2]
     assert cache.publish(request, 9) == []
     cache.withdraw(made)
     assert cache.pool.num_published == 0

@@ -55,7 +55,7 @@ class KVCache:
 
     def capacity(self, request: Request) -> int:
         """Tokens that the blocks it has cover."""
-        return len(request.blocks[self._growing[0]]) * self.block_size if self._growing else request.max_len
+        return len(request.cache.blocks[self._growing[0]]) * self.block_size if self._growing else request.max_len
 
     def find_hit(self, request: Request) -> PrefixHit:
         """The longest prefix that every group has, short of the last token: one token is always computed."""
@@ -96,9 +96,10 @@ class KVCache:
 
     def block_hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Hashes of at least the first `num_blocks` full blocks of known tokens; computed once."""
-        if len(request.hashes) < num_blocks:
-            self.hasher.extend(request.hashes, request.root, request.token_ids, num_blocks)
-        return request.hashes
+        cache = request.cache
+        if len(cache.hashes) < num_blocks:
+            self.hasher.extend(cache.hashes, cache.root, request.token_ids, num_blocks)
+        return cache.hashes
 
     def admit(self, request: Request, hit: PrefixHit, num_computed: int, total: int, *, reserve: int = 0) -> bool:
         """Gives a request without blocks its hit and new blocks up to `total` tokens; False (no change) without room.
@@ -113,11 +114,11 @@ class KVCache:
             return False
         for block in held:
             pool.share(block)
-        request.blocks = [list(blocks) for blocks in hit.blocks]
+        request.cache.blocks = [list(blocks) for blocks in hit.blocks]
         for group in self._states:
-            request.blocks[group] = pool.allocate(1)
-        request.first_live = [0] * len(self._specs)
-        request.num_published = hit.num_tokens // self.block_size
+            request.cache.blocks[group] = pool.allocate(1)
+        request.cache.first_live = [0] * len(self._specs)
+        request.cache.num_published = hit.num_tokens // self.block_size
         self._grow(request, num_computed, total)
         return True
 
@@ -125,9 +126,11 @@ class KVCache:
         """Adds blocks up to `total` tokens after giving back those that no later token needs; False without room."""
         if self._windowed:
             self._trim(request, num_computed)
-            needed = sum(self._missing(g, len(request.blocks[g]), num_computed, total) for g in self._growing)
+            needed = sum(self._missing(g, len(request.cache.blocks[g]), num_computed, total) for g in self._growing)
         else:
-            needed = len(self._whole) * -(-total // self.block_size) - sum(len(request.blocks[g]) for g in self._whole)
+            needed = len(self._whole) * -(-total // self.block_size) - sum(
+                len(request.cache.blocks[g]) for g in self._whole
+            )
         if needed + reserve > self.pool.num_free:
             return False
         self._grow(request, num_computed, total)
@@ -138,7 +141,7 @@ class KVCache:
         if len(self._whole) < len(self._specs) or len(self._whole) > self.pool.num_free:
             return False
         for group in self._whole:
-            request.blocks[group] += self.pool.allocate(1)
+            request.cache.blocks[group] += self.pool.allocate(1)
         return True
 
     def _missing(self, group: int, have: int, num_computed: int, total: int) -> int:
@@ -147,7 +150,7 @@ class KVCache:
 
     def _grow(self, request: Request, num_computed: int, total: int) -> None:
         for group in self._growing:
-            table = request.blocks[group]
+            table = request.cache.blocks[group]
             more = count = -(-total // self.block_size) - len(table)
             if group in self._windowed:
                 count = self._missing(group, len(table), num_computed, total)
@@ -156,26 +159,25 @@ class KVCache:
                 table.extend(self.pool.allocate(count))
 
     def _trim(self, request: Request, num_computed: int) -> None:
-        if request.unconfirmed_load:
+        if request.transfer.unconfirmed:
             return  # should the load have failed, its blocks must still be in the table to tell whose they are
         for group in self._windowed:
             first = self._specs[group].first_needed(num_computed) // self.block_size
-            start, table = request.first_live[group], request.blocks[group]
+            start, table = request.cache.first_live[group], request.cache.blocks[group]
             if start < first:
                 end = min(first, len(table))
                 self.pool.release(reversed(table[start:end]))
                 table[start:end] = [0] * (end - start)
-                request.first_live[group] = end
+                request.cache.first_live[group] = end
 
     def free(self, request: Request) -> None:
         """Gives back all blocks of the request; published ones stay findable until they are reused."""
-        for group, table in enumerate(request.blocks):
+        for group, table in enumerate(request.cache.blocks):
             self.pool.release(reversed(table))
-            request.blocks[group] = []
-        request.first_live = [0] * len(self._specs)
-        request.num_published = 0
-        request.num_loaded = 0
-        request.unconfirmed_load = False
+            request.cache.blocks[group] = []
+        request.cache.first_live = [0] * len(self._specs)
+        request.cache.num_published = 0
+        request.transfer.forget()
 
     def publish_planned(self, request: Request, num_computed: int, count: int) -> list[Publication]:
         """As `publish`, with `count` tokens that a step will store: others in that step may read them.
@@ -190,16 +192,16 @@ class KVCache:
         Not before a connector's load into the request is known to have succeeded.
         """
         count = num_tokens // self.block_size
-        if not self.caches_prefixes or count <= request.num_published or request.unconfirmed_load:
+        if not self.caches_prefixes or count <= request.cache.num_published or request.transfer.unconfirmed:
             return []
         hashes = self.block_hashes(request, count)
         made = []
-        for index in range(request.num_published, count):
+        for index in range(request.cache.num_published, count):
             for group in self._growing:
-                block = request.blocks[group][index]
+                block = request.cache.blocks[group][index]
                 if block and self.pool.publish(group, hashes[index], block):
                     made.append((block, hashes[index]))
-        request.num_published = count
+        request.cache.num_published = count
         return made
 
     def withdraw(self, publications: list[Publication]) -> None:
@@ -209,6 +211,6 @@ class KVCache:
 
     def withdraw_request(self, request: Request, first: int = 0) -> None:
         """Makes the blocks of a request from index `first` on unfindable: their content is not to be trusted."""
-        for table in request.blocks:
+        for table in request.cache.blocks:
             for block in table[first:]:
                 self.pool.withdraw(block)

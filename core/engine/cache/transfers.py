@@ -28,7 +28,7 @@ class Transfers:
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
         """(tokens that can be loaded past `num_computed`, whether later); None: ask again in a later step."""
-        if not self.active or self._silent or not request.use_connector or self._kv.holds_states:
+        if not self.active or self._silent or not request.transfer.asks or self._kv.holds_states:
             return 0, False
         size = self._kv.block_size
         try:
@@ -48,7 +48,7 @@ class Transfers:
         """
         if self.active and num_external:
             count = num_computed // self._kv.block_size
-            blocks = [table[:count] for table in request.blocks]
+            blocks = [table[:count] for table in request.cache.blocks]
             try:
                 self.connector.allocated(self._view(request), blocks, num_external)
             except Exception:
@@ -62,7 +62,7 @@ class Transfers:
         if not self.active:
             return False, None
         try:
-            return self.connector.finished(self._view(request), request.blocks)
+            return self.connector.finished(self._view(request), request.cache.blocks)
         except Exception:
             self._leave(request, "finished")
             return False, None
@@ -91,7 +91,7 @@ class Transfers:
     def _leave(self, request: Request, method: str) -> None:
         """The connector raised for this request, which goes on without it."""
         logger.exception("the KV connector failed in %s; request %s goes on without it", method, request.request_id)
-        request.use_connector = False
+        request.transfer.give_up()
 
     def _view(self, request: Request) -> RequestView:
         full = request.prompt_len // self._kv.block_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from ...config.tree import SchedulerConfig
@@ -76,15 +75,15 @@ class Admission:
     def _try(self, draft: StepDraft, request: Request) -> bool:
         """Admits, starts a load, or passes over the request; False when the queue must wait for room."""
         kv = self._lifecycle.kv
-        hit, external, later = PrefixHit(0, [[] for _ in request.blocks]), 0, False
-        if not request.num_loaded:
+        hit, external, later = PrefixHit(0, [[] for _ in request.cache.blocks]), 0, False
+        if not request.transfer.num_loaded:
             hit = kv.find_hit(request)
             found, later = self._lifecycle.transfers.match(request, hit.num_tokens)
             if found is None:
                 draft.undecided = True
                 return True
             external = found
-        num_computed = request.num_loaded or hit.num_tokens + external
+        num_computed = request.transfer.num_loaded or hit.num_tokens + external
         if later:
             return self._load(draft, request, hit, num_computed, external)
         remaining = request.num_tokens - num_computed
@@ -102,7 +101,7 @@ class Admission:
             draft.undecided = True
             return True
         self._note_cached(request, hit, num_computed)
-        request.unconfirmed_load = external > 0
+        request.transfer.expect(external > 0)
         self._enter(draft, request, num_computed, count)
         return True
 
@@ -115,7 +114,7 @@ class Admission:
             draft.undecided = True
             return True
         self._note_cached(request, hit, num_computed)
-        request.num_loaded = num_computed
+        request.transfer.take(num_computed)
         lifecycle.load(request)
         draft.loads.append(request)
         return True
@@ -127,7 +126,7 @@ class Admission:
         reserve = len(self._lifecycle.batch) if request.num_preemptions else 0
         while count:
             total = num_computed + count
-            if request.num_loaded:
+            if request.transfer.num_loaded:
                 fits = kv.extend(request, num_computed, total, reserve=reserve)
             else:
                 fits = kv.admit(request, hit, num_computed, total, reserve=reserve)
@@ -144,16 +143,15 @@ class Admission:
         if not self._lifecycle.transfers.active:
             return False
         for request in reversed(list(self._lifecycle.waiting)):
-            if request is not keep and request.num_loaded:
+            if request is not keep and request.transfer.num_loaded:
                 self._lifecycle.kv.free(request)
                 return True
         return False
 
     def _note_cached(self, request: Request, hit: PrefixHit, num_computed: int) -> None:
-        if request.num_cached is not None:
+        if request.told.num_cached is not None:
             return
-        request.num_cached = min(num_computed, request.prompt_len)
-        request.scheduled = time.time()
+        request.told.admit(min(num_computed, request.prompt_len))
         self.prompt_tokens += request.prompt_len
         if self._lifecycle.kv.caches_prefixes and request.reads_cache:
             self.prefix_queries += request.prompt_len
@@ -164,7 +162,7 @@ class Admission:
         if request.state is not RequestState.WAITING:
             raise RuntimeError(f"request {request.request_id!r} is {request.state.value}, not waiting")
         lifecycle.waiting.remove(request)
-        request.num_loaded = 0
+        request.transfer.enter()
         lifecycle.turns.admit(request)
         slot = lifecycle.batch.enter(request, num_computed, lifecycle.kv.capacity(request))
         draft.give(slot, count)

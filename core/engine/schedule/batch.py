@@ -68,7 +68,7 @@ class Batch:
             self.deterministic.add(slot)
         if request.pools:
             self.pools.add(slot)
-        self.prefixes.enter(slot, [request.blocks[group] for group in self.prefixes.groups])
+        self.prefixes.enter(slot, [request.cache.blocks[group] for group in self.prefixes.groups])
         self.owners[slot] = request
         self._order[slot] = request
         self._order_array = None

@@ -61,7 +61,7 @@ class Drafting:
         batch, request = self._batch, self._batch.owners[slot]
         if request is None:
             return 0
-        before = [len(table) for table in request.blocks]
+        before = [len(table) for table in request.cache.blocks]
         if self._kv.extend(request, batch.least_computed(slot), total):
             batch.covered[slot] = self._kv.capacity(request)
             draft.note_blocks(request, before)

@@ -66,12 +66,12 @@ class StepDraft:
     def note_blocks(self, request: Request, before: list[int]) -> None:
         """Notes the blocks that a request's tables gained since they had the lengths `before`."""
         for group, start in enumerate(before):
-            if len(request.blocks[group]) > start:
-                self._grown.append((request.slot, group, start, request.blocks[group][start:]))
+            if len(request.cache.blocks[group]) > start:
+                self._grown.append((request.slot, group, start, request.cache.blocks[group][start:]))
 
     def note_block(self, request: Request) -> None:
         """Notes the last block of each of a request's tables."""
-        for group, table in enumerate(request.blocks):
+        for group, table in enumerate(request.cache.blocks):
             self._grown.append((request.slot, group, len(table) - 1, table[-1:]))
 
     def _appends(self) -> list[BlockAppend]:

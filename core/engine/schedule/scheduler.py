@@ -247,7 +247,7 @@ class Scheduler:
         """Makes room for `count` more tokens, at the cost of others; False when not, or when it gave way itself."""
         kv, batch, slot = self._kv, self._batch, request.slot
         least, total = batch.least_computed(slot), int(batch.num_computed[slot]) + count
-        before = [len(table) for table in request.blocks]
+        before = [len(table) for table in request.cache.blocks]
         while not kv.extend(request, least, total):
             if self._admission.reclaim():
                 continue
