@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
-from frame.core.interfaces.attention import AttentionBatch, AttentionSpec, LayerParams, SharedPrefix
+from frame.core.interfaces.attention import AttentionSpec, GroupBatch, LayerParams, SharedPrefix
 from frame.core.interfaces.setup import BackendSetup
 from frame.core.interfaces.step import PREFIX_ROWS
 from frame.core.ops import Ops
@@ -35,7 +35,7 @@ CASES = [(2, 16384), (4, 16384), (16, 1024), (16, 4096), (64, 256), (64, 1024), 
 SPEC = AttentionSpec(HEADS, KV_HEADS, DIM, DIM**-0.5, torch.bfloat16, torch.bfloat16, PAGE, "cuda")
 
 
-def batch_of(rows: int, shared: int) -> AttentionBatch:
+def batch_of(rows: int, shared: int) -> GroupBatch:
     """Rows over one prefix of `shared` tokens, with the tiles that say so."""
     common, own = shared // PAGE, OWN // PAGE
     pages = torch.randperm(common + rows * own, device="cuda").int()
@@ -46,7 +46,7 @@ def batch_of(rows: int, shared: int) -> AttentionBatch:
     lens = torch.zeros(tiles, dtype=torch.int32, device="cuda")
     lens[:used] = shared
     row_lens = torch.full((rows,), shared, dtype=torch.int32, device="cuda")
-    return AttentionBatch(
+    return GroupBatch(
         num_tokens=rows,
         query_start=torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
         seq_lens=torch.full((rows,), shared + OWN, dtype=torch.int32, device="cuda"),
@@ -54,6 +54,8 @@ def batch_of(rows: int, shared: int) -> AttentionBatch:
         slot_mapping=torch.full((rows,), -1, dtype=torch.int64, device="cuda"),
         host_query_lens=np.ones(rows, np.int32),
         host_seq_lens=np.full(rows, shared + OWN, np.int32),
+        max_query_len=1,
+        max_seq_len=shared + OWN,
         prefix=SharedPrefix(members.view(tiles, PREFIX_ROWS), lens, row_lens),
     )
 

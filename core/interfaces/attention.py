@@ -6,6 +6,7 @@ One backend object serves one KV group. Per step it makes a plan from the batch,
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,15 +65,15 @@ class SharedPrefix:
 
 
 @dataclass
-class AttentionBatch:
+class GroupBatch:
     """The rows of one step for one KV group. T tokens, B rows (possibly padded), all int32 unless said otherwise.
 
     `query_start` [B+1]: row i owns tokens query_start[i] .. query_start[i+1]. `seq_lens` [B]: tokens in the cache
     after this step (0 for padding rows). `block_table` [B, max_blocks]; entries before the window, behind a row's last
     token, and of padding rows may be anything and must not be read. `slot_mapping` int64 [T]: block * block_size +
     offset where each token's key and value go, -1 for padding. `host_query_lens`, `host_seq_lens` [B]: the same on the
-    host (`host_seq_lens` an upper bound when drafts are in flight). A backend may make use of `prefix`, which says
-    which tokens of rows are the same.
+    host (`host_seq_lens` an upper bound when drafts are in flight), `max_query_len` and `max_seq_len` the most of any
+    row, or what the step's shape pads that to. A backend may make use of `prefix`: which tokens of rows are the same.
     """
 
     num_tokens: int
@@ -82,18 +83,42 @@ class AttentionBatch:
     slot_mapping: Tensor
     host_query_lens: np.ndarray
     host_seq_lens: np.ndarray
+    max_query_len: int
+    max_seq_len: int
     deterministic: bool = False
     prefix: SharedPrefix | None = None
 
-    @property
-    def max_query_len(self) -> int:
-        """Most query tokens of a row."""
-        return int(self.host_query_lens.max(initial=0))
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """How one block of a layer lies in memory, in one piece, and how a backend sees all blocks of it.
+
+    `shape` are the axes of a block, `order` these axes as they lie in memory, outermost first. In the tensor that the
+    backend gets the axis of blocks stands at `block_axis`. Raises `ValueError` where `order` is no permutation.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    dtype: torch.dtype
+    block_axis: int = 0
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != list(range(len(self.shape))):
+            raise ValueError(f"order {self.order} is not a permutation of the {len(self.shape)} axes of {self.shape}")
+        if not 0 <= self.block_axis <= len(self.shape):
+            raise ValueError(f"block_axis must be in [0, {len(self.shape)}], got {self.block_axis}")
 
     @property
-    def max_seq_len(self) -> int:
-        """Most tokens in the cache of a row."""
-        return int(self.host_seq_lens.max(initial=0))
+    def num_bytes(self) -> int:
+        """Bytes of a block."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def view(self, memory: Tensor) -> Tensor:
+        """The elements of `memory` uint8 [num_blocks, at least num_bytes] by their axes, without a copy."""
+        blocks = memory.narrow(1, 0, self.num_bytes).view(self.dtype).unflatten(1, [self.shape[i] for i in self.order])
+        by_meaning = blocks.permute(0, *(1 + self.order.index(axis) for axis in range(len(self.shape))))
+        seen: Tensor = by_meaning.movedim(0, self.block_axis)
+        return seen
 
 
 @dataclass(frozen=True)
@@ -143,20 +168,16 @@ class AttentionBackend(ABC):
         return None
 
     @classmethod
-    def kv_shape(cls, num_blocks: int, spec: AttentionSpec) -> tuple[int, ...]:
-        """Logical shape of one layer's cache; by default [2, num_blocks, block_size, num_kv_heads, head_dim]."""
-        return 2, num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim
+    def kv_format(cls, spec: AttentionSpec) -> BlockFormat:
+        """How a block of one layer lies in memory.
 
-    @classmethod
-    def kv_stride_order(cls) -> tuple[int, ...]:
-        """Memory order of the logical axes, outermost first. The block axis must come first in memory.
-
-        Blocks first means that a block of a layer is one contiguous piece, whichever group uses it.
+        By default keys, then values, each [block_size, num_kv_heads, head_dim]; `forward` then gets a cache of
+        [2, num_blocks, block_size, num_kv_heads, head_dim].
         """
-        return 1, 0, 2, 3, 4
+        return BlockFormat((2, spec.block_size, spec.num_kv_heads, spec.head_dim), (0, 1, 2, 3), spec.kv_dtype, 1)
 
     @abstractmethod
-    def plan(self, batch: AttentionBatch) -> Any:
+    def plan(self, batch: GroupBatch) -> Any:
         """Prepares a step for this group, once, before any layer runs."""
 
     @abstractmethod
@@ -165,14 +186,6 @@ class AttentionBackend(ABC):
     ) -> Tensor:
         """Stores `key`, `value` [T, num_kv_heads, head_dim] at the plan's slots, then attends.
 
-        `query` [T, num_heads, head_dim], `kv_cache` as `kv_shape`. Returns [T, num_heads, head_dim]; rows of padding
-        tokens are unspecified but finite.
+        `query` [T, num_heads, head_dim], `kv_cache` as `kv_format` views it. Returns [T, num_heads, head_dim]; rows of
+        padding tokens are unspecified but finite.
         """
-
-
-def stride_view(memory: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
-    """Views contiguous `memory` as `shape` with the axes lying in memory as `order` says (outermost first)."""
-    if sorted(order) != list(range(len(shape))):
-        raise ValueError(f"stride order {order} is not a permutation of the {len(shape)} axes of {shape}")
-    inverse = [order.index(axis) for axis in range(len(shape))]
-    return memory.view([shape[axis] for axis in order]).permute(inverse)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, BackendSetup, LayerParams
+from frame.interfaces import AttentionBackend, AttentionSpec, BackendSetup, BlockFormat, GroupBatch, LayerParams
 
 from .cache_write import store
 from .reasons import Capabilities, reasons
@@ -48,7 +48,7 @@ class Prompts:
 class CudnnPlan:
     """The first `num_rows` rows own the first `num_tokens` tokens and go by `inner`, a plan of the other backend."""
 
-    batch: AttentionBatch
+    batch: GroupBatch
     num_rows: int
     num_tokens: int
     inner: Any
@@ -91,14 +91,10 @@ class CudnnAttention(AttentionBackend):
         return "; ".join(found) or None
 
     @classmethod
-    def kv_shape(cls, num_blocks: int, spec: AttentionSpec) -> tuple[int, ...]:
-        return cls.inner.kv_shape(num_blocks, spec)
+    def kv_format(cls, spec: AttentionSpec) -> BlockFormat:
+        return cls.inner.kv_format(spec)
 
-    @classmethod
-    def kv_stride_order(cls) -> tuple[int, ...]:
-        return cls.inner.kv_stride_order()
-
-    def plan(self, batch: AttentionBatch) -> CudnnPlan:
+    def plan(self, batch: GroupBatch) -> CudnnPlan:
         lens = batch.host_query_lens
         mine = (lens >= self.min_length) & (lens == batch.host_seq_lens) | (lens == 0)
         others = np.flatnonzero(~mine)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, BackendSetup, LayerParams
+from frame.interfaces import AttentionBackend, AttentionSpec, BackendSetup, GroupBatch, LayerParams
 
 from .cache_write import store
 from .flash_libraries import LIBRARIES, FlashLibrary
@@ -27,7 +27,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 class FlashPlan:
     """The batch, and which of its tokens are padding: bool [T, 1, 1], None where none is and none can be."""
 
-    batch: AttentionBatch
+    batch: GroupBatch
     padding: Tensor | None
 
 
@@ -59,7 +59,7 @@ class FlashAttention(AttentionBackend):
         own = [f"{name}: {', '.join(found)}" for name, found in refused if found]
         return "; ".join(reasons(spec, can) + (own if len(own) == len(refused) else [])) or None
 
-    def plan(self, batch: AttentionBatch) -> FlashPlan:
+    def plan(self, batch: GroupBatch) -> FlashPlan:
         # a step of single tokens may be recorded, and then finds padding where there was none
         whole = batch.max_query_len > 1 and int(batch.host_query_lens.sum()) == batch.num_tokens
         return FlashPlan(batch, None if whole else (batch.slot_mapping < 0)[:, None, None])

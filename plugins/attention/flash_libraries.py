@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from frame.interfaces import AttentionBatch, AttentionSpec, LayerParams
+from frame.interfaces import AttentionSpec, GroupBatch, LayerParams
 
 
 class FlashLibrary(ABC):
@@ -56,7 +56,7 @@ class FlashLibrary(ABC):
 
     @abstractmethod
     def attend(
-        self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: AttentionBatch
+        self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: GroupBatch
     ) -> Tensor:
         """[T, H, D] for `query` [T, H, D] over `kv_cache` [2, num_blocks, block_size, Hk, D]."""
 
@@ -70,7 +70,7 @@ class FlashThree(FlashLibrary):
     capabilities = ((9, 0),)
 
     def attend(
-        self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: AttentionBatch
+        self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: GroupBatch
     ) -> Tensor:
         return _output(
             foreign(
@@ -99,7 +99,7 @@ class FlashTwo(FlashLibrary):
     alibi = True
 
     def attend(
-        self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: AttentionBatch
+        self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: GroupBatch
     ) -> Tensor:
         key_start = torch.zeros_like(batch.query_start)
         torch.cumsum(batch.seq_lens, 0, dtype=torch.int32, out=key_start[1:])

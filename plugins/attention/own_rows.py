@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import AttentionBatch
+from frame.interfaces import GroupBatch
 
 #: (query [n, H, L, D], keys and values [n, Hk, L, D], mask) → [n, H, L, D]
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -58,7 +58,7 @@ def _rows(x: Tensor, group: EqualRows) -> Tensor:
     return rows.view(group.count, group.length, *x.shape[1:]).transpose(1, 2)
 
 
-def own_rows(batch: AttentionBatch, *, alone: bool) -> OwnRows:
+def own_rows(batch: GroupBatch, *, alone: bool) -> OwnRows:
     """Groups the rows of a batch by length; `alone` gives each a call of its own, so that its bits are its own."""
     lengths = batch.host_query_lens
     starts = lengths.cumsum(dtype=np.int64) - lengths

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import AttentionBatch, AttentionSpec
+from frame.interfaces import AttentionSpec, GroupBatch
 
 #: Queries of a prompt are attended in tiles of this many, so that no mask is larger than this times the context.
 TILE = 256
@@ -117,7 +117,7 @@ class StepRows:
     device: torch.device
 
     @classmethod
-    def of(cls, batch: AttentionBatch) -> StepRows:
+    def of(cls, batch: GroupBatch) -> StepRows:
         """Reads the batch; on a device other than the CPU this waits for it."""
         query_lens = batch.host_query_lens
         starts = query_lens.cumsum(dtype=np.int64) - query_lens

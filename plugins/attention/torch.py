@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, BackendSetup, LayerParams
+from frame.interfaces import AttentionBackend, AttentionSpec, BackendSetup, BlockFormat, GroupBatch, LayerParams
 from frame.ops import dequantize_kv
 
 from .invariant import InvariantRow, invariant_row
@@ -87,11 +87,11 @@ class TorchAttention(AttentionBackend):
         return "; ".join(reasons(spec, can)) or None
 
     @classmethod
-    def kv_stride_order(cls) -> tuple[int, ...]:
-        """Block, token, key or value: a token's key and value are one piece, and tokens lie at even distances."""
-        return 1, 2, 0, 3, 4
+    def kv_format(cls, spec: AttentionSpec) -> BlockFormat:
+        """A token's key and value are one piece, and tokens lie at even distances."""
+        return BlockFormat((2, spec.block_size, spec.num_kv_heads, spec.head_dim), (1, 0, 2, 3), spec.kv_dtype, 1)
 
-    def plan(self, batch: AttentionBatch) -> TorchPlan | OwnRows:
+    def plan(self, batch: GroupBatch) -> TorchPlan | OwnRows:
         if self.spec.kind == "encoder_only":
             return own_rows(batch, alone=self.spec.deterministic or batch.deterministic)
         return self._paged_plan(batch)
@@ -109,7 +109,7 @@ class TorchAttention(AttentionBackend):
             return plan.attend(partial(attend, layer), query, key, value)
         return self._paged(layer, query, key, value, kv_cache, plan)
 
-    def _paged_plan(self, batch: AttentionBatch) -> TorchPlan:
+    def _paged_plan(self, batch: GroupBatch) -> TorchPlan:
         spec, rows = self.spec, StepRows.of(batch)
         kept, slots = _stored(batch)
         if rows.all_decode and not (spec.deterministic or batch.deterministic):
@@ -232,7 +232,7 @@ def attend(
     return (probabilities @ values.float()).to(query.dtype)
 
 
-def _stored(batch: AttentionBatch) -> tuple[Tensor | None, Tensor]:
+def _stored(batch: GroupBatch) -> tuple[Tensor | None, Tensor]:
     """(tokens that are stored, None for all of them; their slots)."""
     slots = batch.slot_mapping
     kept = (slots.cpu().numpy() >= 0).nonzero()[0]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, BackendSetup, LayerParams
+from frame.interfaces import AttentionBackend, AttentionSpec, BackendSetup, GroupBatch, LayerParams
 from frame.kernels import attention as kernels, cascade, decode as decode_kernel
 from frame.kernels.decode import DecodeLaunch
 from frame.kernels.row_order import longest_first
@@ -51,7 +51,7 @@ class TritonPlan:
     `prefix` is given, decodes attend to the tokens that they share together. `order` is that of `decode`'s rows.
     """
 
-    batch: AttentionBatch
+    batch: GroupBatch
     num_decodes: int
     decode: DecodeLaunch | None
     mixed: kernels.Launch | None
@@ -89,7 +89,7 @@ class TritonAttention(AttentionBackend):
         """The provider's own on CUDA; last where only the interpreter runs it."""
         return None if spec.device_type == "cuda" else -1
 
-    def plan(self, batch: AttentionBatch) -> TritonPlan:
+    def plan(self, batch: GroupBatch) -> TritonPlan:
         spec, lens = self.spec, batch.host_query_lens
         groups = spec.num_heads // spec.num_kv_heads
         covers_all = int(lens.sum()) == batch.num_tokens
@@ -206,7 +206,7 @@ class TritonAttention(AttentionBackend):
         splits = min(splits, length // (min_span or MIN_SPLIT_LENGTH), MAX_SPLITS)
         return (1 << (splits.bit_length() - 1), min_span) if splits > 1 else (1, 0)
 
-    def _order(self, batch: AttentionBatch, num_decodes: int) -> Tensor | None:
+    def _order(self, batch: GroupBatch, num_decodes: int) -> Tensor | None:
         """Longest first where that was measured to pay: in more than two rounds of programs."""
         return longest_first(batch.seq_lens[:num_decodes]) if self._share(num_decodes) > 8 else None
 

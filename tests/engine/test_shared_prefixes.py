@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from frame.core.config.flat import from_flat
 from frame.core.engine.cache.common_prefixes import SharedPrefixes
-from frame.core.interfaces.attention import AttentionBatch
+from frame.core.interfaces.attention import GroupBatch
 from frame.core.plugin_host.registry import Registry
 from frame.plugins.attention.torch import TorchAttention
 from frame.testing.engines import drain, prompts, request, running, tokens_of
@@ -132,7 +132,7 @@ class Watched(TorchAttention):
     shares_prefixes = True
     seen: list[tuple[int, int]]
 
-    def plan(self, batch: AttentionBatch) -> Any:
+    def plan(self, batch: GroupBatch) -> Any:
         prefix = batch.prefix
         if prefix is not None:
             size, lens = self.spec.block_size, batch.seq_lens

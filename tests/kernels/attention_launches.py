@@ -14,11 +14,10 @@ from torch import Tensor
 
 from frame.core.interfaces.attention import (
     PREFIX_ROWS,
-    AttentionBatch,
     AttentionSpec,
+    GroupBatch,
     LayerParams,
     SharedPrefix,
-    stride_view,
 )
 from frame.interfaces import BackendSetup
 from frame.plugins.attention.triton import TritonAttention
@@ -64,20 +63,20 @@ def attend(spec: AttentionSpec, rows: Rows, *, shared: bool = False, **options: 
     )
     projected = _empty(tokens, heads + 2 * spec.num_kv_heads, dim, dtype=spec.dtype)
     query, key, value = projected.split([heads, spec.num_kv_heads, spec.num_kv_heads], 1)
-    shape = TritonAttention.kv_shape(64, spec)
-    cache = stride_view(_empty(int(np.prod(shape)), dtype=spec.kv_dtype), shape, TritonAttention.kv_stride_order())
+    block = TritonAttention.kv_format(spec)
+    cache = block.view(_empty(64, block.num_bytes, dtype=torch.uint8))
     batch = _batch(rows, shared)
     backend.forward(params, query, key, value, cache, backend.plan(batch))
 
 
-def _batch(rows: Rows, shared: bool) -> AttentionBatch:
+def _batch(rows: Rows, shared: bool) -> GroupBatch:
     counts = np.array([count for _, count in rows], np.int32)
     lengths = np.array([sum(row) for row in rows], np.int32)
     prefix = None
     if shared:
         tiles = -(-len(rows) // PREFIX_ROWS)
         prefix = SharedPrefix(_int32(tiles, PREFIX_ROWS), _int32(tiles), _int32(len(rows)))
-    return AttentionBatch(
+    return GroupBatch(
         num_tokens=int(counts.sum()),
         query_start=_int32(len(rows) + 1),
         seq_lens=_int32(len(rows)),
@@ -85,6 +84,8 @@ def _batch(rows: Rows, shared: bool) -> AttentionBatch:
         slot_mapping=_empty(int(counts.sum()), dtype=torch.int64),
         host_query_lens=counts,
         host_seq_lens=lengths,
+        max_query_len=int(counts.max()),
+        max_seq_len=int(lengths.max()),
         prefix=prefix,
     )
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, stride_view
+from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, BlockFormat
 from frame.core.interfaces.kv import FullKV, SlidingKV
 from frame.core.interfaces.kv_layout import full_bytes, group_layers, plan_layout, with_blocks
 from frame.core.worker.start.kv_memory import KVMemory
@@ -75,14 +75,12 @@ def test_a_block_is_contiguous_in_memory():
     assert not raw[[0, 1, 3]].any()
 
 
-@pytest.mark.parametrize(
-    ("shape", "order", "strides"),
-    [
-        ((2, 7, 16, 4, 8), (1, 3, 0, 2, 4), (128, 1024, 8, 256, 1)),
-        ((3, 2, 7, 16, 4, 8), (2, 4, 0, 1, 3, 5), (256, 128, 3072, 8, 768, 1)),
-    ],
-)
-def test_stride_orders_of_the_field(shape, order, strides):
-    view = stride_view(torch.empty(torch.Size(shape).numel()), shape, order)
-    assert view.shape == shape
-    assert view.stride() == strides
+def test_a_format_of_another_size_is_refused():
+    class Wide(Plain):
+        @classmethod
+        def kv_format(cls, spec):
+            return BlockFormat((2, spec.block_size, spec.num_kv_heads, spec.head_dim + 1), (0, 1, 2, 3), spec.kv_dtype)
+
+    memory = KVMemory(with_blocks(plan_layout(group_layers({"a": FULL}, 16), "n"), 0, 4), torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"Wide\.kv_format gives .* 2304 bytes, .*; a block of layer 'a' has 2048"):
+        memory.layer_view("a", Wide, spec())

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from frame.core.interfaces.attention import AttentionSpec
+from frame.core.interfaces.attention import AttentionSpec, BlockFormat
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout
 from frame.core.worker.start.numerics import block_numerics, fingerprint
 
@@ -19,17 +19,14 @@ LAYOUT = KVLayout(groups=(GROUP,), num_blocks=10, page_bytes=64, num_slots=1)
 
 class Backend:
     spec = SPEC
-    order = (1, 0, 2, 3, 4)
+    order = (0, 1, 2, 3)
 
-    def kv_shape(self, num_blocks, spec):
-        return 2, num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim
-
-    def kv_stride_order(self):
-        return self.order
+    def kv_format(self, spec):
+        return BlockFormat((2, spec.block_size, spec.num_kv_heads, spec.head_dim), self.order, spec.kv_dtype, 1)
 
 
 class OtherOrder(Backend):
-    order = (1, 2, 0, 3, 4)
+    order = (1, 0, 2, 3)
 
 
 def make_model(seed=0, table_rows=32, dtype=torch.float32):

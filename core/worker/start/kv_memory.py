@@ -33,9 +33,10 @@ class KVMemory:
 
     def layer_view(self, layer: str, backend: type[AttentionBackend], spec: AttentionSpec) -> Tensor:
         """The cache of one layer in the backend's logical shape; a block is contiguous in memory."""
-        shape, order = backend.kv_shape(self.layout.num_blocks, spec), backend.kv_stride_order()
-        if shape[order[0]] != self.layout.num_blocks:
-            raise ValueError(f"{backend.__name__} puts axis {order[0]} first in memory; the block axis must come first")
-        flat = self.layer_bytes()[layer].view(spec.kv_dtype)
-        memory: Tensor = flat.unflatten(1, [shape[axis] for axis in order[1:]])
-        return memory.permute([order.index(axis) for axis in range(len(shape))])
+        memory, block = self.layer_bytes()[layer], backend.kv_format(spec)
+        if block.num_bytes != memory.shape[1]:
+            raise ValueError(
+                f"{backend.__name__}.kv_format gives a block of {block.num_bytes} bytes, shape {block.shape} of "
+                f"{block.dtype}; a block of layer {layer!r} has {memory.shape[1]}"
+            )
+        return block.view(memory)

@@ -32,13 +32,17 @@ def block_numerics(
         [
             group.spec,
             list(group.layers),
-            backend.kv_shape(1, backend.spec),
-            backend.kv_stride_order(),
+            *_format(backend),
             type(backend).__qualname__,
         ]
         for group, backend in zip(layout.groups, backends, strict=True)
     ]
     return hashlib.sha256(encode([sorted(facts.items()), groups, fingerprint(model)])).hexdigest()
+
+
+def _format(backend: AttentionBackend) -> list[Any]:
+    block = backend.kv_format(backend.spec)
+    return [list(block.shape), list(block.order), str(block.dtype)]
 
 
 def fingerprint(model: nn.Module) -> bytes:

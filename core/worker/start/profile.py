@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...config.checkpoint import Checkpoint
 from ...config.tree import FrameConfig
-from ...interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from ...interfaces.attention import AttentionBackend, AttentionSpec, GroupBatch, LayerParams
 from ...interfaces.model import ForwardStep, ModelInputs
 from ...interfaces.platform import Platform
 from ...interfaces.setup import BackendSetup
@@ -24,7 +24,7 @@ class NoAttention(AttentionBackend):
         del spec
         return None
 
-    def plan(self, batch: AttentionBatch) -> Any:
+    def plan(self, batch: GroupBatch) -> Any:
         del batch
 
     def forward(

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from ...interfaces.attention import AttentionBatch, SharedPrefix
+from ...interfaces.attention import GroupBatch, SharedPrefix
 from ...interfaces.platform import StepShape, Streams
 from ...interfaces.step import PrefixRows, StepPlan
 from ...ops import Ops
@@ -34,7 +34,7 @@ class StepInputs:
     input_ids: Tensor
     positions: Tensor
     fill: Callable[[], None]
-    batches: Callable[[], Sequence[AttentionBatch]]
+    batches: Callable[[], Sequence[GroupBatch]]
     rows: Tensor | None
     slots: Tensor
     lengths: Tensor
@@ -157,13 +157,15 @@ class InputBuilder:
 
     def _batches(
         self, views: _Views, shape: StepShape, rows: np.ndarray, prefix: SharedPrefix | None, deterministic: bool
-    ) -> list[AttentionBatch]:
+    ) -> list[GroupBatch]:
         """What the buffers hold, as each KV group's backend sees it, then those of layers without a cache."""
         seq_lens, max_blocks = rows[1] + rows[2], self._max_blocks(shape)
+        max_query_len = max(int(rows[2].max(initial=0)), shape.max_query_len)
+        max_seq_len = max(int(seq_lens.max(initial=0)), shape.max_seq_len)
         tables = [table[: shape.padded_rows, :max_blocks] for table in self.buffers.tables]
         groups = zip(tables, views.mappings, strict=True)
         return [
-            AttentionBatch(
+            GroupBatch(
                 num_tokens=shape.padded_tokens,
                 query_start=views.query_start,
                 seq_lens=views.seq_lens,
@@ -171,6 +173,8 @@ class InputBuilder:
                 slot_mapping=mapping,
                 host_query_lens=rows[2],
                 host_seq_lens=seq_lens,
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
                 deterministic=deterministic,
                 prefix=prefix,
             )

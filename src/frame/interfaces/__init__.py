@@ -12,11 +12,11 @@ from frame.lazy import lazy_names
 if TYPE_CHECKING:
     from frame.core.interfaces.attention import (
         AttentionBackend as AttentionBackend,
-        AttentionBatch as AttentionBatch,
         AttentionSpec as AttentionSpec,
+        BlockFormat as BlockFormat,
+        GroupBatch as GroupBatch,
         LayerParams as LayerParams,
         SharedPrefix as SharedPrefix,
-        stride_view as stride_view,
     )
     from frame.core.interfaces.batch_logits import (
         AdapterLogitsProcessor as AdapterLogitsProcessor,
@@ -266,7 +266,7 @@ else:
             "PlatformSpec", "Result", "Shapes", "StepShape", "Steps", "Streams",
         ),
         "attention": (
-            "AttentionBackend", "AttentionBatch", "AttentionSpec", "LayerParams", "SharedPrefix", "stride_view",
+            "AttentionBackend", "AttentionSpec", "BlockFormat", "GroupBatch", "LayerParams", "SharedPrefix",
         ),
         "model": ("Build", "ForwardStep", "Groups", "LayerHooks", "Model", "ModelInputs", "ModelOutput"),
         "connector": (

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, GroupBatch, LayerParams
 from frame.core.interfaces.kv import AnyKVSpec, FullKV, KVGroup, SlidingKV
 from frame.core.interfaces.kv_layout import plan_layout, with_blocks
 from frame.core.ops import Ops
@@ -66,7 +66,7 @@ class AttentionCase:
         host_lens = lens + np.int32(bound) * (lens > 0)
         if recorded:
             counts, host_lens = np.ones_like(counts), np.full_like(lens, lens.max(initial=0) + bound)
-        return AttentionBatch(
+        return GroupBatch(
             num_tokens=num_tokens,
             query_start=torch.from_numpy(starts).to(device),
             seq_lens=torch.from_numpy(lens).to(device),
@@ -74,6 +74,8 @@ class AttentionCase:
             slot_mapping=torch.from_numpy(slots).to(device),
             host_query_lens=counts,
             host_seq_lens=host_lens,
+            max_query_len=int(counts.max(initial=0)),
+            max_seq_len=int(host_lens.max(initial=0)),
             deterministic=self.spec.deterministic,
         )
 

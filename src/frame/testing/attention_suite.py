@@ -131,13 +131,8 @@ class AttentionBackendSuite(PluginSuite):
     def test_a_block_is_one_piece_of_memory(self, block_size: int) -> None:
         spec = self.spec(block_size=block_size)
         kind = self.backend_class()
-        shape, order = kind.kv_shape(7, spec), kind.kv_stride_order()
-        assert sorted(order) == list(range(len(shape))), f"stride order {order} does not fit shape {shape}"
-        assert shape[order[0]] == 7, f"the block axis must come first in memory, order {order} of shape {shape}"
-        size, bits = 1, kv_spec(spec).block_bytes(block_size)
-        for length in shape:
-            size *= length
-        assert size * spec.kv_dtype.itemsize == 7 * bits, f"kv_shape {shape} does not fill 7 blocks of {bits} bytes"
+        block, size = kind.kv_format(spec), kv_spec(spec).block_bytes(block_size)
+        assert block.num_bytes == size, f"kv_format {block} fills {block.num_bytes} of the {size} bytes of a block"
         make_memory(spec, 7).layer_view("0", kind, spec)
 
     @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES.keys())

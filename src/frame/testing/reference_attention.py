@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, GroupBatch, LayerParams
 
 
 class ReferenceAttention(AttentionBackend):
@@ -24,7 +24,7 @@ class ReferenceAttention(AttentionBackend):
         }
         return "; ".join(reason for reason, wrong in against.items() if wrong) or None
 
-    def plan(self, batch: AttentionBatch) -> AttentionBatch:
+    def plan(self, batch: GroupBatch) -> GroupBatch:
         return batch
 
     def forward(

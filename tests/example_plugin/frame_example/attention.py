@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from frame.interfaces import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams
+from frame.interfaces import AttentionBackend, AttentionSpec, GroupBatch, LayerParams
 
 
 class PlainAttention(AttentionBackend):
@@ -28,11 +28,11 @@ class PlainAttention(AttentionBackend):
                 reasons.append(f"{what} {dtype} is not supported")
         return "; ".join(reasons) or None
 
-    def plan(self, batch: AttentionBatch) -> AttentionBatch:
+    def plan(self, batch: GroupBatch) -> GroupBatch:
         return batch
 
     def forward(
-        self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: AttentionBatch
+        self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: GroupBatch
     ) -> Tensor:
         self.ops.write_kv(key, value, kv_cache, plan.slot_mapping)
         out: Tensor = self.ops.paged_attention(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerParams, stride_view
+from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, GroupBatch, LayerParams
 from frame.core.ops import Ops
 from frame.interfaces import BackendSetup
 
@@ -31,7 +32,7 @@ class Case:
 
     spec: AttentionSpec
     layer: LayerParams
-    batch: AttentionBatch
+    batch: GroupBatch
     query: Tensor
     key: Tensor
     value: Tensor
@@ -47,16 +48,10 @@ def spec_of(**changes: Any) -> AttentionSpec:
 
 def empty_cache(backend: type[AttentionBackend], spec: AttentionSpec, num_blocks: int, page_slack: int = 0) -> Tensor:
     """A cache of NaN in the backend's memory order; `page_slack` extra elements lie between two blocks."""
-    shape, order = backend.kv_shape(num_blocks, spec), backend.kv_stride_order()
-    page = int(np.prod(shape)) // num_blocks
-    memory = torch.full((num_blocks, page + page_slack), float("nan"), dtype=spec.kv_dtype, device=spec.device_type)
-    inner = [shape[axis] for axis in order[1:]]
-    logical = [order.index(axis) for axis in range(len(shape))]
-    return (
-        memory[:, :page].view(num_blocks, *inner).permute(logical)
-        if page_slack
-        else stride_view(memory.view(-1), shape, order)
-    )
+    block = backend.kv_format(spec)
+    size = math.prod(block.shape) + page_slack
+    memory = torch.full((num_blocks, size), float("nan"), dtype=spec.kv_dtype, device=spec.device_type)
+    return block.view(memory.view(torch.uint8))
 
 
 def make_case(
@@ -104,7 +99,7 @@ def make_case(
     num_tokens = int(query_lens.sum()) + padding_tokens
     slots.append(torch.full((padding_tokens,), -1, device=device))
     starts = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)
-    batch = AttentionBatch(
+    batch = GroupBatch(
         num_tokens=num_tokens,
         query_start=torch.from_numpy(starts).to(device),
         seq_lens=torch.from_numpy(seq_lens.copy()).to(device),
@@ -112,6 +107,8 @@ def make_case(
         slot_mapping=torch.cat(slots).long(),
         host_query_lens=query_lens,
         host_seq_lens=seq_lens,
+        max_query_len=int(query_lens.max(initial=0)),
+        max_seq_len=int(seq_lens.max(initial=0)),
         deterministic=spec.deterministic,
     )
     heads = spec.num_heads

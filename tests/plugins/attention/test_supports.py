@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from frame.core.interfaces.attention import AttentionBackend, stride_view
+from frame.core.interfaces.attention import AttentionBackend, BlockFormat
 from frame.core.ops import Ops
 from frame.interfaces import BackendSetup
 from frame.plugins.attention import triton
@@ -87,21 +87,22 @@ def test_triton_splits_rows_where_they_do_not_fill_the_device(monkeypatch: pytes
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_blocks_come_first_in_memory(backend: type[AttentionBackend]) -> None:
-    shape, order = backend.kv_shape(7, SPEC), backend.kv_stride_order()
-    assert shape == (2, 7, 4, 2, 16)
-    view = stride_view(torch.empty(2 * 7 * 4 * 2 * 16), shape, order)
+    view = backend.kv_format(SPEC).view(torch.empty(7, 2 * 4 * 2 * 16 * SPEC.kv_dtype.itemsize, dtype=torch.uint8))
+    assert view.shape == (2, 7, 4, 2, 16)
     assert view.stride(1) == 2 * 4 * 2 * 16
 
 
-def test_stride_order_golden_examples() -> None:
-    """Entry i of the order is the logical axis that lies at memory position i."""
-    view = stride_view(torch.empty(2 * 7 * 16 * 4 * 8), (2, 7, 16, 4, 8), (1, 3, 0, 2, 4))
+def test_a_block_lies_in_memory_as_its_format_says() -> None:
+    """Entry i of the order is the axis of a block that lies at memory position i."""
+    block = BlockFormat((2, 16, 4, 8), (2, 0, 1, 3), torch.float32, 1)
+    view = block.view(torch.empty(7, block.num_bytes, dtype=torch.uint8))
     assert view.shape == (2, 7, 16, 4, 8)
     assert view.stride() == (128, 1024, 8, 256, 1)
-    layers = stride_view(torch.empty(3 * 2 * 7 * 16 * 4 * 8), (3, 2, 7, 16, 4, 8), (2, 4, 0, 1, 3, 5))
-    assert layers.stride() == (256, 128, 3072, 8, 768, 1)
+    assert BlockFormat((2, 3), (0, 1), torch.float16).view(torch.empty(5, 64, dtype=torch.uint8)).shape == (5, 2, 3)
 
 
-def test_a_stride_order_that_is_no_permutation_is_refused() -> None:
+def test_a_format_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="not a permutation of the 3 axes"):
-        stride_view(torch.empty(24), (2, 3, 4), (0, 1, 1))
+        BlockFormat((2, 3, 4), (0, 1, 1), torch.float32)
+    with pytest.raises(ValueError, match=r"block_axis must be in \[0, 2\], got 3"):
+        BlockFormat((2, 3), (0, 1), torch.float32, 3)
