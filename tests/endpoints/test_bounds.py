@@ -34,6 +34,7 @@ FREE |= {"schema", "json", "structural_tag", "structures", "format"}
 FREE |= {
     "system",
     "cache_control",
+    "context_management",
     "diagnostics",
     "input_schema",
     "input_examples",
