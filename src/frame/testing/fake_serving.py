@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -195,6 +195,7 @@ class FakeServing:
         """One request, the one that asks."""
         return 1
 
-    def exposition(self, stats: EngineStats) -> bytes:
-        """One metric."""
+    def exposition(self, stats: EngineStats, encode: Callable[[Any], bytes]) -> bytes:
+        """One metric, in any format."""
+        del encode
         return b"frame_test_running %d\n" % stats.running
