@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from frame.interfaces import OutputReader, ParserRequest, ToolParser
+from frame.interfaces import CallTags, OutputReader, ParserRequest, ToolParser
 
 from .call_tags import TemplateCalls
 from .json_calls import JsonCallReader
 from .named_calls import NamedCallReader, NamedFormat
 from .tagged_calls import TaggedCallReader, TaggedFormat
+from .tagged_tags import tagged_tags
 
 
 class JsonParser(TemplateCalls):
@@ -60,6 +61,10 @@ class TaggedParser(ToolParser):
             *form.begin, *form.opener, *form.closers, form.end, form.key_begin, form.key_end, form.value_begin,
             form.value_end,
         )  # fmt: skip
+
+    def call_tags(self, request: ParserRequest) -> CallTags:
+        """Every part on a line of its own."""
+        return tagged_tags(self.form, request.tools)
 
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader of tagged calls."""

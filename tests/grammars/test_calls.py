@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from frame.core.config.flat import from_flat
+from frame.core.config.tree import FrameConfig
 from frame.core.front.call_formats import text_or_calls, text_with_calls
 from frame.core.front.vocabulary import TokenizerVocabulary
-from frame.interfaces import StructuredOutputsParams, Tool
+from frame.core.plugin_host.registry import Registry
+from frame.core.plugin_host.setups import grammar_setup
+from frame.interfaces import AssistantMessage, ParserRequest, ParserSetup, StructuredOutputsParams, Tool
 from frame.plugins.grammars.guidance import GuidanceBackend
 from frame.plugins.parsers.call_tags import BLANK, NUMBERED, CallShape
+from frame.plugins.parsers.tagged_calls import TaggedFormat
 from frame.testing import tokenizers
 from tests.grammars.test_structural_tags import accepts, pieces
 
@@ -26,7 +33,7 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def backend():
     vocabulary = TokenizerVocabulary(tokenizers.byte_level(), 400, [2])
-    made = GuidanceBackend(config=from_flat({}), vocabulary=vocabulary)
+    made = GuidanceBackend(grammar_setup(from_flat({}), vocabulary))
     yield made
     made.close()
 
@@ -77,3 +84,53 @@ def test_every_format_of_text_may_give_way_to_a_call(backend, byte_of, params):
     for text in ("{}", answer(shape, GOOD)):
         assert accepts(backend, byte_of, held, pieces(text))
     assert not accepts(backend, byte_of, held, pieces("maybe"))
+
+
+VALUES = {
+    "properties": {
+        "word": {"type": "string"},
+        "kind": {"enum": ["cat", "dog"]},
+        "age": {"type": "integer", "maximum": 9},
+        "place": {"$ref": "#/$defs/place"},
+        "rows": {"type": "array", "items": {"$ref": "#/$defs/row"}},
+    },
+    "required": ["kind", "age"],
+    "$defs": {"place": {"type": "string"}, "row": {"type": "integer", "minimum": 5}},
+}
+TAGGED_TOOLS = (Tool("f", VALUES, strict=True), Tool("g", VALUES), Tool("h", strict=True))
+GIVEN = {"word": "a < b\nc", "kind": "dog", "age": 3, "rows": [5, 6]}
+
+
+def tagged(form: TaggedFormat, name: str, arguments: dict[str, Any]) -> str:
+    """A call as the models write it."""
+    line = "\n" if form.padding else ""
+    text = f"{form.opener[0]}\n" if form.opener else ""
+    text += f"{form.begin[0]}{name}{form.name_end}\n"
+    for key, value in arguments.items():
+        end = next((end for end, is_text in form.typed_key_ends if is_text == isinstance(value, str)), form.key_end)
+        between = f"\n{form.value_begin}" if form.value_begin else ""
+        shown = value if isinstance(value, str) else json.dumps(value)
+        text += f"{form.key_begin}{key}{end}{between}{line}{shown}{line}{form.value_end}\n"
+    return text + "\n".join((form.end, *form.closers))
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "seed_oss", "deepseek_v32"])
+def test_tagged_arguments_of_strict_tools_obey(backend, byte_of, name):
+    parser = Registry.load().make("tool-parser", name, ParserSetup(), FrameConfig())
+    request = ParserRequest(tools=TAGGED_TOOLS)
+    held = text_with_calls(parser.call_tags(request), parallel=True)
+    good = [("f", GIVEN), ("f", {"kind": "cat", "age": 0}), ("g", {"age": "x", "more": "y"}), ("g", {}), ("h", {})]
+    bad = [("f", {"kind": "cow", "age": 3}), ("f", {"kind": "cat"}), ("f", {**GIVEN, "rows": [1]}), ("i", {})]
+    written = [tagged(parser.form, *call) for call in good]
+    assert [text for text in written if not accepts(backend, byte_of, held, pieces("Look. " + text))] == []
+    wrong = [tagged(parser.form, *call) for call in bad]
+    assert [text for text in wrong if accepts(backend, byte_of, held, pieces(text))] == []
+    assert accepts(backend, byte_of, held, pieces("\n".join(written)))
+    reader = parser.start(request)
+    message = AssistantMessage()
+    message.add([*reader.feed("\n".join(written)), *reader.finish()])
+    assert [(call.name, json.loads(call.arguments)) for call in message.calls][:2] == good[:2]
+    either = text_or_calls(StructuredOutputsParams(json={"enum": [{"said": True}]}), parser.call_tags(request), True)
+    assert [accepts(backend, byte_of, either, pieces(text)) for text in ('{"said": true}', *written[:2], "No.")] == [
+        True, True, True, False,
+    ]  # fmt: skip

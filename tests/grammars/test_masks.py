@@ -15,6 +15,7 @@ from frame.core.engine.engine import Engine
 from frame.core.engine.grammar import constraints as constraints_module
 from frame.core.engine.grammar.compiler import GrammarCompiler
 from frame.core.interfaces.engine import EngineOutput
+from frame.core.plugin_host.setups import grammar_setup
 from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, StructuredOutputsParams
 from frame.plugins.grammars.guidance import GuidanceBackend
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
@@ -238,7 +239,7 @@ def follow(backend: GuidanceBackend, grammar: Grammar, steps: int, seed: int) ->
 
 
 def test_lexers_that_grow_with_use_stay_within_the_bytes_of_the_cache() -> None:
-    backend = GuidanceBackend(config=from_flat({}), vocabulary=Words())
+    backend = GuidanceBackend(grammar_setup(from_flat({}), Words()))
     compiler = GrammarCompiler(lambda: backend, Trial, cache_bytes=16 << 20)
     heavy = "([a-z]*[aeiou][a-z]{{9}}|[A-Za-z0-9 ]*[ets][A-Za-z0-9 ]{{7}}){{2,5}}q{}"
 

@@ -9,6 +9,7 @@ import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.front.vocabulary import TokenizerVocabulary
+from frame.core.plugin_host.setups import grammar_setup
 from frame.interfaces import StructuredOutputsParams
 from frame.plugins.grammars.guidance import GuidanceBackend
 from frame.testing import tokenizers
@@ -31,7 +32,7 @@ def const(value):
 @pytest.fixture(scope="module")
 def backend():
     vocabulary = TokenizerVocabulary(tokenizers.byte_level(), 400, [2])
-    made = GuidanceBackend(config=from_flat({"disable_any_whitespace": True}), vocabulary=vocabulary)
+    made = GuidanceBackend(grammar_setup(from_flat({"disable_any_whitespace": True}), vocabulary))
     yield made
     made.close()
 
@@ -166,7 +167,7 @@ def test_white_space_of_json_is_bounded(backend, byte_of, settings, asked, allow
     """By default nothing but a space after a comma and a colon, so that no model writes spaces for ever."""
     two = {"type": "object", "properties": {"a": {"enum": [1]}, "b": {"enum": [2]}}, "required": ["a", "b"]}
     params = StructuredOutputsParams(json={**two, "additionalProperties": False}, **asked)
-    made = GuidanceBackend(config=from_flat(settings), vocabulary=backend.vocabulary)
+    made = GuidanceBackend(grammar_setup(from_flat(settings), backend.vocabulary))
     texts = {
         "none": '{"a":1,"b":2}', "spaces": '{"a": 1, "b": 2}', "lines": '{\n  "a": 1,\n  "b": 2\n}',
         "endless": '{"a": 1, ' + " " * 200 + '"b": 2}', "after": '{"a": 1, "b": 2}' + " " * 70,

@@ -10,7 +10,7 @@ import pytest
 
 from frame.core.config.tree import FrameConfig
 from frame.core.plugin_host.registry import Registry
-from frame.interfaces import ParserRequest, Tool
+from frame.interfaces import ParserRequest, ParserSetup, Tool
 
 STRICT = Tool("f", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}, strict=True)
 LOOSE = Tool("g", {"properties": {"a": {"type": "integer"}}})
@@ -77,7 +77,7 @@ TAGGED = each(
     ],
 )  # fmt: skip
 def test_tags_are_what_the_template_writes(name: str, template: str, want: Any) -> None:
-    parser = Registry.load().make("tool-parser", name, FrameConfig(), render=render_with(template))
+    parser = Registry.load().make("tool-parser", name, ParserSetup(render_with(template)), FrameConfig())
     found = parser.call_tags(ParserRequest(tools=(STRICT, LOOSE)))
     assert found is not None
     first, second = found.tags
@@ -87,7 +87,7 @@ def test_tags_are_what_the_template_writes(name: str, template: str, want: Any) 
 
 
 def test_formats_without_json_have_no_such_tags() -> None:
-    parser = Registry.load().make("tool-parser", "template", FrameConfig(), render=render_with(TAGGED))
+    parser = Registry.load().make("tool-parser", "template", ParserSetup(render_with(TAGGED)), FrameConfig())
     assert parser.call_tags(ParserRequest(tools=(STRICT,))) is None
-    alone = Registry.load().make("tool-parser", "hermes", FrameConfig(), render=None)
+    alone = Registry.load().make("tool-parser", "hermes", ParserSetup(), FrameConfig())
     assert alone.call_tags(ParserRequest(tools=(STRICT,))) is None
