@@ -6,6 +6,7 @@ Tuned on Hopper; works from compute capability 8.0. Knows no model and no reques
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -44,6 +45,8 @@ from .graphs.piecewise import Pieces, sizes_for
 from .graphs.piecewise_capture import PieceRecorder
 from .graphs.shapes import CudaShapes
 from .streams import CudaStreams
+
+logger = logging.getLogger("frame.platforms.cuda")
 
 #: Kept free beside weights, cache, activations and recorded steps: library workspaces, and what fragments take.
 RESERVE_BYTES = 400 << 20
@@ -294,4 +297,10 @@ class CudaMemory(Memory):
         if self._max_tokens:
             share = max(sizes_for(weights_bytes, self._max_tokens), default=0) / self._max_tokens
             recorded = int(share * max(0, now.peak - weights_bytes))
+        logger.debug(
+            "memory: %d MiB asked for, less %d MiB of weights, %d MiB of the largest step, %d MiB of recorded prompts, "
+            "%d MiB outside of torch and a reserve of %d MiB",
+            requested >> 20, weights_bytes >> 20, (now.peak - weights_bytes) >> 20, recorded >> 20,
+            max(0, outside) >> 20, RESERVE_BYTES >> 20,
+        )  # fmt: skip
         return requested - now.peak - recorded - max(0, outside) - RESERVE_BYTES

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from frame.core.config.flat import from_flat
 from frame.plugins.platforms.cuda import platform as cuda
+from frame.plugins.platforms.cuda.graphs.capture import Recorder
 from frame.plugins.platforms.cuda.platform import CudaPlatform
 from frame.testing import make_setup
 
@@ -30,3 +31,14 @@ def test_an_earlier_engine_is_swept_up(reserved: int, left: list[str], monkeypat
 def test_the_kernels_of_attention_are_where_a_start_looks_for_them() -> None:
     """It goes on without those that cannot be imported, so a wrong name would not show."""
     assert all(find_spec(f"frame.kernels.{name}") for name in cuda._ATTENTION)
+
+
+def test_recordings_that_were_tried_do_not_count_in_the_peak_of_the_largest_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They have a budget of their own, and what steps with prompts take is worked out from that peak."""
+    done: list[str] = []
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: done.append(name))
+    Recorder(torch.device("cuda")).forget()
+    assert done == ["synchronize", "empty_cache", "reset_peak_memory_stats"]

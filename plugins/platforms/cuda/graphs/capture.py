@@ -52,10 +52,15 @@ class Recorder:
         return Recorded(graph.replay, result, max(0, before - self._free()))
 
     def forget(self) -> None:
-        """All recordings are gone: the next ones get a pool of their own, and the old one's memory is given back."""
+        """All recordings are gone: the next ones get a pool of their own, and the old one's memory is given back.
+
+        Their memory does not count in torch's peak either: it has a budget of its own beside that of the largest step,
+        which is measured by the peak after recordings were tried at the start.
+        """
         self._pool = None
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
