@@ -45,10 +45,11 @@ class EngineCommand(Command):
             from ..config.checkpoint import read_checkpoint
             from ..engine.assembly import EngineStart
             from ..front.vocabulary import read_vocabulary
+            from ..worker.factory import Workers
 
             def vocabulary() -> Vocabulary:
                 return read_vocabulary(config, read_checkpoint(config))
 
-            return EngineStart(config, registry, stage, vocabulary).finish
+            return EngineStart(config, registry, Workers, stage, vocabulary).finish
 
         return EngineProcess(config, arguments.socket, arguments.control_fd, prepare, arguments.journal_fd).run()

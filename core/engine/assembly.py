@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,7 @@ from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
 from ..interfaces.mesh import Placement
 from ..interfaces.pooling_params import PoolingFacts
+from ..plugin_host.model_choice import choose_model
 from ..plugin_host.registry import Registry
 from ..plugin_host.setups import connector_setup, engine_setup, executor_setup, mesh_of
 from ..startup.bytecode import report_missing_bytecode
@@ -30,6 +31,10 @@ from .schedule.scheduler import Scheduler
 from .schedule.step_budget import resolve_budget
 
 logger = logging.getLogger("frame.engine")
+
+
+#: What makes workers for a settled configuration; each stage of a worker's start is told to the function.
+MakeWorkers: TypeAlias = Callable[[FrameConfig, Registry, Callable[[str], None]], WorkerFactory]
 
 
 class EngineStart:
@@ -44,13 +49,11 @@ class EngineStart:
         self,
         config: FrameConfig,
         registry: Registry,
+        make_workers: MakeWorkers,
         progress: Callable[[str], None] = lambda stage: None,
         vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
         import torch
-
-        from ..worker.factory import Workers
-        from ..worker.start.model_loading import choose_model
 
         report_missing_bytecode(torch)
         self._registry = registry
@@ -59,7 +62,7 @@ class EngineStart:
         self._checkpoint = read_checkpoint(config)
         self._config = config = resolve_budget(config, self._checkpoint, registry)
         choose_model(self._checkpoint, registry)  # imports it
-        workers: WorkerFactory = Workers(config, registry, progress)
+        workers = make_workers(config, registry, progress)
         registry.check_workers(config.executor)
         self._executor: Executor = registry.make(
             "executor",
@@ -108,16 +111,6 @@ class EngineStart:
         return Engine(
             scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth, records=records
         )
-
-
-def make_engine(
-    config: FrameConfig,
-    registry: Registry,
-    progress: Callable[[str], None] = lambda stage: None,
-    vocabulary: Callable[[], Vocabulary] | None = None,
-) -> Engine:
-    """Builds and starts an engine at once; arguments and errors are those of `EngineStart`."""
-    return EngineStart(config, registry, progress, vocabulary).finish()
 
 
 def _describe(config: FrameConfig, layout: KVLayout, facts: dict[str, Any], checkpoint: Checkpoint) -> EngineInfo:

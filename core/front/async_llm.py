@@ -57,7 +57,7 @@ class AsyncLLM:
         registry: Registry | None = None,
         tokenizer: TokenizerSource | None = None,
     ) -> None:
-        from ..worker.sample.processors import request_check
+        from ..plugin_host.logits_processors import request_check
 
         self.config = config
         self._client = client

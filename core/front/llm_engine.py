@@ -47,8 +47,8 @@ class LLMEngine:
         begin_platforms(config, registry)
         import_torch()
         from ..config.checkpoint import read_checkpoint
-        from ..engine.assembly import make_engine
-        from ..worker.sample.processors import request_check
+        from ..plugin_host.logits_processors import request_check
+        from ..processes.in_process import make_engine
         from .vocabulary import read_vocabulary
 
         checkpoint = read_checkpoint(config)

@@ -10,14 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from ..layers.attention import Attention
-    from ..layers.weights import WeightMap
     from ..ops import Ops
     from ..parallel.group import ProcessGroup
     from .attention import AttentionKind
@@ -98,6 +97,13 @@ class Groups:
     expert: ProcessGroup
 
 
+class Weights(Protocol):
+    """Where the tensors of a checkpoint go in a model."""
+
+    def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """As `Model.load`."""
+
+
 class Build(ABC):
     """Makes the parts of a model. `prefix` is always the name in the checkpoint ("model.layers.0.mlp.gate_proj").
 
@@ -112,6 +118,10 @@ class Build(ABC):
     groups: Groups
     #: tokens of the longest sequence that will be served; the length of position tables
     max_model_len: int
+
+    @abstractmethod
+    def weights(self, model: Model) -> Weights:
+        """Where tensors go in `model`, whose layers are all there; asked once, with the first tensors."""
 
     @abstractmethod
     def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
@@ -227,7 +237,8 @@ class Model(nn.Module, ABC):
         super().__init__()
         del options
         self.config = setup.build.config
-        self._weights: WeightMap | None = None
+        self._weights: Weights | None = None
+        self._make_weights = setup.build.weights
 
     @abstractmethod
     def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
@@ -246,10 +257,8 @@ class Model(nn.Module, ABC):
         May be called with any part of a checkpoint, again and again; `finish_load` ends the series. Raises `ValueError`
         naming a tensor that no layer knows or whose shape differs.
         """
-        from ..layers.weights import WeightMap  # the contract itself must not load the layers
-
         if self._weights is None:
-            self._weights = WeightMap(self)
+            self._weights = self._make_weights(self)
         return self._weights.load(pairs)
 
     def finish_load(self) -> None:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..interfaces.attention import AttentionKind, AttentionSpec
-from ..interfaces.model import Build, Groups, Shard
+from ..interfaces.model import Build, Groups, Model, Shard
 from ..ops import Ops
 from .attention import Attention, local_slopes
 from .embedding import Head, VocabEmbedding
 from .experts import Experts
 from .linear import AttentionInput, empty_parameter, local_kv_heads, make_linear, split_evenly
 from .norm import LayerNorm, RMSNorm
+from .weights import WeightMap
 
 
 class Layers(nn.ModuleList):
@@ -48,6 +49,10 @@ class ModelBuild(Build):
     def __post_init__(self) -> None:
         if self.max_model_len <= 0:
             self.max_model_len = int(self.config.max_position_embeddings)
+
+    def weights(self, model: Model) -> WeightMap:
+        """The slots of all layers."""
+        return WeightMap(model)
 
     def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
         size = self.groups.pipeline.size

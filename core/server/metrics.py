@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineStats
-from ..processes.tallies import Distribution, Tallies
+from .tallies import Distribution, Tallies
 from .token_pace import TokenPace
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)

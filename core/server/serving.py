@@ -10,14 +10,14 @@ import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..config.tree import FrameConfig
 from ..front.turn import OutputParsers
+from ..interfaces.client import EngineClient, EngineInfo
 from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingFacts
 from ..interfaces.schema import Limits
-from ..processes.client import RemoteEngine
 from .calls import RouteCalls
 from .engine_control import ClientControl
 from .generation import TimedGeneration
@@ -45,10 +45,22 @@ def model_names(config: FrameConfig) -> list[str]:
     return [name if not Path(name).is_absolute() else Path(name).name or name, name][: 2 if name[0] == "/" else 1]
 
 
+class HostedEngine(EngineClient, Protocol):
+    """The client of an engine that may not be there yet, or never come again."""
+
+    @property
+    def known_info(self) -> EngineInfo | None:
+        """As `info`; None before the first engine was ready."""
+
+    @property
+    def end(self) -> str | None:
+        """Why no engine will come any more; None while one serves or is on its way."""
+
+
 class ServingHost:
     """One for each API process. `llm` is given when the engine is ready for the first time."""
 
-    def __init__(self, config: FrameConfig, client: RemoteEngine, metrics_file: int | None = None) -> None:
+    def __init__(self, config: FrameConfig, client: HostedEngine, metrics_file: int | None = None) -> None:
         self.config = config
         self.client = client
         self.draining = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..processes.tallies import Distribution
+from .tallies import Distribution
 
 #: What is counted together at most, and for how long it may wait while tokens arrive.
 _MAX_GAPS = 1024

@@ -34,7 +34,7 @@ class Stub(Command):
 
 @pytest.fixture
 def stub(monkeypatch):
-    monkeypatch.setattr(cli, "_find", lambda name: Stub(Setup("tests:stub")) if name == "stub" else None)
+    monkeypatch.setattr(cli, "_find", lambda name: Stub(Setup(plugin="tests:stub")) if name == "stub" else None)
     monkeypatch.setattr(Stub, "raises", None)
     return Stub
 

@@ -13,7 +13,6 @@ import pytest
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.config.tree import FrameConfig
-from frame.core.engine.assembly import make_engine
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineRequest
 from frame.core.interfaces.logits import LogitsProcessor
@@ -21,6 +20,7 @@ from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepResult
 from frame.core.plugin_host.registry import Registry
 from frame.core.processes.channel import Channel
+from frame.core.processes.in_process import make_engine
 from frame.core.worker.worker_process import FromWorker, RemoteWorker, ToWorker, _WorkerLoop
 from frame.testing.checkpoints import make_checkpoint
 

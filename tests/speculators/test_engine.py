@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from frame.core.config.flat import from_flat
-from frame.core.engine.assembly import make_engine
+from frame.core.processes.in_process import make_engine
 from frame.interfaces import LogitsProcessor, SamplingParams
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import drain, request, tokens_of

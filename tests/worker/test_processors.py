@@ -8,10 +8,11 @@ import torch
 
 from frame.core.config.tree import FrameConfig, ModelConfig
 from frame.core.interfaces.batch_logits import AdapterLogitsProcessor, BatchLogitsProcessor
+from frame.core.plugin_host.logits_processors import request_check
 from frame.core.plugin_host.offers import Offer, PluginError
 from frame.core.plugin_host.registry import Registry
 from frame.core.worker.sample.batch_processors import BatchProcessorAdapter
-from frame.core.worker.sample.processors import load_processors, request_check
+from frame.core.worker.sample.processors import load_processors
 from frame.core.worker.sample.request_processors import RequestProcessors
 from frame.interfaces import LogitsProcessor, Provider, SamplingParams
 from frame.testing import make_setup
@@ -161,7 +162,7 @@ def test_requests_are_checked_by_every_processor():
 
 def test_checking_without_processors_imports_no_torch():
     code = (
-        "import sys; from frame.core.worker.sample.processors import request_check;"
+        "import sys; from frame.core.plugin_host.logits_processors import request_check;"
         "from frame.core.config.tree import FrameConfig; from frame.core.plugin_host.registry import Registry;"
         "from frame.core.interfaces.sampling import SamplingParams;"
         "request_check(FrameConfig(), Registry([], []))(SamplingParams()); print('torch' in sys.modules)"

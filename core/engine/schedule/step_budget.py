@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.checkpoint import Checkpoint
 from ...config.tree import FrameConfig
+from ...plugin_host.model_choice import choose_model
 from ...plugin_host.registry import Registry
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ def _whole_prompts(config: FrameConfig, checkpoint: Checkpoint, registry: Regist
 
     The budget of a step grows to the longest prompt, unless the user has `asked` for one; longer prompts are refused.
     """
-    from ...worker.start.model_loading import choose_model
-
     changes: dict[str, Any] = {}
     if choose_model(checkpoint, registry).whole_prompts:
         budget = asked or max(config.scheduler.max_num_batched_tokens, checkpoint.max_model_len)

@@ -1,32 +1,19 @@
-"""Finds the logits processors of an engine: those that packages offer, then those that the configuration names.
-
-Importing this imports no torch; a processor's own module does, so an engine without processors checks requests
-without. Knows no logits.
-"""
+"""Builds the logits processors of a worker, those written for vLLM in adapters. Knows no logits."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...interfaces.sampling import SamplingParams
+import torch
+
+from ...config.tree import FrameConfig
+from ...interfaces.batch_logits import AdapterLogitsProcessor
+from ...interfaces.logits import LogitsProcessor
 from ...interfaces.setup import ProcessorSetup
-from ...plugin_host.offers import PluginError, import_target
-
-if TYPE_CHECKING:
-    import torch
-
-    from ...config.tree import FrameConfig
-    from ...interfaces.logits import LogitsProcessor
-    from ...plugin_host.registry import Registry
-
-
-class _Found(NamedTuple):
-    name: str
-    kind: type[Any]
-    options: Any
+from ...plugin_host.logits_processors import FoundProcessor, processor_classes
+from ...plugin_host.registry import Registry
+from .batch_processors import BatchProcessorAdapter
+from .request_processors import RequestProcessors
 
 
 def load_processors(config: FrameConfig, registry: Registry, device: torch.device) -> list[LogitsProcessor]:
@@ -35,81 +22,10 @@ def load_processors(config: FrameConfig, registry: Registry, device: torch.devic
     Raises `PluginError` when one cannot be imported and `ValueError` when it is no logits processor.
     """
     setup = ProcessorSetup(device, config.scheduler.max_num_seqs)
-    return [_build(found, setup) for found in _processor_classes(config, registry)]
+    return [_build(found, setup) for found in processor_classes(config, registry)]
 
 
-def request_check(config: FrameConfig, registry: Registry) -> Callable[[SamplingParams], None]:
-    """A function for admission that raises `ValueError` when a processor refuses a request's parameters."""
-    checks: list[Callable[[SamplingParams], None]] = [_check_callables]
-    for found in _processor_classes(config, registry):
-        checks.append(getattr(found.kind, "validate", None) or found.kind.validate_params)
-
-    def check(params: SamplingParams) -> None:
-        for one in checks:
-            one(params)
-
-    return check
-
-
-def _check_callables(params: SamplingParams) -> None:
-    if params.logits_processors:
-        from ...interfaces.batch_logits import takes_prompt
-
-        for processor in params.logits_processors:
-            if not callable(processor):
-                raise ValueError(f"logits_processors must be callables, got {processor!r}")
-            takes_prompt(processor)
-
-
-def _processor_classes(config: FrameConfig, registry: Registry) -> list[_Found]:
-    """Every processor once; a configured name that a package offers is loaded already."""
-    offered = registry.providers("processor")
-    found = [
-        _Found(provider.name, registry.resolve(provider), registry.options(provider, config)) for provider in offered
-    ]
-    names = {name for provider in offered for name in (provider.name, *provider.aliases)}
-    for given in config.model.logits_processors:
-        if isinstance(given, str) and given.rpartition(":")[2] in names:
-            registry.choose("processor", given)
-        elif not any(given is other.kind for other in found):
-            kind = _import(given, sorted(names)) if isinstance(given, str) else given
-            found.append(_Found(str(given), kind, None))
-    for one in found:
-        _check_class(one.kind)
-    return found
-
-
-def _import(name: str, offered: list[str]) -> Any:
-    """The class of "package.module:Class" or "package.module.Class"."""
-    target = name
-    if ":" not in name:
-        module, dot, path = name.rpartition(".")
-        if not dot:
-            known = ", ".join(offered) or "none"
-            raise PluginError(f"no logits processor {name!r}; there are: {known}; or give 'package.module:Class'")
-        target = f"{module}:{path}"
-    return import_target(target, f"logits processor {name!r}")
-
-
-def _check_class(kind: Any) -> None:
-    from ...interfaces.batch_logits import BatchLogitsProcessor
-    from ...interfaces.logits import LogitsProcessor
-
-    if not inspect.isclass(kind) or not issubclass(kind, (LogitsProcessor, BatchLogitsProcessor)):
-        raise ValueError(
-            f"{kind!r} is no logits processor: derive it from frame.interfaces.LogitsProcessor or BatchLogitsProcessor"
-        )
-    missing = sorted(getattr(kind, "__abstractmethods__", ()))
-    if missing:
-        raise ValueError(f"logits processor {kind.__qualname__} lacks {', '.join(missing)}")
-
-
-def _build(found: _Found, setup: ProcessorSetup) -> LogitsProcessor:
-    from ...interfaces.batch_logits import AdapterLogitsProcessor
-    from ...interfaces.logits import LogitsProcessor
-    from .batch_processors import BatchProcessorAdapter
-    from .request_processors import RequestProcessors
-
+def _build(found: FoundProcessor, setup: ProcessorSetup) -> LogitsProcessor:
     kind, setup = found.kind, replace(setup, plugin=found.name)
     if issubclass(kind, LogitsProcessor):
         return kind(setup, found.options)

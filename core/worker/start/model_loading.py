@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from ...config.model_config import ModelConfig
 from ...config.tree import FrameConfig
 from ...interfaces.model import Groups, Model
 from ...interfaces.platform import Platform
-from ...interfaces.provider import Provider
 from ...interfaces.setup import LoaderSetup, ModelSetup
 from ...layers.build import ModelBuild
 from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
 from ...parallel.group import SingleGroup
+from ...plugin_host.model_choice import model_provider
 from ...plugin_host.registry import Registry
 
 KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -63,7 +62,7 @@ def build_model(
     dtype = resolve_dtype(config, checkpoint, platform)
     group = SingleGroup()
     kv_name = config.cache.kv_cache_dtype
-    provider = _model_provider(checkpoint, registry)
+    provider = model_provider(checkpoint, registry)
     build = _build_kind(config, checkpoint, registry.resolve(provider))(
         config=ModelConfig(checkpoint.text),
         dtype=dtype,
@@ -77,27 +76,6 @@ def build_model(
         max_model_len=checkpoint.max_model_len,
     )
     return registry.make("model", provider, ModelSetup(build), config), build
-
-
-def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:
-    """The class of the checkpoint's architecture."""
-    found: type[Model] = registry.resolve(_model_provider(checkpoint, registry))
-    return found
-
-
-def _model_provider(checkpoint: Checkpoint, registry: Registry) -> Provider:
-    """What offers the checkpoint's architecture.
-
-    A pooling checkpoint of an architecture that no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") takes
-    the family's generating model, which is built with another head.
-    """
-    architecture = checkpoint.architecture
-    if checkpoint.pooling is not None:
-        offered = {provider.name for provider in registry.providers("model")}
-        stem = re.sub(r"(ForSequenceClassification|RewardModel|Model)$", "", architecture)
-        relatives = (architecture, f"{stem}ForCausalLM", f"{stem}LMHeadModel")
-        architecture = next((name for name in relatives if name in offered), architecture)
-    return registry.choose("model", architecture)
 
 
 def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[Model]) -> Callable[..., ModelBuild]:

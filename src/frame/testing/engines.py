@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from frame.core.config.tree import FrameConfig
-from frame.core.engine.assembly import make_engine
 from frame.core.engine.engine import Engine
 from frame.core.engine.grammar.compiler import GrammarCompiler
 from frame.core.engine.schedule.scheduler import Scheduler
@@ -24,6 +23,7 @@ from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.scheduling import SchedulerPolicy
 from frame.core.plugin_host.registry import Registry
+from frame.core.processes.in_process import make_engine
 
 from .fake_worker import VOCAB
 from .setups import make_setup

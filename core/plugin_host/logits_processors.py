@@ -1,0 +1,93 @@
+"""Finds the logits processors of an engine: those that packages offer, then those that the configuration names.
+
+Importing this imports no torch; a processor's own module does, so an engine without processors checks requests
+without. Knows no logits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..interfaces.sampling import SamplingParams
+from .offers import PluginError, import_target
+
+if TYPE_CHECKING:
+    from ..config.tree import FrameConfig
+    from .registry import Registry
+
+
+class FoundProcessor(NamedTuple):
+    """A class of logits processors, the name it was found by, and its options."""
+
+    name: str
+    kind: type[Any]
+    options: Any
+
+
+def request_check(config: FrameConfig, registry: Registry) -> Callable[[SamplingParams], None]:
+    """A function for admission that raises `ValueError` when a processor refuses a request's parameters."""
+    checks: list[Callable[[SamplingParams], None]] = [_check_callables]
+    for found in processor_classes(config, registry):
+        checks.append(getattr(found.kind, "validate", None) or found.kind.validate_params)
+
+    def check(params: SamplingParams) -> None:
+        for one in checks:
+            one(params)
+
+    return check
+
+
+def _check_callables(params: SamplingParams) -> None:
+    if params.logits_processors:
+        from ..interfaces.batch_logits import takes_prompt
+
+        for processor in params.logits_processors:
+            if not callable(processor):
+                raise ValueError(f"logits_processors must be callables, got {processor!r}")
+            takes_prompt(processor)
+
+
+def processor_classes(config: FrameConfig, registry: Registry) -> list[FoundProcessor]:
+    """Every processor once; a configured name that a package offers is loaded already."""
+    offered = registry.providers("processor")
+    found = [
+        FoundProcessor(provider.name, registry.resolve(provider), registry.options(provider, config))
+        for provider in offered
+    ]
+    names = {name for provider in offered for name in (provider.name, *provider.aliases)}
+    for given in config.model.logits_processors:
+        if isinstance(given, str) and given.rpartition(":")[2] in names:
+            registry.choose("processor", given)
+        elif not any(given is other.kind for other in found):
+            kind = _import(given, sorted(names)) if isinstance(given, str) else given
+            found.append(FoundProcessor(str(given), kind, None))
+    for one in found:
+        _check_class(one.kind)
+    return found
+
+
+def _import(name: str, offered: list[str]) -> Any:
+    """The class of "package.module:Class" or "package.module.Class"."""
+    target = name
+    if ":" not in name:
+        module, dot, path = name.rpartition(".")
+        if not dot:
+            known = ", ".join(offered) or "none"
+            raise PluginError(f"no logits processor {name!r}; there are: {known}; or give 'package.module:Class'")
+        target = f"{module}:{path}"
+    return import_target(target, f"logits processor {name!r}")
+
+
+def _check_class(kind: Any) -> None:
+    from ..interfaces.batch_logits import BatchLogitsProcessor
+    from ..interfaces.logits import LogitsProcessor
+
+    if not inspect.isclass(kind) or not issubclass(kind, (LogitsProcessor, BatchLogitsProcessor)):
+        raise ValueError(
+            f"{kind!r} is no logits processor: derive it from frame.interfaces.LogitsProcessor or BatchLogitsProcessor"
+        )
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        raise ValueError(f"logits processor {kind.__qualname__} lacks {', '.join(missing)}")
