@@ -237,9 +237,9 @@ class Answers:
         lifecycle.loaded(request)
         return outputs
 
-    def _lose_blocks(self, bad: set[int], launched: Sequence[LaunchedStep]) -> list[EngineOutput]:
+    def _lose_blocks(self, bad: set[tuple[int, int]], launched: Sequence[LaunchedStep]) -> list[EngineOutput]:
         lifecycle = self._lifecycle
-        for block in bad:
+        for _, block in bad:
             lifecycle.kv.pool.withdraw(block)
         outputs = []
         for request in list(lifecycle.requests.values()):
@@ -264,9 +264,9 @@ class Answers:
         return outputs
 
 
-def first_bad_block(tables: Iterable[Sequence[int]], bad: set[int]) -> int | None:
-    """The smallest index at which a table holds one of `bad`."""
-    indices = [index for table in tables for index, block in enumerate(table) if block in bad]
+def first_bad_block(tables: Iterable[Sequence[int]], bad: set[tuple[int, int]]) -> int | None:
+    """The smallest index at which the table of a KV group holds one of `bad`, which are pairs (group, block)."""
+    indices = [i for group, table in enumerate(tables) for i, block in enumerate(table) if (group, block) in bad]
     return min(indices, default=None)
 
 

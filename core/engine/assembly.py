@@ -94,6 +94,8 @@ class EngineStart:
         connector: ConnectorScheduler = (
             NullConnectorScheduler(setup) if name is None else registry.make("connector", name, setup, config)
         )
+        if name is not None:
+            connector.connect(dict(enumerate(executor.call("handshake"))))
         depth = executor.max_in_flight if config.scheduler.async_scheduling else 1
         scheduler = Scheduler(
             config=config,

@@ -27,7 +27,7 @@ class Metric:
 class Counter(Metric):
     """Grows only."""
 
-    value: int
+    value: float
 
 
 @dataclass
@@ -104,6 +104,8 @@ class RequestStatistics:
             Counter("frame_spec_decode_num_drafts", stats.num_drafts),
             Counter("frame_spec_decode_num_draft_tokens", stats.num_draft_tokens),
             Counter("frame_spec_decode_num_accepted_tokens", stats.num_accepted_tokens),
+            *(Counter(f"frame_kv_connector_{name}", value) for name, value in stats.connector_counters.items()),
+            *(Gauge(f"frame_kv_connector_{name}", value) for name, value in stats.connector_gauges.items()),
             Vector("frame_spec_decode_num_accepted_tokens_per_pos", list(stats.num_accepted_per_place)),
             *(
                 Counter("frame_request_success", count, labels={"finished_reason": reason})

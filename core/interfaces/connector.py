@@ -46,6 +46,12 @@ class ConnectorScheduler(ABC):
         self.options = options
         self.layout: KVLayout = setup.layout
 
+    def connect(self, handshakes: Mapping[int, bytes]) -> None:
+        """Called once, before the first request: what `ConnectorWorker.handshake` of each rank gave.
+
+        Raises `ValueError` when the workers do not fit this half; that ends the start.
+        """
+
     @abstractmethod
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         """(n, later): n tokens past `num_computed` that can be loaded, and whether the load outlasts the step.
@@ -119,7 +125,7 @@ class ConnectorWorker(ABC):
         """Waits for saves that must not be overwritten; reports. `finished` are request ids that ended this step."""
 
     def handshake(self) -> bytes:
-        """Opaque description of this worker for peers."""
+        """What the scheduler side must know of this worker, once `register` was called (see `connect`)."""
         return b""
 
     def close(self) -> None:

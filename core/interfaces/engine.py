@@ -77,6 +77,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     time of the newest step that computed tokens, 0 where no request is unfinished, `busy_seconds` that of all
     together. `num_drafts` times a request's drafts were checked, together `num_draft_tokens`, of which
     `num_accepted_tokens` held; `num_accepted_per_place` says how many did at each place after the last known token.
+    `connector_counters` and `connector_gauges` are what the KV connector's workers reported, by their names.
     """
 
     running: int = 0
@@ -96,3 +97,5 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_per_place: list[int] = []
+    connector_counters: dict[str, float] = {}
+    connector_gauges: dict[str, float] = {}

@@ -132,15 +132,20 @@ class TokenMasks(msgspec.Struct, kw_only=True):
 class TransferReport(msgspec.Struct, kw_only=True):
     """What a connector's worker side did in one step.
 
-    `sent` and `received` are request ids whose asynchronous transfer ended, `failed_blocks` block ids whose content
-    did not arrive (the scheduler recomputes from the first of them), `stats` and `events` are the connector's own.
+    `sent` and `received` are request ids whose asynchronous transfer ended; `failed_blocks` are pairs (KV group, block
+    id) whose content did not arrive: the scheduler recomputes from the first of them. `counters` are added to what was
+    counted, `gauges` replace what was told; the metrics show both as `frame_kv_connector_NAME`, NAME being lower-case
+    letters, digits and "_". `events` reach the scheduler side once every rank gave an equal one ("stored"), `notes`,
+    pairs (rank, data), as they come ("dropped").
     """
 
     sent: list[str] = []
     received: list[str] = []
-    failed_blocks: list[int] = []
-    stats: dict[str, float] = {}
+    failed_blocks: list[tuple[int, int]] = []
+    counters: dict[str, float] = {}
+    gauges: dict[str, float] = {}
     events: list[bytes] = []
+    notes: list[tuple[int, bytes]] = []
 
 
 class StepResult(msgspec.Struct, kw_only=True):

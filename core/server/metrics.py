@@ -146,7 +146,7 @@ class ServerMetrics:
         """Every metric now, under one name or both."""
         self.pace.count()
         own = {family.name: family for family in self._own()}
-        for name, family in own.items():
+        for name, family in (own | {family.name: family for family in self._of_connector()}).items():
             yield _named(family, f"frame_{name}")
         if self._vllm_names:
             theirs = {name: name for name in own if name not in _OWN} | _FORMER
@@ -197,6 +197,15 @@ class ServerMetrics:
             config = GaugeMetricFamily("cache_config_info", "Facts of the KV cache.", labels=[*names, *facts])
             config.add_metric([*labels, *map(str, facts.values())], 1)
             yield config
+
+    def _of_connector(self) -> Iterator[Metric]:
+        """What the workers of the KV connector reported."""
+        labels, text = {"model_name": self._model_name, "engine": "0"}, "Reported by the KV connector."
+        for kind, numbers in (("gauge", self._stats.connector_gauges), ("counter", self._stats.connector_counters)):
+            for name, value in numbers.items():
+                family = Metric(f"kv_connector_{name.removesuffix('_total')}", text, kind)
+                family.add_sample(family.name + "_total" * (kind == "counter"), labels, value)
+                yield family
 
 
 class _Collector:

@@ -116,6 +116,10 @@ class Worker:
         """What was chosen at start-up: platform, attention backends, dtype; and stages (name, seconds)."""
         return {**self.facts, "stages": self.stages}
 
+    def handshake(self) -> bytes:
+        """What the KV connector's worker side tells its scheduler side."""
+        return self.runner.connector.handshake()
+
     def run(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
         """Calls `function(worker, *args)`; only possible where the worker shares the caller's process."""
         return function(self, *args)

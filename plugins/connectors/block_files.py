@@ -105,6 +105,23 @@ class BlockFiles:
         """Removes every block of `space`."""
         shutil.rmtree(self._root / space, ignore_errors=True)
 
+    def leave_mark(self) -> str:
+        """Puts an empty file into the folder, whose name shows another process whether it sees the same folder."""
+        name = f"mark-{secrets.token_hex(16)}"
+        try:
+            os.close(os.open(self._incoming / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            self._complain(error)
+        return name
+
+    def take_mark(self, name: str) -> bool:
+        """Removes the mark; False when it is not in this folder."""
+        try:
+            os.unlink(self._incoming / os.path.basename(name))
+        except OSError:
+            return False
+        return True
+
     def _path(self, space: str, key: bytes) -> str:
         name = key.hex()
         return f"{self._root}/{space}/{name[:2]}/{name}.kv"

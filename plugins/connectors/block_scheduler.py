@@ -100,9 +100,8 @@ class BlockScheduler(ConnectorScheduler):
         return False, None
 
     def update(self, report: TransferReport) -> None:
-        for event in report.events:
-            rank, breaks = decode(event, tuple[int, int])
-            self._breaks[rank] = breaks
+        for rank, note in report.notes:
+            self._breaks[rank] = decode(note, int)
 
     def _follow(self, plan: StepPlan) -> list[str]:
         """Takes over who sits in which slot, with which blocks; returns the ids of those that entered."""

@@ -45,7 +45,7 @@ class Part:
 class BlockWorker(ConnectorWorker):
     """See the module. A kept block holds the block in every layer of this rank, group by group.
 
-    `title` begins the names of its statistics; `message` is the type of what the scheduler side sends.
+    `title` begins the names of its counters; `message` is the type of what the scheduler side sends.
     """
 
     title: ClassVar[str]
@@ -54,14 +54,14 @@ class BlockWorker(ConnectorWorker):
     def __init__(self, setup: ConnectorWorkerSetup, options: Any) -> None:
         super().__init__(setup, options)
         self.block_bytes = 0
-        self.failed: list[int] = []
+        self.failed: list[tuple[int, int]] = []
         self._parts: list[Part] = []
         self._step = BlockStep(blocks_name="")
         self._in_step = False
         self._breaks = 0
         self._reported_breaks = 0
         self._sound: set[str] = set()  # requests whose blocks hold what their hashes say
-        self._stats: dict[str, float] = {}
+        self._counters: dict[str, float] = {}
 
     @abstractmethod
     def load(self, step: BlockStep) -> None:
@@ -100,7 +100,7 @@ class BlockWorker(ConnectorWorker):
             self._breaks += 1
             self._sound.clear()
         else:
-            self.failed, self._stats = [], {}
+            self.failed, self._counters = [], {}
         self._in_step = True
         self._step = step = decode(message, self.message) if message else BlockStep(blocks_name="")
         if step.known_breaks.get(self.rank, 0) == self._breaks:
@@ -113,17 +113,17 @@ class BlockWorker(ConnectorWorker):
             self._save(moves)
         self._sound.difference_update(finished)
         self._in_step = False
-        events = []
+        notes = []
         if self._reported_breaks != self._breaks:
             self._reported_breaks = self._breaks
-            events.append(encode((self.rank, self._breaks)))
-        return TransferReport(received=self.loaded(), failed_blocks=self.failed, stats=self._stats, events=events)
+            notes.append((self.rank, encode(self._breaks)))
+        return TransferReport(received=self.loaded(), failed_blocks=self.failed, counters=self._counters, notes=notes)
 
     def count(self, name: str, value: int) -> None:
-        """Adds to a statistic of the step."""
+        """Adds to a counter of the step, whose name `title` begins."""
         if value:
             name = f"{self.title}_{name}"
-            self._stats[name] = self._stats.get(name, 0) + value
+            self._counters[name] = self._counters.get(name, 0) + value
 
     def put(self, moves: Sequence[Move], data: np.ndarray, arrived: Sequence[int]) -> None:
         """Writes the rows `arrived` of `data` uint8 [n, block_bytes] to the blocks of `moves` [n]; the rest failed."""
@@ -136,7 +136,7 @@ class BlockWorker(ConnectorWorker):
         there = set(arrived)
         for row, move in enumerate(moves):
             if row not in there:
-                self.failed += [block for block in move.blocks if block]
+                self.failed += [(group, block) for group, block in enumerate(move.blocks) if block]
                 self._sound.discard(move.owner)
         self.count("loaded_blocks", len(there))
         self.count("failed_blocks", len(moves) - len(there))

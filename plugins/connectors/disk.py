@@ -5,6 +5,8 @@ Knows files by name only; the worker side reads and writes them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from frame.interfaces import ConnectorSetup, RequestView
 
 from .block_files import BlockFiles
@@ -19,8 +21,18 @@ class DiskScheduler(BlockScheduler):
 
     def __init__(self, setup: ConnectorSetup, options: DiskOptions) -> None:
         super().__init__(setup, options)
+        self._folder = options.folder
         self._files = BlockFiles(options.folder)
         self._spaces = [f"{self.blocks_name}/{rank}" for rank in range(setup.mesh.size)]
+
+    def connect(self, handshakes: Mapping[int, bytes]) -> None:
+        """Raises `ValueError` when a worker keeps its blocks in another folder, where this half never sees them."""
+        for rank, mark in handshakes.items():
+            if not self._files.take_mark(mark.decode()):
+                raise ValueError(
+                    f"the disk connector's folder {self._folder} is another one where the worker of rank {rank} runs: "
+                    "name a folder that all machines and containers of the engine share"
+                )
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
         index = first

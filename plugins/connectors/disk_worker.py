@@ -21,6 +21,9 @@ class DiskWorker(BlockWorker):
         super().__init__(setup, options)
         self._files = BlockFiles(options.folder, max_bytes=options.max_bytes, fsync=options.fsync)
 
+    def handshake(self) -> bytes:
+        return self._files.leave_mark().encode()
+
     def load(self, step: BlockStep) -> None:
         for moves in batches(step.loads):
             data = np.empty((len(moves), self.block_bytes), np.uint8)

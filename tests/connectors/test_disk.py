@@ -126,10 +126,10 @@ def load_prompt(engine, name="s", num_blocks=4, tables=((11, 12, 13, 14), (0, 0,
 
 def test_saved_blocks_are_loaded_by_another_engine(tmp_path):
     first, second = Engine(tmp_path), Engine(tmp_path)
-    assert save_prompt(first).stats == {"disk_saved_blocks": 4}
+    assert save_prompt(first).counters == {"disk_saved_blocks": 4}
     report = load_prompt(second)
     assert report.failed_blocks == []
-    assert report.stats == {"disk_loaded_blocks": 4}
+    assert report.counters == {"disk_loaded_blocks": 4}
     for index in (2, 3):
         assert all(map(torch.equal, first.content((1 + index, 6 + index)), second.content((11 + index, 16 + index))))
     # what the window does not need is not loaded: block 0 is nobody's
@@ -168,7 +168,7 @@ def test_chunks_save_each_block_when_it_is_full(tmp_path):
     saved.append(engine.run(engine.plan(appends=appends, rows=[(0, 6, 9)]), [((2, 7), 1), ((3, 8), 2)]))
     saved.append(engine.run(engine.plan(rows=[(0, 15, 3)]), [((4, 9), 3)]))
     saved.append(engine.run(engine.plan(rows=[(0, 18, 1)])))
-    assert [report.stats.get("disk_saved_blocks", 0) for report in saved] == [1, 2, 1, 0]
+    assert [report.counters.get("disk_saved_blocks", 0) for report in saved] == [1, 2, 1, 0]
     assert load_prompt(Engine(tmp_path)).failed_blocks == []
 
 
@@ -177,7 +177,7 @@ def test_a_block_is_written_once(tmp_path):
     second.scheduler.matched_tokens(view("r"), 0)
     save_prompt(first)
     before = {path: path.stat().st_ino for path in tmp_path.rglob("*.kv")}
-    assert second.run(second.plan(added=[new()], rows=[(0, 0, 18)])).stats == {}
+    assert second.run(second.plan(added=[new()], rows=[(0, 0, 18)])).counters == {}
     assert {path: path.stat().st_ino for path in tmp_path.rglob("*.kv")} == before
 
 
@@ -186,12 +186,12 @@ def test_a_broken_step_publishes_nothing_nor_does_what_builds_on_it(tmp_path):
     engine.scheduler.matched_tokens(view(), 0)
     engine.run(engine.plan(added=[new()], rows=[(0, 0, 8)]), fails=True)
     # planned before the scheduler heard of it: the same request goes on, another takes over its blocks
-    assert engine.run(engine.plan(rows=[(0, 8, 10)])).stats == {}
+    assert engine.run(engine.plan(rows=[(0, 8, 10)])).counters == {}
     engine.scheduler.matched_tokens(view("other"), 0)
     assert list(tmp_path.rglob("*.kv")) == []
     # from here on the scheduler knows; what enters now is sound
-    assert engine.run(engine.plan(removed=[0], finished=["r"])).events == []
-    assert engine.run(engine.plan(added=[new("other")], rows=[(0, 0, 18)])).stats == {"disk_saved_blocks": 4}
+    assert engine.run(engine.plan(removed=[0], finished=["r"])).notes == []
+    assert engine.run(engine.plan(added=[new("other")], rows=[(0, 0, 18)])).counters == {"disk_saved_blocks": 4}
 
 
 def test_what_entered_before_the_break_was_known_is_not_saved(tmp_path):
@@ -203,8 +203,8 @@ def test_what_entered_before_the_break_was_known_is_not_saved(tmp_path):
     engine.worker.begin_step(messages[0])
     engine.worker.begin_step(messages[1])
     report = engine.worker.end_step([])
-    assert report.stats == {}
-    assert len(report.events) == 1
+    assert report.counters == {}
+    assert len(report.notes) == 1
     assert list(tmp_path.rglob("*.kv")) == []
 
 
@@ -224,13 +224,13 @@ def test_a_promised_block_that_does_not_come_is_reported_and_nothing_built_on_it
     second.scheduler.allocated(view("s"), [(11, 12, 13), (0, 17, 18)], 12)
     added = new("s", num_computed=12, blocks=((11, 12, 13, 14, 20), (0, 17, 18, 19, 21)))
     report = second.run(second.plan(added=[added], rows=[(0, 12, 6)]))
-    assert report.failed_blocks == [13, 18]
-    assert report.stats == {"disk_loaded_blocks": 2, "disk_failed_blocks": 1}
+    assert report.failed_blocks == [(0, 13), (1, 18)]
+    assert report.counters == {"disk_loaded_blocks": 2, "disk_failed_blocks": 1}
     assert {path.stem for path in tmp_path.rglob("*.kv")} == {key(0).hex(), key(1).hex()}
     # admitted again, computed this time: now all of it is sound
     assert second.scheduler.matched_tokens(view("s"), 0) == (8, False)
     report = second.run(second.plan(removed=[0], added=[new("s", 1)], rows=[(1, 0, 18)]))
-    assert report.stats == {"disk_saved_blocks": 2}
+    assert report.counters == {"disk_saved_blocks": 2}
 
 
 def test_values_that_are_not_finite_are_not_kept(tmp_path):
@@ -239,15 +239,15 @@ def test_values_that_are_not_finite_are_not_kept(tmp_path):
     plan = engine.plan(added=[new()], rows=[(0, 0, 18)])
     engine.worker.begin_step(engine.scheduler.build_message(plan))
     engine.caches["b"][2].view(torch.float32)[3] = float("nan")
-    assert engine.worker.end_step([]).stats == {"disk_saved_blocks": 3, "disk_unsaved_blocks": 1}
+    assert engine.worker.end_step([]).counters == {"disk_saved_blocks": 3, "disk_unsaved_blocks": 1}
     assert engine.scheduler.matched_tokens(view(), 0) == (4, False)
 
 
 def test_roles(tmp_path):
     consumer = Engine(tmp_path, kv_role="consumer")
-    assert save_prompt(consumer).stats == {}
+    assert save_prompt(consumer).counters == {}
     producer = Engine(tmp_path, kv_role="producer")
-    assert save_prompt(producer).stats == {"disk_saved_blocks": 4}
+    assert save_prompt(producer).counters == {"disk_saved_blocks": 4}
     assert producer.scheduler.matched_tokens(view(), 0) == (0, False)
     assert consumer.scheduler.matched_tokens(view(), 0) == (16, False)
 
@@ -302,3 +302,12 @@ def test_nothing_is_kept_for_requests_that_ended(tmp_path):
     assert not engine.scheduler._hashes
     assert not engine.scheduler._prompts
     assert not engine.worker._sound
+
+
+def test_a_worker_on_another_folder_of_that_name_ends_the_start(tmp_path):
+    engine, other = Engine(tmp_path / "one"), Engine(tmp_path / "other")
+    engine.scheduler.connect({0: engine.worker.handshake()})
+    assert not list(tmp_path.rglob("mark-*"))
+    with pytest.raises(ValueError, match="another one where the worker of rank 1 runs"):
+        engine.scheduler.connect({0: engine.worker.handshake(), 1: other.worker.handshake()})
+    assert not list((tmp_path / "one").rglob("mark-*"))

@@ -36,7 +36,7 @@ class FakeTransferWorker:
     waiting: list[tuple[int, Load]] = field(default_factory=list)
     sending: dict[str, int] = field(default_factory=dict)
     step: int = 0
-    failed: list[int] = field(default_factory=list)
+    failed: list[tuple[int, int]] = field(default_factory=list)
     received: list[str] = field(default_factory=list)
 
     def begin_step(self, message: bytes) -> None:
@@ -61,7 +61,7 @@ class FakeTransferWorker:
                 block = table[load.first + i]
                 bad = fails and i == len(load.prints) - 1
                 if bad and block:
-                    self.failed.append(block)
+                    self.failed.append((group, block))
                 for offset, fingerprint in enumerate(prints):
                     position = (load.first + i) * size + offset
                     if block:

@@ -6,7 +6,7 @@ import pytest
 
 from frame.core.engine.request import QueueFullError
 from frame.core.interfaces.sampling import SamplingParams
-from frame.core.interfaces.step import StepResult
+from frame.core.interfaces.step import StepResult, TransferReport
 from tests.engine.fake_connector import FakeConnector
 from tests.engine.fake_worker import BAD, Simulation, draw, expected, fingerprints, make_layout, make_request
 
@@ -455,6 +455,17 @@ def test_a_connector_that_raises_costs_its_help_and_nothing_else(method, later, 
     for request in requests:
         sim.check(request)
     assert f"the KV connector failed in {method}" in caplog.text
+
+
+def test_what_a_connector_counts_is_added_up_and_what_it_misnames_is_logged_once(caplog):
+    sim = Simulation(layout=make_layout(60), connector=FakeConnector(layout=make_layout(60)))
+    for saved, kept in ((2, 5), (3, 4)):
+        counters = {"saved_blocks": saved, "Bad name": 1, "broken": float("nan")}
+        sim.scheduler._transfers.report(TransferReport(counters=counters, gauges={"kept_blocks": kept}))
+    stats = sim.scheduler.stats()
+    assert stats.connector_counters == {"saved_blocks": 5}
+    assert stats.connector_gauges == {"kept_blocks": 4}
+    assert caplog.text.count("'Bad name'") == caplog.text.count("'broken'") == 1
 
 
 def test_a_connector_may_hold_the_blocks_of_a_finished_request():

@@ -69,6 +69,17 @@ def test_own_names_alone_unless_asked() -> None:
     assert both["vllm:gpu_cache_usage_perc{engine=0}"] == both["frame_kv_cache_usage_perc{engine=0}"] == 0.5
 
 
+def test_what_a_connector_reports_is_shown_under_its_names() -> None:
+    stats = EngineStats(connector_counters={"disk_saved_blocks": 3.0, "odd_total": 1.0}, connector_gauges={"kept": 2.5})
+    text = ServerMetrics("m", vllm_names=True).exposition(stats, INFO).decode()
+    found = {sample.name: sample for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert found["frame_kv_connector_disk_saved_blocks_total"].value == 3
+    assert found["frame_kv_connector_odd_total"].value == 1
+    assert found["frame_kv_connector_kept"].value == 2.5
+    assert found["frame_kv_connector_kept"].labels == {"model_name": "m", "engine": "0"}
+    assert "vllm:kv_connector" not in text
+
+
 def test_names_are_what_prometheus_recommends() -> None:
     text = ServerMetrics("m", vllm_names=True).exposition(EngineStats(), INFO).decode()
     for line in text.splitlines():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from ...interfaces.connector import ConnectorScheduler, NullConnectorScheduler, RequestView
@@ -12,11 +15,13 @@ from .kv_cache import KVCache
 
 logger = logging.getLogger("frame.engine")
 
+_METRIC = re.compile("[a-z][a-z0-9_]{0,63}")
+
 
 class Transfers:
     """Speaks to one connector in terms of requests. With the null connector everything here is a no-op.
 
-    A connector that raises costs its help and nothing else.
+    A connector that raises costs its help and nothing else. `counters` and `gauges` are what it told for the metrics.
     """
 
     def __init__(self, connector: ConnectorScheduler, kv: KVCache) -> None:
@@ -25,6 +30,9 @@ class Transfers:
         self._kv = kv
         # it raised where it notes what to load: a later message could write to blocks that are others' by then
         self._silent = False
+        self.counters: dict[str, float] = {}
+        self.gauges: dict[str, float] = {}
+        self._untold: set[str] = set()
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
         """(tokens that can be loaded past `num_computed`, whether later); None: ask again in a later step."""
@@ -83,10 +91,21 @@ class Transfers:
 
     def report(self, report: TransferReport) -> None:
         """Passes on what the workers reported."""
+        for name, value in self._told(report.counters).items():
+            self.counters[name] = self.counters.get(name, 0.0) + value
+        self.gauges.update(self._told(report.gauges))
         try:
             self.connector.update(report)
         except Exception:
             logger.exception("the KV connector failed in update")
+
+    def _told(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Those that metrics can show; the others are named in the log, once."""
+        told = {name: value for name, value in numbers.items() if _METRIC.fullmatch(name) and math.isfinite(value)}
+        for name in numbers.keys() - told.keys() - self._untold:
+            self._untold.add(name)
+            logger.warning("the KV connector told %r as %r, which no metric can show", name, numbers[name])
+        return told
 
     def _leave(self, request: Request, method: str) -> None:
         """The connector raised for this request, which goes on without it."""

@@ -370,6 +370,8 @@ class Scheduler:
             generated_tokens=self._answers.generated_tokens,
             steps=self._num_steps,
             finished=dict(lifecycle.finished_counts),
+            connector_counters=dict(self._transfers.counters),
+            connector_gauges=dict(self._transfers.gauges),
         )
         self._drafting.fill(stats)
         return stats

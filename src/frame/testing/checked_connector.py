@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from frame.core.interfaces.connector import ConnectorScheduler, RequestView
 from frame.core.interfaces.step import StepPlan, TransferReport
 from frame.core.interfaces.wire import encode
+
+_METRIC = re.compile("[a-z][a-z0-9_]{0,63}")
 
 
 class CheckedConnector(ConnectorScheduler):
@@ -19,6 +23,9 @@ class CheckedConnector(ConnectorScheduler):
         self.matched: dict[str, int] = {}
         self.ended: dict[str, bool] = {}
         self.sent: set[str] = set()
+
+    def connect(self, handshakes: Mapping[int, bytes]) -> None:
+        self.inner.connect(handshakes)
 
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         answer: Any = self.inner.matched_tokens(request, num_computed)
@@ -67,6 +74,17 @@ class CheckedConnector(ConnectorScheduler):
         twice = self.sent & set(report.sent)
         assert not twice, f"{sorted(twice)} were reported as sent twice"
         self.sent |= set(report.sent)
+        for group, block in report.failed_blocks:
+            assert 0 <= group < len(self.layout.groups), f"failed_blocks names KV group {group}, which is not there"
+            assert 0 < block < self.layout.num_blocks, f"failed_blocks names block {block}, which no request has"
+        for name, value in (*report.counters.items(), *report.gauges.items()):
+            assert _METRIC.fullmatch(name), f"{name!r} cannot name a metric; write lower-case letters, digits and '_'"
+            assert math.isfinite(value), f"{name} is {value}, which no metric can show"
+        assert all(value >= 0 for value in report.counters.values()), f"counters never fall: {report.counters}"
+        both = report.counters.keys() & report.gauges.keys()
+        assert not both, f"{sorted(both)} are counters and gauges"
+        ranks = {rank for rank, _ in report.notes}
+        assert ranks <= set(range(self.setup.mesh.size)), f"notes of ranks {sorted(ranks)}, which are not all there"
         self.inner.update(report)
 
     def reset(self) -> bool:

@@ -34,6 +34,7 @@ class ConnectedEngine:
             "scheduler", config.scheduler.scheduling_policy, make_setup("scheduler", config=config), config
         )
         self.engine = fake_engine(config, executor, policy, layout, self.connector)
+        self.connector.connect({worker.rank: worker.transfer.handshake() for worker in self.workers.made})
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.requests: dict[str, EngineRequest] = {}
 

@@ -85,9 +85,8 @@ class MemoryScheduler(ConnectorScheduler):
         return False, None
 
     def update(self, report: TransferReport) -> None:
-        for event in report.events:
-            key, is_kept = decode(event, tuple[bytes, bool])
-            (self._kept.add if is_kept else self._kept.discard)(key)
+        self._kept.update(report.events)
+        self._kept.difference_update(key for _, key in report.notes)
 
     def reset(self) -> bool:
         self._kept.clear()
@@ -105,7 +104,7 @@ class MemoryWorker(ConnectorWorker):
         self._store: OrderedDict[bytes, list[Tensor]] = OrderedDict()
         self._caches: list[tuple[int, Tensor]] = []
         self._saves: list[Move] = []
-        self._failed: list[int] = []
+        self._failed: list[tuple[int, int]] = []
         self._in_step = False
         self._wary = 0
 
@@ -127,19 +126,20 @@ class MemoryWorker(ConnectorWorker):
 
     def end_step(self, finished: Sequence[str]) -> TransferReport:
         self._in_step = False
-        events = []
+        stored, dropped = [], []
         # a failed load spoils what its request computed from it; which request that was does not matter here
         for key, blocks in [] if self._wary or self._failed else self._saves:
             self._store[key] = [cache[blocks[group]].to("cpu", copy=True) for group, cache in self._caches]
-            events.append(encode((key, True)))
+            stored.append(key)
         while len(self._store) > self.options.max_blocks:
-            events.append(encode((self._store.popitem(last=False)[0], False)))
-        return TransferReport(failed_blocks=self._failed, events=events)
+            dropped.append((self.rank, self._store.popitem(last=False)[0]))
+        gauges = {"kept_blocks": float(len(self._store))}
+        return TransferReport(failed_blocks=self._failed, events=stored, notes=dropped, gauges=gauges)
 
     def _load(self, key: bytes, blocks: list[int]) -> None:
         content = self._store.get(key)
         if content is None:
-            self._failed += [block for block in blocks if block]
+            self._failed += [(group, block) for group, block in enumerate(blocks) if block]
             return
         self._store.move_to_end(key)
         for (group, cache), data in zip(self._caches, content, strict=True):
