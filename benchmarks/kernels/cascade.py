@@ -24,7 +24,6 @@ from triton.testing import do_bench_cudagraph
 
 from frame.core.interfaces.attention import AttentionSpec, GroupBatch, LayerParams, SharedPrefix
 from frame.core.interfaces.setup import BackendSetup
-from frame.core.interfaces.step import PREFIX_ROWS
 from frame.core.ops import Ops
 from frame.core.worker.step.prefix_tiles import num_tiles
 from frame.kernels.cascade import PrefixLaunch
@@ -40,8 +39,8 @@ def batch_of(rows: int, shared: int) -> GroupBatch:
     common, own = shared // PAGE, OWN // PAGE
     pages = torch.randperm(common + rows * own, device="cuda").int()
     table = torch.cat((pages[:common].expand(rows, -1), pages[common:].view(rows, own)), 1).contiguous()
-    tiles, used = num_tiles(rows), -(-rows // PREFIX_ROWS)
-    members = torch.full((tiles * PREFIX_ROWS,), -1, dtype=torch.int32, device="cuda")
+    tiles, used = num_tiles(rows), -(-rows // TritonAttention.prefix_tile_rows)
+    members = torch.full((tiles * TritonAttention.prefix_tile_rows,), -1, dtype=torch.int32, device="cuda")
     members[:rows] = torch.arange(rows, dtype=torch.int32, device="cuda")
     lens = torch.zeros(tiles, dtype=torch.int32, device="cuda")
     lens[:used] = shared
@@ -56,7 +55,7 @@ def batch_of(rows: int, shared: int) -> GroupBatch:
         host_seq_lens=np.full(rows, shared + OWN, np.int32),
         max_query_len=1,
         max_seq_len=shared + OWN,
-        prefix=SharedPrefix(members.view(tiles, PREFIX_ROWS), lens, row_lens),
+        prefix=SharedPrefix(members.view(tiles, TritonAttention.prefix_tile_rows), lens, row_lens),
     )
 
 
@@ -112,7 +111,7 @@ def main() -> None:
         alone, together = (case.call(case.plan(shared=way)) for way in (False, True))
         wrong = float((alone().float() - together().float()).norm() / alone().float().norm())
         apart_us, shared_us = median(alone) * 1e3, median(together) * 1e3
-        saved = (rows - -(-rows // PREFIX_ROWS)) * shared
+        saved = (rows - -(-rows // TritonAttention.prefix_tile_rows)) * shared
         print(
             f"{rows:4} rows over {shared:6}: {apart_us:8.1f} us apart, {shared_us:8.1f} us shared, "
             f"ratio {apart_us / shared_us:5.2f}, saved {saved:8}, difference {wrong:.1e}",

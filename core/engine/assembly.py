@@ -108,7 +108,7 @@ class EngineStart:
             max_in_flight=depth,
             compiler=compiler,
             no_grammars=no_grammars,
-            shares_prefixes=info.shares_prefixes,
+            prefix_tile_rows=info.prefix_tile_rows,
         )
         return Engine(
             scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth, records=records
@@ -125,7 +125,7 @@ def _describe(config: FrameConfig, layout: KVLayout, facts: dict[str, Any], chec
         attention=facts["attention"],
         dtype=facts["dtype"],
         stages=[tuple(stage) for stage in facts["stages"]],
-        shares_prefixes=facts.get("shares_prefixes", False),
+        prefix_tile_rows=facts.get("prefix_tile_rows", 0),
         not_deterministic=facts.get("not_deterministic", ""),
         pooling=None if facts.get("pooling") is None else msgspec.convert(facts["pooling"], PoolingFacts),
     )

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .step import PREFIX_ROWS as PREFIX_ROWS
-
 if TYPE_CHECKING:
     from ..ops import Ops
     from .setup import BackendSetup
@@ -52,10 +50,10 @@ class AttentionSpec:
 
 @dataclass
 class SharedPrefix:
-    """Rows of one token each whose tables begin with the same blocks, in tiles of at most PREFIX_ROWS; all int32.
+    """Rows of one token each whose tables begin with the same blocks, in tiles of at most N; all int32.
 
-    `tile_rows` [tiles, PREFIX_ROWS] are rows of the batch (-1: none), `tile_lens` [tiles] the tokens that they share
-    (0: an unused tile) and `row_lens` [B] the same by row. All shared tokens were in the cache before this step. Only
+    N is the backend's `prefix_tile_rows`. `tile_rows` [tiles, N] are rows of the batch (-1: none), `tile_lens` [tiles] the
+    tokens that they share (0: an unused tile) and `row_lens` [B] the same by row. All shared tokens were in the cache before this step. Only
     the device knows the values, so that a recorded step holds for any; the host knows the sizes.
     """
 
@@ -146,6 +144,9 @@ class AttentionBackend(ABC):
 
     #: whether `plan` makes use of the batch's `prefix`; only then is one worked out
     shares_prefixes: bool = False
+    #: rows that attend to a shared prefix as one tile: with 4 query heads for each KV head, 16 of them have the 64 rows
+    #: of a Hopper matrix instruction. Backends of one engine that share prefixes must agree, or none are shared.
+    prefix_tile_rows: int = 16
     #: whether single-token steps need `plan` or `forward` each time, so that none is recorded. A backend that says
     #: False copies nothing to the host, and decides on the host nothing that shorter rows or padding would make wrong.
     needs_python: bool = True

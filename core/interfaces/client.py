@@ -28,7 +28,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     stages: list[tuple[str, float]] = []
     pooling: PoolingFacts | None = None
     not_deterministic: str = ""
-    shares_prefixes: bool = False
+    prefix_tile_rows: int = 0  # rows that read a shared prefix together; 0: none do
 
 
 class BrokenEngineError(RuntimeError):

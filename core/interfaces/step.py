@@ -15,10 +15,6 @@ import numpy as np
 from .pooling_params import PoolingParams
 from .sampling import SamplingParams
 
-#: Rows that attend to a shared prefix as one tile: with 4 query heads for each KV head it has the 64 rows of a Hopper
-#: matrix instruction.
-PREFIX_ROWS = 16
-
 
 class NewRequest(msgspec.Struct, kw_only=True):
     """A request that enters a slot: newly admitted, or resumed after preemption (then prefill includes its output).

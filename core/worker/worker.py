@@ -293,7 +293,7 @@ class Worker:
             made.append(self._make_spare(layout, loaded))
         may = not self.facts["not_deterministic"]
         sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, checkpoint.max_model_len
-        shares = self.config.attention.shared_prefix_min_tokens > 0 and self.facts["shares_prefixes"]
+        shares = self.config.attention.shared_prefix_min_tokens > 0 and self.facts["prefix_tile_rows"] > 0
         try:
             with distinct_layers(loaded.model):
                 warm_up(made[0], *sizes, deterministic=may, shares_prefixes=shares, thorough=thorough)
@@ -334,7 +334,8 @@ class Worker:
         bound = bind_layers(layout, loaded, self.memory, self.platform.ops(), self.config, self.registry)
         if bound.not_deterministic:
             self.facts["not_deterministic"] = bound.not_deterministic
-        self.facts["shares_prefixes"] = any(backend.shares_prefixes for backend in bound.backends)
+        sizes = {backend.prefix_tile_rows for backend in bound.backends if backend.shares_prefixes}
+        self.facts["prefix_tile_rows"] = sizes.pop() if len(sizes) == 1 else 0
         self.facts["attention"] = bound.names
         return bound
 

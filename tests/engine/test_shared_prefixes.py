@@ -171,3 +171,14 @@ def test_an_engine_tells_attention_which_rows_share(
     assert not unseen
     assert {tokens for _, tokens in seen} <= {32, 96}
     assert max(count for count, _ in seen) >= 4
+
+
+@pytest.mark.parametrize(("tile_rows", "shared"), [(2, False), (8, True)])
+def test_a_group_counts_by_the_rows_that_read_together(tile_rows: int, shared: bool) -> None:
+    """Four rows in tiles of two save half of what they read, in one tile three quarters."""
+    prefixes = SharedPrefixes(8, 16, 40, [0], tile_rows)
+    for slot in range(4):
+        prefixes.enter(slot, [[1, 10 + slot]])
+    ones = np.ones(4, np.int32)
+    found = prefixes.rows(np.arange(4, dtype=np.int32), ones, 20 * ones)
+    assert bool(found) is shared

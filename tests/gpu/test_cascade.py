@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from frame.core.interfaces.attention import PREFIX_ROWS, SharedPrefix
+from frame.core.interfaces.attention import SharedPrefix
 from frame.plugins.attention.triton import TritonAttention
 from tests.plugins.attention.batches import Case, check, make_case, spec_of
 
@@ -35,14 +35,14 @@ def shared_case(
     scales = (0.05, 0.25) if spec.kv_dtype.itemsize == 1 else (1.0, 1.0)
     case = make_case(TritonAttention, spec, rows, scales=scales, seed=seed)
     table = case.batch.block_table
-    tile_rows = np.full((tiles, PREFIX_ROWS), -1, np.int32)
+    tile_rows = np.full((tiles, TritonAttention.prefix_tile_rows), -1, np.int32)
     tile_lens, row_lens = np.zeros(tiles, np.int32), np.zeros(len(rows), np.int32)
     tile = 0
     for members, tokens in groups:
         for row in members:
             table[row, : tokens // 16] = table[members[0], : tokens // 16]
-        for first in range(0, len(members), PREFIX_ROWS):
-            some = members[first : first + PREFIX_ROWS]
+        for first in range(0, len(members), TritonAttention.prefix_tile_rows):
+            some = members[first : first + TritonAttention.prefix_tile_rows]
             tile_rows[tile, : len(some)], tile_lens[tile] = some, tokens
             tile += 1
         row_lens[members] = tokens

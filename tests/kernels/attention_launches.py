@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from frame.core.interfaces.attention import (
-    PREFIX_ROWS,
     AttentionSpec,
     GroupBatch,
     LayerParams,
@@ -74,8 +73,8 @@ def _batch(rows: Rows, shared: bool) -> GroupBatch:
     lengths = np.array([sum(row) for row in rows], np.int32)
     prefix = None
     if shared:
-        tiles = -(-len(rows) // PREFIX_ROWS)
-        prefix = SharedPrefix(_int32(tiles, PREFIX_ROWS), _int32(tiles), _int32(len(rows)))
+        tiles = -(-len(rows) // TritonAttention.prefix_tile_rows)
+        prefix = SharedPrefix(_int32(tiles, TritonAttention.prefix_tile_rows), _int32(tiles), _int32(len(rows)))
     return GroupBatch(
         num_tokens=int(counts.sum()),
         query_start=_int32(len(rows) + 1),

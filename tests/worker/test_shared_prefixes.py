@@ -57,3 +57,11 @@ def test_more_groups_than_tiles_leave_those_out_that_save_least() -> None:
     assert num_tiles(16) == 4
     assert found.tile_lens.tolist() == [128, 112, 96, 80]
     assert found.row_lens.tolist() == [0] * 8 + [80, 80, 96, 96, 112, 112, 128, 128]
+
+
+def test_tiles_have_the_rows_that_a_backend_takes() -> None:
+    tiles = PrefixTiles(16, HostStreams(), torch.device("cpu"), 4)
+    prefix = tiles.fill([PrefixRows(rows=np.arange(6, dtype=np.int32), num_tokens=32)], 8)
+    assert prefix.tile_rows.shape == (num_tiles(8, 4), 4)
+    assert prefix.tile_rows[:2].tolist() == [[0, 1, 2, 3], [4, 5, -1, -1]]
+    assert prefix.tile_lens.tolist() == [32, 32, 0, 0, 0]

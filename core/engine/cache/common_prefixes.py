@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...interfaces.step import PREFIX_ROWS, PrefixRows
+from ...interfaces.step import PrefixRows
 
 Tables = Sequence[Sequence[int]]
 
@@ -28,10 +28,13 @@ class _Family:
 class SharedPrefixes:
     """Called as requests take and leave slots, and by each step that is launched.
 
-    A group counts when reading its prefix once for PREFIX_ROWS rows saves `min_tokens` tokens or more; 0: none does.
+    A group counts when reading its prefix once for `tile_rows` rows saves `min_tokens` tokens or more; 0: none does.
     """
 
-    def __init__(self, num_slots: int, block_size: int, min_tokens: int, groups: Sequence[int] = ()) -> None:
+    def __init__(
+        self, num_slots: int, block_size: int, min_tokens: int, groups: Sequence[int] = (), tile_rows: int = 16
+    ) -> None:
+        self._tile_rows = tile_rows
         self.groups = groups  # KV groups that keep whole prefixes
         self._block_size = block_size
         self._min_tokens = min_tokens
@@ -86,7 +89,7 @@ class SharedPrefixes:
             rows = row_of_slot[members]
             rows = rows[rows >= 0]
             rows = rows[(num_scheduled[rows] == 1) & (num_computed[rows] >= num_tokens)]
-            if _saved(len(rows), num_tokens) >= self._min_tokens:
+            if self._saved(len(rows), num_tokens) >= self._min_tokens:
                 made.append(PrefixRows(rows=rows, num_tokens=num_tokens))
         row_of_slot[slots] = -1
         return made
@@ -95,16 +98,15 @@ class SharedPrefixes:
         """(slots, tokens) of the members for which sharing saves most; None where that is too little."""
         order = sorted(family.common, key=family.common.__getitem__, reverse=True)
         lengths = [family.common[slot] * self._block_size for slot in order]
-        saved = [_saved(count + 2, length) for count, length in enumerate(lengths)]
+        saved = [self._saved(count + 2, length) for count, length in enumerate(lengths)]
         best = max(range(len(order)), key=saved.__getitem__)
         if saved[best] < self._min_tokens:
             return None
         return np.array([family.leader, *order[: best + 1]], np.int32), lengths[best]
 
-
-def _saved(num_rows: int, num_tokens: int) -> int:
-    """Tokens that are not read when the rows read them in tiles."""
-    return (num_rows - -(-num_rows // PREFIX_ROWS)) * num_tokens
+    def _saved(self, num_rows: int, num_tokens: int) -> int:
+        """Tokens that are not read when the rows read them in tiles."""
+        return (num_rows - -(-num_rows // self._tile_rows)) * num_tokens
 
 
 def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:

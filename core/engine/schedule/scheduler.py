@@ -52,7 +52,7 @@ class Scheduler:
         max_in_flight: int,
         compiler: GrammarCompiler | None = None,
         no_grammars: str = "the engine was built without a vocabulary",
-        shares_prefixes: bool = False,
+        prefix_tile_rows: int = 0,
     ) -> None:
         self._config = config.scheduler
         self._deterministic = config.model.deterministic
@@ -65,9 +65,9 @@ class Scheduler:
             config.cache.prefix_caching_hash_algo, numerics=layout.numerics, block_size=layout.block_size
         )
         self._kv = KVCache(layout, self._hasher, enable_prefix_caching=config.cache.enable_prefix_caching)
-        min_shared = config.attention.shared_prefix_min_tokens if shares_prefixes and not self._deterministic else 0
+        min_shared = config.attention.shared_prefix_min_tokens if prefix_tile_rows and not self._deterministic else 0
         whole = self._kv.whole_groups if self._kv.caches_prefixes else []
-        prefixes = SharedPrefixes(self._config.max_num_seqs, layout.block_size, min_shared, whole)
+        prefixes = SharedPrefixes(self._config.max_num_seqs, layout.block_size, min_shared, whole, prefix_tile_rows)
         self._batch = Batch(self._config.max_num_seqs, prefixes)
         self._waiting = WaitingQueue(policy)
         self._transfers = Transfers(connector, self._kv)

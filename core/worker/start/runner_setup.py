@@ -66,6 +66,7 @@ class RunnerSetup:
         speculation = make_speculation(
             config, self._registry, sampler, state.token_ids, ops=ops, streams=streams, device=device
         )
+        sharing = [backend for backend in backends if backend.shares_prefixes]
         return Runner(
             device=Device(ops, streams, steps.shapes, steps.graphs, device, config.model.deterministic),
             model=model,
@@ -78,7 +79,7 @@ class RunnerSetup:
             speculation=speculation,
             connector=connector,
             pooling=self._make_pooling(model),
-            prefixes=PrefixTiles(max_slots, streams, device),
+            prefixes=PrefixTiles(max_slots, streams, device, next((one.prefix_tile_rows for one in sharing), 16)),
         )
 
     def _make_pooling(self, model: Model) -> NullPooling:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...interfaces.attention import SharedPrefix
 from ...interfaces.platform import Streams
-from ...interfaces.step import PREFIX_ROWS, PrefixRows
+from ...interfaces.step import PrefixRows
 
 #: Tiles besides those that one group of all rows would fill: groups end in tiles that are not full.
 SPARE_TILES = 3
@@ -19,8 +19,9 @@ SPARE_TILES = 3
 class PrefixTiles:
     """One buffer of int32 for every size of a step, so that a recorded step finds its own again."""
 
-    def __init__(self, max_rows: int, streams: Streams, device: torch.device) -> None:
-        size = num_tiles(max_rows) * (PREFIX_ROWS + 1) + max_rows
+    def __init__(self, max_rows: int, streams: Streams, device: torch.device, tile_rows: int = 16) -> None:
+        self._tile_rows = tile_rows
+        size = num_tiles(max_rows, tile_rows) * (tile_rows + 1) + max_rows
         self.memory = torch.zeros(size, dtype=torch.int32, device=device)
         self._streams = streams
         self._written: np.ndarray | None = None
@@ -30,17 +31,18 @@ class PrefixTiles:
 
         Nothing is sent where the step before had the same. Groups beyond the last tile are left out.
         """
-        tiles = num_tiles(num_rows)
-        packed = np.zeros(tiles * (PREFIX_ROWS + 1) + num_rows, np.int32)
-        rows, tile_lens, row_lens = np.split(packed, (tiles * PREFIX_ROWS, tiles * (PREFIX_ROWS + 1)))
+        size = self._tile_rows
+        tiles = num_tiles(num_rows, size)
+        packed = np.zeros(tiles * (size + 1) + num_rows, np.int32)
+        rows, tile_lens, row_lens = np.split(packed, (tiles * size, tiles * (size + 1)))
         rows.fill(-1)
         tile = 0
         for group in sorted(groups, key=lambda one: len(one.rows) * one.num_tokens, reverse=True):
             count = len(group.rows)
-            needed = -(-count // PREFIX_ROWS)
+            needed = -(-count // size)
             if tile + needed > tiles:
                 break
-            rows[tile * PREFIX_ROWS : tile * PREFIX_ROWS + count] = group.rows
+            rows[tile * size : tile * size + count] = group.rows
             tile_lens[tile : tile + needed] = group.num_tokens
             row_lens[group.rows] = group.num_tokens
             tile += needed
@@ -50,12 +52,11 @@ class PrefixTiles:
         return self._views(tiles, num_rows)
 
     def _views(self, tiles: int, num_rows: int) -> SharedPrefix:
-        parts: tuple[Tensor, ...] = self.memory[: tiles * (PREFIX_ROWS + 1) + num_rows].split(
-            (tiles * PREFIX_ROWS, tiles, num_rows)
-        )
-        return SharedPrefix(parts[0].view(tiles, PREFIX_ROWS), parts[1], parts[2])
+        size = self._tile_rows
+        parts: tuple[Tensor, ...] = self.memory[: tiles * (size + 1) + num_rows].split((tiles * size, tiles, num_rows))
+        return SharedPrefix(parts[0].view(tiles, size), parts[1], parts[2])
 
 
-def num_tiles(num_rows: int) -> int:
+def num_tiles(num_rows: int, tile_rows: int = 16) -> int:
     """Tiles of a step of `num_rows` rows."""
-    return -(-num_rows // PREFIX_ROWS) + SPARE_TILES
+    return -(-num_rows // tile_rows) + SPARE_TILES
