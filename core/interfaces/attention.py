@@ -52,9 +52,10 @@ class AttentionSpec:
 class SharedPrefix:
     """Rows of one token each whose tables begin with the same blocks, in tiles of at most N; all int32.
 
-    N is the backend's `prefix_tile_rows`. `tile_rows` [tiles, N] are rows of the batch (-1: none), `tile_lens` [tiles] the
-    tokens that they share (0: an unused tile) and `row_lens` [B] the same by row. All shared tokens were in the cache before this step. Only
-    the device knows the values, so that a recorded step holds for any; the host knows the sizes.
+    N is the backend's `prefix_tile_rows`. `tile_rows` [tiles, N] are rows of the batch (-1: none), `tile_lens` [tiles]
+    the tokens that they share (0: an unused tile) and `row_lens` [B] the same by row. All shared tokens were in the
+    cache before this step. Only the device knows the values, so that a recorded step holds for any; the host knows the
+    sizes.
     """
 
     tile_rows: Tensor
