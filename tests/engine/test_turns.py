@@ -14,6 +14,7 @@ from frame.plugins.schedulers.fair import FairPolicy
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.testing.engines import fake_engine, request
 from frame.testing.fake_worker import FakeExecutor, FakeWorker, FakeWorkers, expected_tokens, make_layout
+from frame.testing.setups import make_setup
 
 SLOTS = 8
 
@@ -24,8 +25,10 @@ class Run:
     def __init__(self, policy: type[SchedulerPolicy]) -> None:
         config = from_flat({"max_num_seqs": SLOTS, "max_num_batched_tokens": 64})
         layout = make_layout(200)
-        executor = FakeExecutor(config=config, workers=FakeWorkers(lambda rank: FakeWorker(layout)))
-        self.engine: Engine = fake_engine(config, executor, policy(config=config), layout)
+        executor = FakeExecutor(
+            make_setup("executor", config=config, workers=FakeWorkers(lambda rank: FakeWorker(layout)))
+        )
+        self.engine: Engine = fake_engine(config, executor, policy(make_setup("scheduler", config=config)), layout)
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, int] = {}
         self.asked: dict[str, Any] = {}

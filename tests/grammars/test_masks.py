@@ -21,6 +21,7 @@ from frame.plugins.grammars.guidance import GuidanceBackend
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.testing.engines import fake_engine, request
 from frame.testing.fake_worker import VOCAB, FakeExecutor, FakeWorkers, expected_tokens, make_layout
+from frame.testing.setups import make_setup
 
 
 class Matcher(GrammarMatcher):
@@ -93,10 +94,10 @@ class Run:
 
     def __init__(self) -> None:
         config = from_flat({"max_num_seqs": 16, "max_num_batched_tokens": 64})
-        executor = FakeExecutor(config=config, workers=FakeWorkers())
+        executor = FakeExecutor(make_setup("executor", config=config, workers=FakeWorkers()))
         backend = Backend()
         compiler = GrammarCompiler(lambda: backend, Trial, cache_bytes=1 << 20)
-        policy = FirstComeFirstServedPolicy(config=config)
+        policy = FirstComeFirstServedPolicy(make_setup("scheduler", config=config))
         self.engine: Engine = fake_engine(config, executor, policy, make_layout(), compiler=compiler)
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.times: dict[str, list[float]] = {}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
+import tomllib
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -207,3 +209,46 @@ def test_equal_refusals_are_not_tried_again(running: Running) -> None:
         response = post(running, structured_outputs=HOSTILE["many intersections"])
         assert response.status_code == 400
     assert time.monotonic() - start < 20
+
+
+CALL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+@pytest.mark.parametrize("stated", [True, False], ids=["format", "free text"])
+def test_tools_beside_a_format(running: Running, choice: str, stated: bool) -> None:
+    """An answer is a call of the offered tool that obeys its schema, or text in the format; no flag is needed."""
+    form = (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}} if stated else {}
+    )
+    for text in ("How is the weather in Rome?", "Describe a pet.", "Hello."):
+        asked = {"messages": [{"role": "user", "content": text}], "tools": [CALL], "tool_choice": choice, **form}
+        answer = post(running, "chat/completions", temperature=0, **asked)
+        assert answer.status_code == 200, answer.text
+        (found,) = answer.json()["choices"]
+        calls = found["message"].get("tool_calls") or []
+        for call in calls:
+            assert call["function"]["name"] == "get_weather"
+            if found["finish_reason"] != "length":
+                assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
+        assert not (calls and choice == "none")
+        assert calls or choice != "required"
+        if stated and not calls and found["finish_reason"] == "stop":
+            Pet.model_validate_json(found["message"]["content"])
+
+
+def test_grammars_need_no_extra() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert any(name.startswith("llguidance") for name in project["dependencies"])
