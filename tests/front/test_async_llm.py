@@ -268,6 +268,15 @@ async def test_control_calls(make, tokenizer):
         await llm.collective_rpc(print)
 
 
+async def test_requests_have_an_owner(make):
+    owners = []
+    llm, _ = make(lambda request: owners.append(request.owner) or [5])
+    for options in ({}, {"owner": "digest"}):
+        stream = llm.generate([1], SamplingParams(max_tokens=1), f"r{len(owners)}", **options)
+        assert [output.finished async for output in stream] == [True]
+    assert owners == ["", "digest"]
+
+
 async def test_sleep_has_two_levels(make):
     llm, client = make(lambda request: [5])
     for level in (1, 2):
