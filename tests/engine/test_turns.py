@@ -12,7 +12,6 @@ from frame.core.engine.engine import Engine
 from frame.interfaces import SchedulerPolicy
 from frame.plugins.schedulers.fair import FairPolicy
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
-from frame.testing import make_setup
 from frame.testing.engines import fake_engine, request
 from frame.testing.fake_worker import FakeExecutor, FakeWorker, FakeWorkers, expected_tokens, make_layout
 from frame.testing.setups import make_setup

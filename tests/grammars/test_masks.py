@@ -19,7 +19,6 @@ from frame.core.plugin_host.setups import grammar_setup
 from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, StructuredOutputsParams
 from frame.plugins.grammars.guidance import GuidanceBackend
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
-from frame.testing import make_setup
 from frame.testing.engines import fake_engine, request
 from frame.testing.fake_worker import VOCAB, FakeExecutor, FakeWorkers, expected_tokens, make_layout
 from frame.testing.setups import make_setup
