@@ -136,6 +136,23 @@ class Scribbler(ReferenceAttention):
         return replace(batch, slot_mapping=batch.slot_mapping.clamp(min=0))
 
 
+class Overwriting(ReferenceAttention):
+    """Writes an answer for rows of padding, too: onto the last real token where there is no token of padding."""
+
+    def forward(self, layer: Any, query: Any, *inputs: Any) -> Tensor:
+        out = super().forward(layer, query, *inputs)
+        batch = inputs[-1]
+        starts = batch.query_start[:-1][batch.seq_lens == 0].long()
+        return out.index_fill(0, starts.clamp(max=len(query) - 1), 0)
+
+
+class Broadcast(ReferenceAttention):
+    """Gives one token for all, which adds to the residual without a word."""
+
+    def forward(self, *inputs: Any) -> Tensor:
+        return super().forward(*inputs)[-1:]
+
+
 class Believing(ReferenceAttention):
     """Lets its steps be recorded, and takes lengths from the host."""
 

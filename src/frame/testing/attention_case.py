@@ -86,11 +86,11 @@ class AttentionCase:
         return self.tables[row][positions // size].astype(np.int64) * size + positions % size
 
     def inputs(self, spans: Sequence[Row], padding_tokens: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """(query, key, value), each [T, heads, head_dim], of the spans; padding tokens are zeros."""
+        """(query, key, value), each [T, heads, head_dim], of the spans; padding tokens are as large as any."""
 
         def join(tensors: Sequence[Tensor]) -> Tensor:
             parts = [tensor[start:end] for tensor, (start, end) in zip(tensors, spans, strict=True)]
-            return torch.cat([*parts, torch.zeros_like(tensors[0][:1]).expand(padding_tokens, -1, -1)])
+            return torch.cat([*parts, torch.full_like(tensors[0][:1], 3.0).expand(padding_tokens, -1, -1)])
 
         return join(self.queries), join(self.keys), join(self.values)
 

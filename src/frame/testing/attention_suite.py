@@ -94,15 +94,15 @@ class AttentionBackendSuite(PluginSuite):
         with torch.inference_mode():
             run.fill_history()
             (out,) = run.step(**host)
-        self.check(out, case)
+        self.check(out, case, host.get("padding_tokens", 0))
         return run
 
-    def check(self, out: torch.Tensor, case: AttentionCase) -> None:
+    def check(self, out: torch.Tensor, case: AttentionCase, padding_tokens: int = 0) -> None:
         """Shape, dtype, finite everywhere, and equal to the reference for real tokens."""
         want = case.expected()
         real = want.shape[0]
-        assert out.shape[0] >= real, f"the output has {out.shape[0]} tokens of {real}"
-        assert out.shape[1:] == want.shape[1:], f"the output is {list(out.shape)}, expected [T, H, D] {want.shape[1:]}"
+        shape = [real + padding_tokens, *want.shape[1:]]
+        assert list(out.shape) == shape, f"the output is {list(out.shape)}, expected [T, H, D] {shape}"
         assert out.dtype == case.spec.dtype, f"the output is {out.dtype}, the layer computes in {case.spec.dtype}"
         assert torch.isfinite(out).all(), "the output holds NaN or infinity (rows of padding included)"
         bound = self.tolerance(case.spec)
@@ -168,6 +168,14 @@ class AttentionBackendSuite(PluginSuite):
     @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
     def test_padding_rows_and_tokens(self, features: Mapping[str, Any]) -> None:
         self.run(make_case(self.spec(**features), MIXED), padding_rows=3, padding_tokens=5)
+
+    @pytest.mark.parametrize("padding_tokens", [0, 1, 5])
+    @pytest.mark.parametrize("padding_rows", [0, 1, 3])
+    @pytest.mark.parametrize("batch", ["mixed", "decodes"])
+    def test_padding_reaches_no_real_token(self, batch: str, padding_rows: int, padding_tokens: int) -> None:
+        """A row of padding begins behind the last real token, where without tokens of padding there is nothing."""
+        rows = MIXED if batch == "mixed" else BATCHES["decodes"]
+        self.run(make_case(self.spec(), rows), padding_rows=padding_rows, padding_tokens=padding_tokens)
 
     def test_host_lengths_may_be_an_upper_bound(self) -> None:
         self.run(make_case(self.spec(), BATCHES["decodes"]), bound=3)
