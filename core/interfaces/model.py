@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..layers.attention import Attention
     from ..ops import Ops
     from ..parallel.group import ProcessGroup
-    from .attention import AttentionKind
+    from .attention import AttentionKind, GroupBatch
     from .setup import ModelSetup
 
 Shard = Literal["column", "row"]
@@ -28,7 +28,7 @@ ModelOutput = Literal["tokens", "classes", "hidden"]
 
 
 class LayerHooks:
-    """Called around the attention of every layer; a connector that loads or saves layer by layer overrides it.
+    """Called around the work of every layer with a cache; a connector that loads or saves layer by layer overrides it.
 
     The null object does nothing and lets steps be recorded; `needs_python` makes all of them run eagerly. A class that
     overrides a call needs it, unless it says that it does not: then only what it launches is repeated.
@@ -41,16 +41,16 @@ class LayerHooks:
         if "needs_python" not in vars(cls) and not vars(cls).keys().isdisjoint(("before", "after")):
             cls.needs_python = True
 
-    def before(self, layer: str) -> None:
-        """The layer's cache is about to be read."""
+    def before(self, layer: str, batch: GroupBatch) -> None:
+        """The layer's cache is about to be read, for the rows of `batch`."""
 
-    def after(self, layer: str) -> None:
-        """The layer's new keys and values are in its cache."""
+    def after(self, layer: str, batch: GroupBatch) -> None:
+        """What the layer keeps of this step is in its cache."""
 
 
-def attend(call: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:
-    """Calls a layer's attention: `call(query, key, value, step)` gives [T, H, D]."""
-    return call(query, key, value, step)
+def attend(call: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Calls the work of a layer with a cache: `call(*tensors, step)`."""
+    return call(*arguments)
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,14 @@ class ModelInputs:
 
 @dataclass
 class ForwardStep:
-    """What a forward pass needs beside its inputs. `plans[g]` is the attention plan of KV group g.
+    """What a forward pass needs beside its inputs: `plans[g]` is the plan of KV group g, `batches[g]` its rows.
 
-    `attend` calls the attention of each layer; a platform that records what lies between two of them puts its own here.
+    `attend` calls the work of each layer with a cache, with its tensors and the step. A platform that captures what
+    lies between two such layers as CUDA graphs puts its own function here.
     """
 
     plans: Sequence[Any]
+    batches: Sequence[GroupBatch]
     hooks: LayerHooks = field(default_factory=LayerHooks)
     attend: Callable[..., Tensor] = attend
 

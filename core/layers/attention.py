@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +15,28 @@ from torch import Tensor, nn
 from ..interfaces.attention import AttentionBackend, AttentionSpec, LayerParams
 from ..interfaces.kv import AnyKVSpec, FullKV, SlidingKV
 from ..interfaces.model import ForwardStep
+from .cached import CachedLayer
 from .weights import WeightSlot
 
+if TYPE_CHECKING:
+    from .build import ModelBuild
 
-class Attention(nn.Module):
+#: The cache of layers that keep nothing.
+_NOTHING = torch.empty(0)
+
+
+class Attention(CachedLayer):
     """Attention over this rank's heads, paged or of a row over itself. `name` is the prefix, unique in a model.
 
     `sinks` [this rank's heads] are learned logits, read from "NAME.sinks"; `head_slice` says which of the model's
     heads these are. The scales of a cache of 8-bit floats come from the checkpoint where it has them, else they are 1.
     """
 
-    kv_cache: Tensor
     kv_scales: Tensor | None
 
     def __init__(
         self,
+        build: ModelBuild,
         name: str,
         spec: AttentionSpec,
         *,
@@ -37,48 +45,34 @@ class Attention(nn.Module):
         head_slice: slice = slice(0, 0),
         total_heads: int = 0,
     ) -> None:
-        super().__init__()
-        self.name, self.spec = name, spec
+        super().__init__(build, name)
+        self.spec = self.backend_spec = spec
         self.sinks = sinks
         self.head_slice, self.total_heads = head_slice, total_heads
         self.params = LayerParams(spec, sinks, alibi_slopes)
-        quantized = self.keeps_tokens and spec.kv_dtype.itemsize == 1
+        quantized = spec.kind == "decoder" and spec.kv_dtype.itemsize == 1
         self.register_buffer("kv_scales", torch.ones(2, device=spec.device_type) if quantized else None)
-        self.group = -1
-        self.backend: AttentionBackend | None = None
 
-    @property
-    def keeps_tokens(self) -> bool:
-        """Whether it has a KV cache."""
-        return self.spec.kind == "decoder"
-
-    def kv_spec(self) -> AnyKVSpec:
-        """What this layer keeps per token."""
+    def kv_spec(self) -> AnyKVSpec | None:
+        """What it keeps of each token; None for attention of a row over itself."""
         spec = self.spec
+        if spec.kind != "decoder":
+            return None
         dtype = str(spec.kv_dtype).removeprefix("torch.")
         if spec.window:
             return SlidingKV(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype, window=spec.window)
         return FullKV(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype)
 
-    def bind(self, group: int, backend: AttentionBackend, kv_cache: Tensor) -> None:
-        """Called by the worker once memory is there, and again when it moved.
-
-        `group` is the number of its plan in a step; layers without a cache get an empty one.
-        """
-        self.group, self.backend, self.kv_cache = group, backend, kv_cache
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:  # type: ignore[override]
         """query [T, H, D], key and value [T, Hk, D] → [T, H · D]; stores key and value where there is a cache."""
-        out: Tensor = step.attend(self._attend, query, key, value, step)
-        return out.flatten(1)
+        return super().forward(query, key, value, step=step).flatten(1)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:
-        if self.backend is None:
-            raise RuntimeError(f"attention layer {self.name!r} has no backend: bind() was not called")
-        step.hooks.before(self.name)
-        out = self.backend.forward(self.params, query, key, value, self.kv_cache, step.plans[self.group])
-        step.hooks.after(self.name)
-        return out
+    def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
+        """[T, H, D] for (query, key, value), by the backend."""
+        query, key, value = tensors
+        backend = cast("AttentionBackend", self.planned_by)
+        cache = _NOTHING if self.kv_cache is None else self.kv_cache
+        return backend.forward(self.params, query, key, value, cache, plan)
 
     def weight_slots(self) -> list[WeightSlot]:
         slots = []

@@ -13,6 +13,7 @@ from ..interfaces.attention import AttentionKind, AttentionSpec
 from ..interfaces.model import Build, Groups, Model, Shard
 from ..ops import Ops
 from .attention import Attention, local_slopes
+from .cached import CachedLayer
 from .embedding import Head, VocabEmbedding
 from .experts import Experts
 from .linear import AttentionInput, empty_parameter, local_kv_heads, make_linear, split_evenly
@@ -31,7 +32,7 @@ class Layers(nn.ModuleList):
 class ModelBuild(Build):
     """The default build. `max_model_len` is the longest sequence served (0: what the checkpoint says).
 
-    Every attention layer that it made stands in `attention_layers`, by name, in the order of making.
+    Every layer with a cache, whoever made it, stands in `caches`, by name, in the order of making.
     """
 
     config: Any
@@ -44,7 +45,7 @@ class ModelBuild(Build):
     device_type: str
     deterministic: bool = False
     max_model_len: int = 0
-    attention_layers: dict[str, Attention] = field(default_factory=dict, init=False)
+    caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.max_model_len <= 0:
@@ -105,8 +106,6 @@ class ModelBuild(Build):
         alibi_slopes: Tensor | None = None,
         kind: AttentionKind = "decoder",
     ) -> Attention:
-        if prefix in self.attention_layers:
-            raise ValueError(f"two attention layers are called {prefix!r}")
         heads = split_evenly(f"the attention heads of {prefix}", num_heads, self.groups.tensor)
         mine = slice(self.groups.tensor.rank * heads, (self.groups.tensor.rank + 1) * heads)
         spec = AttentionSpec(
@@ -125,7 +124,8 @@ class ModelBuild(Build):
             alibi=alibi_slopes is not None,
             deterministic=self.deterministic,
         )
-        layer = Attention(
+        return Attention(
+            self,
             prefix,
             spec,
             sinks=empty_parameter(self, heads) if sinks else None,
@@ -133,8 +133,6 @@ class ModelBuild(Build):
             head_slice=mine,
             total_heads=num_heads,
         )
-        self.attention_layers[prefix] = layer
-        return layer
 
     def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:
         return VocabEmbedding(self, prefix, num_embeddings, dim, shard=shard)

@@ -226,8 +226,8 @@ class Worker:
         return replace(loaded, model=self._steps.compiler.prepare(loaded.model, self._steps.shapes))
 
     def _plan_layout(self, loaded: LoadedModel) -> KVLayout:
-        layers = loaded.build.attention_layers
-        kept = {name: layer.kv_spec() for name, layer in layers.items() if layer.keeps_tokens}
+        specs = {name: layer.kv_spec() for name, layer in loaded.build.caches.items()}
+        kept = {name: spec for name, spec in specs.items() if spec is not None}
         return plan_layout(group_layers(kept, self.config.cache.block_size))
 
     def _start_kernels(self, checkpoint: Checkpoint, loaded: LoadedModel) -> KVLayout:

@@ -171,14 +171,14 @@ def test_sinks_are_weights_of_the_attention_layer():
 
 def test_an_unbound_attention_layer_says_so():
     layer = make_build().attention("a.attn", 4, 2, 8, scale=1.0)
-    with pytest.raises(RuntimeError, match=r"attention layer 'a\.attn' has no backend"):
-        layer(None, None, None, ForwardStep(plans=[]))
+    with pytest.raises(RuntimeError, match=r"layer 'a\.attn' has no backend"):
+        layer(None, None, None, ForwardStep(plans=[], batches=[]))
 
 
 def test_two_attention_layers_of_one_name_are_refused():
     build = make_build()
     build.attention("a", 4, 2, 8, scale=1.0)
-    with pytest.raises(ValueError, match="two attention layers are called 'a'"):
+    with pytest.raises(ValueError, match="two layers with a cache are called 'a'"):
         build.attention("a", 4, 2, 8, scale=1.0)
 
 

@@ -68,8 +68,8 @@ def make_model(folder: Path, group: ProcessGroup | None = None, dtype: torch.dty
     registry = Registry.load()
     model = registry.make("model", config.architectures[0], ModelSetup(maker))
     load_weights(model, SafetensorsLoader(LoaderSetup(folder)))
-    for layer in maker.attention_layers.values():
-        layer.bind(0, DenseAttention(BackendSetup(layer.spec, maker.ops)), torch.empty(0))
+    for layer in maker.caches.values():
+        layer.bind(None, None, 0, DenseAttention(BackendSetup(layer.backend_spec, maker.ops)))
     return model
 
 
@@ -81,6 +81,8 @@ def run(model: Model, ids: list[int], chunks: list[int]) -> Tensor:
         for count in chunks:
             tokens = torch.tensor(ids[start : start + count], dtype=torch.int32)
             positions = torch.arange(start, start + count)
-            rows.append(model.logits(model(ModelInputs(positions[None], tokens), ForwardStep(plans=[None]))))
+            rows.append(
+                model.logits(model(ModelInputs(positions[None], tokens), ForwardStep(plans=[None], batches=[None])))
+            )
             start += count
     return torch.cat(rows)

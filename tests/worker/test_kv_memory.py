@@ -26,6 +26,11 @@ class Plain(AttentionBackend):
         return query
 
 
+def view_of(memory, layer, backend, spec):
+    cache, block = memory.layer_block(layer, backend, spec)
+    return block.view(cache)
+
+
 def test_equal_layers_form_one_group():
     groups = group_layers({f"l{i}": FULL for i in range(5)}, 16)
     assert [len(group.layers) for group in groups] == [5]
@@ -60,7 +65,7 @@ def test_too_little_memory_names_both_sizes():
 def test_layers_of_two_groups_alias_the_same_pages():
     specs = {"full": FULL, "sliding": SLIDING}
     memory = KVMemory(with_blocks(plan_layout(group_layers(specs, 16), "n"), 0, 4), torch.device("cpu"))
-    full, sliding = (memory.layer_view(name, Plain, spec()) for name in specs)
+    full, sliding = (view_of(memory, name, Plain, spec()) for name in specs)
     assert full.shape == (2, 4, 16, 2, 8)
     full[1, 3] = 7.0
     assert torch.equal(sliding[1, 3], full[1, 3])
@@ -69,7 +74,7 @@ def test_layers_of_two_groups_alias_the_same_pages():
 
 def test_a_block_is_contiguous_in_memory():
     memory = KVMemory(with_blocks(plan_layout(group_layers({"a": FULL}, 16), "n"), 0, 4), torch.device("cpu"))
-    memory.layer_view("a", Plain, spec())[:, 2] = 1.0
+    view_of(memory, "a", Plain, spec())[:, 2] = 1.0
     raw = memory.layer_bytes()["a"].view(torch.float32)
     assert raw[2].eq(1).all()
     assert not raw[[0, 1, 3]].any()
@@ -83,4 +88,4 @@ def test_a_format_of_another_size_is_refused():
 
     memory = KVMemory(with_blocks(plan_layout(group_layers({"a": FULL}, 16), "n"), 0, 4), torch.device("cpu"))
     with pytest.raises(ValueError, match=r"Wide\.kv_format gives .* 2304 bytes, .*; a block of layer 'a' has 2048"):
-        memory.layer_view("a", Wide, spec())
+        view_of(memory, "a", Wide, spec())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from frame.core.config.flat import from_flat
-from frame.core.interfaces.attention import AttentionBackend
+from frame.core.interfaces.attention import AttentionBackend, GroupBatch
 from frame.core.interfaces.connector import NullConnectorWorker
 from frame.core.interfaces.model import LayerHooks
 from frame.core.interfaces.platform import AnyShape, EagerGraphs, Graphs, NoKernels, Steps, StepShape
@@ -41,7 +41,7 @@ class Recording(Graphs):
 class Watching(LayerHooks):
     """Needs each layer's call."""
 
-    def after(self, layer: str) -> None:
+    def after(self, layer: str, batch: GroupBatch) -> None:
         pass
 
 
@@ -164,7 +164,7 @@ def test_hooks_that_override_a_call_need_it_unless_they_say_otherwise() -> None:
         """Inherits both the call and that it is not needed."""
 
     class Loud(Launching):
-        def before(self, layer: str) -> None:
+        def before(self, layer: str, batch: GroupBatch) -> None:
             pass
 
     needed = [kind.needs_python for kind in (LayerHooks, Watching, Launching, Quiet, Loud)]

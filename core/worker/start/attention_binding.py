@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import torch
-
 from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionBackend, AttentionSpec
 from ...interfaces.kv import KVLayout
@@ -34,20 +32,26 @@ def bind_layers(
 ) -> BoundLayers:
     """Chooses the backends and gives every layer its own and its cache. Raises with each candidate's reasons."""
     bound = BoundLayers()
-    made = loaded.build.attention_layers
+    made = loaded.build.caches
     groups = [[made[layer] for layer in group.layers] for group in layout.groups]
-    cacheless = [layer for layer in made.values() if not layer.keeps_tokens]
-    groups += [[layer for layer in cacheless if layer.spec == spec] for spec in {one.spec: 0 for one in cacheless}]
+    cacheless = [layer for layer in made.values() if layer.kv_spec() is None]
+    specs = {layer.backend_spec: 0 for layer in cacheless}
+    groups += [[layer for layer in cacheless if layer.backend_spec == spec] for spec in specs]
     for index, layers in enumerate(groups):
-        spec = layers[0].spec
+        spec = layers[0].backend_spec
+        if spec is None:
+            raise ValueError(
+                f"layer {layers[0].name!r} names no backend_spec, and layers without one are not served yet"
+            )
         provider = registry.select(
             "attention", config.attention.attention_backend, partial(_against, spec=spec), partial(_rank, spec=spec)
         )
         kind = registry.resolve(provider)
         backend = registry.make("attention", provider, BackendSetup(spec, ops), config)
         for layer in layers:
-            cache = memory.layer_view(layer.name, kind, spec) if layer.keeps_tokens else torch.empty(0)
-            layer.bind(index, backend, cache)
+            kept = layer.kv_spec() is not None
+            cache, block = memory.layer_block(layer.name, kind, spec) if kept else (None, None)
+            layer.bind(cache, block, index, layer.planner(backend))
         if reason := kind.supports(replace(spec, deterministic=True)):
             bound.not_deterministic = f"attention backend {provider.name!r}: {reason}"
         bound.backends.append(backend)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from torch import nn
 
 from ...interfaces.model import Model
-from ...layers.attention import Attention
 from ...layers.build import Layers
+from ...layers.cached import CachedLayer
 
 
 @contextmanager
@@ -51,5 +51,7 @@ def _made(layer: nn.Module) -> Hashable:
     kinds = tuple((name, type(module)) for name, module in layer.named_modules())
     tensors = [*layer.named_parameters(), *layer.named_buffers()]
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
-    specs = tuple(module.spec for module in layer.modules() if isinstance(module, Attention))
+    specs = tuple(
+        (module.backend_spec, module.kv_spec()) for module in layer.modules() if isinstance(module, CachedLayer)
+    )
     return kinds, shapes, specs

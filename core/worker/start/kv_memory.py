@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...interfaces.attention import AttentionBackend, AttentionSpec
+from ...interfaces.attention import AttentionBackend, AttentionSpec, BlockFormat
 from ...interfaces.kv import KVLayout
 
 NULL_BLOCK = 0
@@ -31,12 +31,17 @@ class KVMemory:
             for index, layer in enumerate(group.layers)
         }
 
-    def layer_view(self, layer: str, backend: type[AttentionBackend], spec: AttentionSpec) -> Tensor:
-        """The cache of one layer in the backend's logical shape; a block is contiguous in memory."""
+    def layer_block(
+        self, layer: str, backend: type[AttentionBackend], spec: AttentionSpec
+    ) -> tuple[Tensor, BlockFormat]:
+        """The raw cache of one layer, uint8 [num_blocks, block_bytes], and how its backend lays out a block.
+
+        Raises `ValueError` where the format does not fill a block.
+        """
         memory, block = self.layer_bytes()[layer], backend.kv_format(spec)
         if block.num_bytes != memory.shape[1]:
             raise ValueError(
                 f"{backend.__name__}.kv_format gives a block of {block.num_bytes} bytes, shape {block.shape} of "
                 f"{block.dtype}; a block of layer {layer!r} has {memory.shape[1]}"
             )
-        return block.view(memory)
+        return memory, block

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from ...interfaces.model import ForwardStep, ModelInputs
 from ...interfaces.platform import Platform
 from ...interfaces.setup import BackendSetup
 from .model_loading import LoadedModel
+
+_NO_LENGTHS = np.zeros(0, np.int32)
 
 
 class NoAttention(AttentionBackend):
@@ -45,11 +48,13 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     draws = 1 + (speculation.num_speculative_tokens if speculation.speculator is not None else 0)
     num_rows = min(config.scheduler.max_num_seqs * draws, num_tokens)
     device, ops = platform.device, platform.ops()
-    for layer in loaded.build.attention_layers.values():
-        layer.bind(0, NoAttention(BackendSetup(layer.spec, ops)), torch.empty(0, device=device))
+    none = torch.empty(0, dtype=torch.int32, device=device)
+    no_rows = GroupBatch(num_tokens, none, none, none.view(0, 0), none.long(), _NO_LENGTHS, _NO_LENGTHS, 0, 0)
+    for layer in loaded.build.caches.values():
+        layer.bind(None, None, 0, NoAttention(BackendSetup(cast("AttentionSpec", layer.backend_spec), ops)))
     ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     positions = torch.arange(num_tokens, device=device) % checkpoint.max_model_len
-    hidden = loaded.model(ModelInputs(positions[None], ids), ForwardStep(plans=[None]))
+    hidden = loaded.model(ModelInputs(positions[None], ids), ForwardStep(plans=[None], batches=[no_rows]))
     if checkpoint.pooling is not None:
         platform.streams().synchronize()
         return

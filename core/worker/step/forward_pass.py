@@ -27,9 +27,9 @@ class ForwardPass:
 
     def step(self) -> ForwardStep:
         self.inputs.fill()
-        pairs = zip(self.backends, self.inputs.batches(), strict=True)
-        plans = [backend.plan(batch) for backend, batch in pairs]
-        return ForwardStep(plans=plans, hooks=self.hooks)
+        batches = self.inputs.batches()
+        plans = [backend.plan(batch) for backend, batch in zip(self.backends, batches, strict=True)]
+        return ForwardStep(plans=plans, batches=batches, hooks=self.hooks)
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         step = step or self.step()

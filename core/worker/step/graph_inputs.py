@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...interfaces.model import Model
 from ...interfaces.platform import StepShape
-from ...layers.attention import Attention
+from ...layers.cached import CachedLayer
 from ...ops.step import StepBuffers
 from .prefix_tiles import PrefixTiles
 
@@ -52,7 +52,7 @@ class RecordedInputs:
         yield "buffer prefixes", self._prefixes.memory
         yield from self._others.items()
         for name, module in self._model.named_modules():
-            if isinstance(module, Attention):
+            if isinstance(module, CachedLayer) and module.kv_cache is not None:
                 yield f"KV cache of {name}", module.kv_cache
         yield from self._model.named_parameters()
         yield from self._model.named_buffers()

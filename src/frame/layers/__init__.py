@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from frame.core.layers.build import (
         ModelBuild as ModelBuild,
     )
+    from frame.core.layers.cached import (
+        CachedLayer as CachedLayer,
+        Planner as Planner,
+    )
     from frame.core.layers.embedding import (
         Head as Head,
         VocabEmbedding as VocabEmbedding,
@@ -52,6 +56,7 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core.layers", {
         "attention": ("Attention",),
         "build": ("ModelBuild",),
+        "cached": ("CachedLayer", "Planner"),
         "embedding": ("Head", "VocabEmbedding"),
         "experts": ("Experts",),
         "linear": ("AttentionInput", "Linear", "RowLinear", "Rows"),

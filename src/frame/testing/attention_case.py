@@ -202,7 +202,8 @@ class CaseRun:
         self.memory = make_memory(case.spec, case.num_blocks, num_layers)
         fill(self.memory, case.spec, stale)
         kind = type(backend)
-        self.caches = [self.memory.layer_view(str(index), kind, case.spec) for index in range(num_layers)]
+        blocks = (self.memory.layer_block(str(index), kind, case.spec) for index in range(num_layers))
+        self.caches = [block.view(cache) for cache, block in blocks]
 
     def fill_history(self) -> None:
         """Computes what is cached before the step."""

@@ -133,7 +133,7 @@ class AttentionBackendSuite(PluginSuite):
         kind = self.backend_class()
         block, size = kind.kv_format(spec), kv_spec(spec).block_bytes(block_size)
         assert block.num_bytes == size, f"kv_format {block} fills {block.num_bytes} of the {size} bytes of a block"
-        make_memory(spec, 7).layer_view("0", kind, spec)
+        make_memory(spec, 7).layer_block("0", kind, spec)
 
     @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES.keys())
     @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frame.core.interfaces.attention import GroupBatch
 from frame.core.interfaces.connector import ConnectorWorker, NullConnectorWorker
 from frame.core.interfaces.executor import Executor, StepHandle
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
@@ -217,16 +218,17 @@ class FakeWorker:
     def _forward(self, plan: StepPlan) -> list[bool]:
         """Writes and reads every layer, hooks around it; for each row whether all that it read was right."""
         sound = [True] * len(plan.slots)
+        batch = _batch_of(plan)
         for index, group in enumerate(self.layout.groups):
             for number, layer in enumerate(group.layers):
-                self.transfer.hooks.before(layer)
+                self.transfer.hooks.before(layer, batch)
                 wanted = [self._write(layer, index, number, plan, row) for row in range(len(plan.slots))]
                 # all of a layer is written before it is read: rows of one step may share a prefix
                 for row, (table, want) in enumerate(wanted):
                     first = group.spec.first_needed(int(plan.num_computed[row]))
                     read = self._entries(layer, table, len(want))[first:]
                     sound[row] &= bool((read == want[first:]).all())
-                self.transfer.hooks.after(layer)
+                self.transfer.hooks.after(layer, batch)
                 if plan.step in self.broken_steps:
                     return sound
         return sound
@@ -293,3 +295,21 @@ class FakeWorkers:
     def spawn(self, rank: int) -> FakeWorker:
         """The same: where a fake worker lives makes no difference."""
         return self.local(rank)
+
+
+def _batch_of(plan: StepPlan) -> GroupBatch:
+    """What hooks are told of a step: the lengths of its rows; the tables are of no block."""
+    query_lens = np.asarray(plan.num_scheduled, np.int32)
+    seq_lens = query_lens + np.asarray(plan.num_computed, np.int32)
+    starts = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)
+    return GroupBatch(
+        num_tokens=int(query_lens.sum()),
+        query_start=torch.from_numpy(starts),
+        seq_lens=torch.from_numpy(seq_lens),
+        block_table=torch.zeros(len(seq_lens), 0, dtype=torch.int32),
+        slot_mapping=torch.full((int(query_lens.sum()),), -1, dtype=torch.int64),
+        host_query_lens=query_lens,
+        host_seq_lens=seq_lens,
+        max_query_len=int(query_lens.max(initial=0)),
+        max_seq_len=int(seq_lens.max(initial=0)),
+    )

@@ -164,9 +164,9 @@ class ModelSuite(PluginSuite):
         assert parameters, "the model has no parameters"
         for name, parameter in parameters.items():
             assert parameter.device == build.device, f"{name} is on {parameter.device}, build.device is {build.device}"
-        for name, layer in build.attention_layers.items():
+        for name, layer in build.caches.items():
             assert layer.name == name
-            assert any(module is layer for module in model.modules()), f"attention layer {name} is not in the model"
+            assert any(module is layer for module in model.modules()), f"layer {name} is not in the model"
 
     def test_every_tensor_of_the_checkpoint_finds_its_place(self) -> None:
         model = self.model()
@@ -279,26 +279,29 @@ class ModelSuite(PluginSuite):
 
 def bind_reference(build: ModelBuild, num_blocks: int = 40) -> None:
     """Gives every attention layer of a build reference attention over an empty cache."""
-    for name, layer in build.attention_layers.items():
-        group = KVGroup(spec=layer.kv_spec(), layers=(name,), block_size=build.block_size)
+    for name, layer in build.caches.items():
+        spec, kept = layer.backend_spec, layer.kv_spec()
+        assert spec is not None, f"layer {name} needs no backend, which this suite cannot run"
+        assert kept is not None, f"layer {name} keeps nothing, but gives tokens"
+        group = KVGroup(spec=kept, layers=(name,), block_size=build.block_size)
         memory = KVMemory(with_blocks(plan_layout((group,)), 0, num_blocks), build.device)
-        backend = ReferenceAttention(BackendSetup(layer.spec, build.ops))
-        layer.bind(0, backend, memory.layer_view(name, ReferenceAttention, layer.spec))
+        backend = ReferenceAttention(BackendSetup(spec, build.ops))
+        layer.bind(*memory.layer_block(name, ReferenceAttention, spec), 0, layer.planner(backend))
 
 
 @torch.inference_mode()
 def forward(model: Model, build: ModelBuild, ids: Sequence[int], chunks: Iterable[int]) -> tuple[Tensor, Tensor]:
     """(hidden states [T, hidden_size], logits [T, vocab_size]) of one sequence, computed in steps of those sizes."""
-    layers = list(build.attention_layers.values())
+    specs = [layer.backend_spec for layer in build.caches.values()]
     # one block table for all layers, so without a window that would let blocks go
-    case = make_case(replace(layers[0].spec, window=0), [(0, len(ids))]) if layers else None
+    case = make_case(replace(specs[0], window=0), [(0, len(ids))]) if specs and specs[0] is not None else None
     hidden, logits = [], []
     ends = [0, *itertools.accumulate(chunks)]
     for start, end in itertools.pairwise(ends):
         plans = [case.batch([(start, end)])] if case else []
         tokens = torch.tensor(ids[start:end], dtype=torch.int32, device=build.device)
         inputs = ModelInputs(torch.arange(start, end, device=build.device)[None], tokens)
-        out = model(inputs, ForwardStep(plans=plans))
+        out = model(inputs, ForwardStep(plans=plans, batches=plans or []))
         hidden.append(out)
         logits.append(model.logits(out))
     return torch.cat(hidden), torch.cat(logits)

@@ -371,7 +371,7 @@ class _Given:
         self._hidden = hidden
 
     def step(self) -> ForwardStep:
-        return ForwardStep(plans=[])
+        return ForwardStep(plans=[], batches=[])
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         del step

@@ -37,7 +37,7 @@ class Ones:
         self.tokens = tokens
 
     def step(self) -> ForwardStep:
-        return ForwardStep(plans=[])
+        return ForwardStep(plans=[], batches=[])
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         return torch.ones(self.tokens, 2)

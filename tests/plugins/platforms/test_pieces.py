@@ -47,7 +47,7 @@ class Pass:
         self.toy, self.buffer, self.size, self.scale = toy, buffer, size, scale
 
     def step(self) -> ForwardStep:
-        return ForwardStep(plans=[self.scale])
+        return ForwardStep(plans=[self.scale], batches=[])
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         hidden: Tensor = self.toy(self.buffer[: self.size], step or self.step())

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ WORTHWHILE = 12e12
 _MOST_REFUSED = 3
 
 #: Attention of a layer: `call(query, key, value, step)`.
-Attend = Callable[[Tensor, Tensor, Tensor, ForwardStep], Tensor]
+Attend = Callable[..., Tensor]
 Replay = Callable[[], None]
 
 
@@ -70,7 +70,7 @@ class Piece:
 
     replay: Replay
     attend: Attend
-    inputs: tuple[Tensor, Tensor, Tensor]
+    inputs: tuple[Tensor, ...]
     out: Tensor
 
     def run(self, step: ForwardStep) -> None:
@@ -142,13 +142,13 @@ class Pieces:
         pieces: list[Piece] = []
         recorder = self._recorder
 
-        def attend(call: Attend, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:
+        def attend(call: Attend, *arguments: Any) -> Tensor:
             replay = recorder.end()
             replay()
-            out = call(query, key, value, step)
+            out = call(*arguments)
             place = self._place_for(out)
             place.copy_(out)
-            inputs = recorder.see(query), recorder.see(key), recorder.see(value)
+            inputs = tuple(recorder.see(tensor) for tensor in arguments[:-1])
             pieces.append(Piece(replay, call, inputs, place))
             recorder.begin()
             return place

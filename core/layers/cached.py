@@ -1,0 +1,90 @@
+"""A layer that keeps something of each request between steps, in a cache that the worker gives it.
+
+What such layers share: their name, their place among the plans of a step, and the calls around their work. Knows no
+attention, no memory and no request.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor, nn
+
+from ..interfaces.attention import AttentionSpec, BlockFormat, GroupBatch
+from ..interfaces.kv import AnyKVSpec
+from ..interfaces.model import ForwardStep
+
+if TYPE_CHECKING:
+    from .build import ModelBuild
+
+
+class Planner(Protocol):
+    """Makes the plan of a step, once, for all layers that share it: an attention backend, or a part of a layer's own.
+
+    `needs_python` says that its work, and that of the layers, cannot be replayed as a CUDA graph.
+    """
+
+    needs_python: bool
+
+    def plan(self, batch: GroupBatch) -> Any:
+        """What `CachedLayer.compute` gets in each layer of this step."""
+
+
+class CachedLayer(nn.Module, ABC):
+    """Made with the build and its name, the checkpoint prefix, which is unique in a model (else `ValueError`).
+
+    Layers of equal `backend_spec` and equal `kv_spec` share a plan. One without a `backend_spec` needs no plugin: its
+    `planner(None)` plans for it. What keeps two caches is two layers.
+    """
+
+    #: what the layer asks of an attention backend; None: it needs none
+    backend_spec: AttentionSpec | None = None
+
+    def __init__(self, build: ModelBuild, name: str) -> None:
+        super().__init__()
+        if name in build.caches:
+            raise ValueError(f"two layers with a cache are called {name!r}")
+        self.name = name
+        self.plan_index = -1
+        self.planned_by: Planner | None = None
+        self.kv_cache: Tensor | None = None
+        build.caches[name] = self
+
+    @abstractmethod
+    def kv_spec(self) -> AnyKVSpec | None:
+        """What it keeps; None: nothing, as of attention of a row over itself."""
+
+    def planner(self, backend: Planner | None) -> Planner:
+        """What plans its steps: by default the backend that was chosen for `backend_spec`."""
+        if backend is None:
+            raise RuntimeError(f"layer {self.name!r} has no backend and plans nothing itself")
+        return backend
+
+    def bind(self, cache: Tensor | None, block: BlockFormat | None, plan: int, planner: Planner) -> None:
+        """Called by the worker once memory is there, and again when it moved.
+
+        `cache` uint8 [num_blocks, block_bytes] holds blocks of the format `block`; both are None for a layer that keeps
+        nothing. `plan` is the number of its plan in a step.
+        """
+        self.plan_index, self.planned_by = plan, planner
+        self.kv_cache = cache if cache is None or block is None else block.view(cache)
+
+    @abstractmethod
+    def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
+        """The layer's work, whose first axis is that of the first tensor; stores what is kept."""
+
+    def forward(self, *tensors: Tensor, step: ForwardStep) -> Tensor:
+        """`compute` with the step's plan and the hooks around it, called through `step.attend`."""
+        out: Tensor = step.attend(self._run, *tensors, step)
+        return out
+
+    def _run(self, *arguments: Any) -> Tensor:
+        *tensors, step = arguments
+        if self.planned_by is None:
+            raise RuntimeError(f"layer {self.name!r} has no backend: bind() was not called")
+        index = self.plan_index
+        step.hooks.before(self.name, step.batches[index])
+        out = self.compute(step.plans[index], *tensors)
+        step.hooks.after(self.name, step.batches[index])
+        return out
