@@ -16,8 +16,8 @@ class Oracle(Speculator):
 
     answers: ClassVar[dict[tuple[int, ...], list[list[int]]]] = {}
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, setup: Any, options: Any = None) -> None:
+        super().__init__(setup, options)
         self.known: dict[int, list[list[int]]] = {}
 
     def add(self, request: NewRequest) -> None:
