@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from frame.core.config.flat import from_flat
-from frame.core.front.llm_engine import LLMEngine
 from frame.core.interfaces.platform import Steps
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 from frame.core.worker.start.profile import NoAttention
+from frame.offline.engine import LLMEngine
 from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.plugins.platforms.cuda.graphs.capture import Recorded

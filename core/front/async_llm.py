@@ -18,7 +18,6 @@ from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from ..plugin_host.registry import Registry
 from ..processes.background_client import BackgroundEngine
 from .front import Front, tokenizer_source
-from .llm_engine import refuse_unserved, sleep_keeps
 from .metrics import Metric
 from .output_streams import RequestStreams
 from .outputs import RequestOutput
@@ -26,6 +25,7 @@ from .pooled_outputs import PoolingOutput, PoolingRequestOutput
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
 from .template import ChatOptions, text_size
 from .tokenizer import Tokenizer, TokenizerSource
+from .unserved import refuse_unserved, sleep_keeps
 
 if TYPE_CHECKING:
     from ..config.arguments import AsyncEngineArgs

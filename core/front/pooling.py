@@ -6,7 +6,6 @@ Knows what the engine said of its model (`PoolingFacts`), and neither tensors no
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -298,10 +297,3 @@ class PoolingRecord:
         normalize = facts.normalize if params.normalize is None else params.normalize
         length = float(np.linalg.norm(mean))
         return (mean / length if normalize and length else mean).astype(np.float32)
-
-
-def cosine(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float:
-    """The cosine of the angle between two embeddings: the score of texts where there is no cross-encoder."""
-    one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return float(one @ other) / lengths if lengths else 0.0

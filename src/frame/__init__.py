@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     __version__: str
     from .core.config.arguments import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
     from .core.front.async_llm import AsyncLLM as AsyncLLM, AsyncLLMEngine as AsyncLLMEngine
-    from .core.front.beam import BeamSearchParams as BeamSearchParams
-    from .core.front.llm import LLM as LLM
-    from .core.front.llm_engine import LLMEngine as LLMEngine
     from .core.front.logprobs import Logprob as Logprob
     from .core.front.outputs import CompletionOutput as CompletionOutput, RequestOutput as RequestOutput
     from .core.front.pooled_outputs import (
@@ -39,20 +36,23 @@ if TYPE_CHECKING:
     )
     from .core.plugin_host.hookspecs import hookimpl as hookimpl
     from .core.plugin_host.registry import ModelRegistry as ModelRegistry
+    from .offline.beam import BeamSearchParams as BeamSearchParams
+    from .offline.engine import LLMEngine as LLMEngine
+    from .offline.llm import LLM as LLM
 
 _HOMES = {
-    "plugin_host.hookspecs": ("hookimpl",),
-    "interfaces.provider": ("API_VERSION", "Provider"),
-    "interfaces.sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
-    "config.arguments": ("AsyncEngineArgs", "EngineArgs"),
-    "plugin_host.registry": ("ModelRegistry",),
-    "front.llm": ("LLM",),
-    "front.llm_engine": ("LLMEngine",),
-    "front.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
-    "front.beam": ("BeamSearchParams",),
-    "front.logprobs": ("Logprob",),
-    "front.outputs": ("CompletionOutput", "RequestOutput"),
-    "front.pooled_outputs": (
+    "core.plugin_host.hookspecs": ("hookimpl",),
+    "core.interfaces.provider": ("API_VERSION", "Provider"),
+    "core.interfaces.sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+    "core.config.arguments": ("AsyncEngineArgs", "EngineArgs"),
+    "core.plugin_host.registry": ("ModelRegistry",),
+    "offline.llm": ("LLM",),
+    "offline.engine": ("LLMEngine",),
+    "core.front.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
+    "offline.beam": ("BeamSearchParams",),
+    "core.front.logprobs": ("Logprob",),
+    "core.front.outputs": ("CompletionOutput", "RequestOutput"),
+    "core.front.pooled_outputs": (
         "ClassificationOutput",
         "ClassificationRequestOutput",
         "EmbeddingOutput",
@@ -62,13 +62,13 @@ _HOMES = {
         "ScoringOutput",
         "ScoringRequestOutput",
     ),
-    "interfaces.pooling_params": ("PoolingParams",),
-    "front.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "core.interfaces.pooling_params": ("PoolingParams",),
+    "core.front.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
 }
 #: Modules that are attributes of `frame` without an import of their own.
 _MODULES = ("interfaces", "kernels", "layers", "ops", "plugins", "settings", "testing")
 _install_vllm_names()
-_find, _, _names = lazy_names(__name__, "frame.core", _HOMES, _MODULES)
+_find, _, _names = lazy_names(__name__, "frame", _HOMES, _MODULES)
 __all__ = sorted((*_names, "__version__"))  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from frame.core.config.flat import from_flat
-from frame.core.front.beam import BeamSearchParams
 from frame.core.front.front import Front
-from frame.core.front.llm import LLM
-from frame.core.front.llm_engine import LLMEngine
 from frame.core.front.metrics import Counter, Gauge, Histogram, Vector
 from frame.core.front.prompts import InvalidRequest
 from frame.interfaces import RequestOutputKind, SamplingParams
+from frame.offline.beam import BeamSearchParams
+from frame.offline.engine import LLMEngine
+from frame.offline.llm import LLM
 
 from .engines import INFO, FakeEngine
 from .test_front import checkpoint

@@ -118,7 +118,7 @@ def test_a_program_that_imports_torch_first_is_told(
 def test_the_llm_says_so(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     from frame import LLM
 
-    monkeypatch.setattr("frame.core.front.llm_engine.spins_long", lambda: True)
+    monkeypatch.setattr("frame.offline.engine.spins_long", lambda: True)
     with LLM(num_threads=1, max_num_seqs=2):
         pass
     assert "torch was imported before frame" in caplog.text

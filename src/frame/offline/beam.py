@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from ..interfaces.sampling import RequestOutputKind, SamplingParams
-from .logprobs import Logprob
-from .outputs import RequestOutput
-from .prompts import TokensPrompt
+from frame.core.front.logprobs import Logprob
+from frame.core.front.outputs import RequestOutput
+from frame.core.front.prompts import TokensPrompt
+from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 
 
 class BeamSearchParams(msgspec.Struct, omit_defaults=True):

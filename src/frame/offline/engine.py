@@ -6,18 +6,19 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..config.tree import FrameConfig
-from ..interfaces.client import EngineCore
-from ..interfaces.engine import EngineStats
-from ..interfaces.pooling_params import PoolingParams
-from ..interfaces.sampling import SamplingParams
-from ..startup.openmp import LATE, import_torch, spins_long
-from .front import Front
-from .metrics import Metric
-from .prompts import InvalidRequest
+from frame.core.config.tree import FrameConfig
+from frame.core.front.front import Front
+from frame.core.front.metrics import Metric
+from frame.core.front.prompts import InvalidRequest
+from frame.core.front.unserved import refuse_unserved, sleep_keeps
+from frame.core.interfaces.client import EngineCore
+from frame.core.interfaces.engine import EngineStats
+from frame.core.interfaces.pooling_params import PoolingParams
+from frame.core.interfaces.sampling import SamplingParams
+from frame.core.startup.openmp import LATE, import_torch, spins_long
 
 if TYPE_CHECKING:
-    from ..config.arguments import EngineArgs
+    from frame.core.config.arguments import EngineArgs
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +39,18 @@ class LLMEngine:
     @classmethod
     def from_config(cls, config: FrameConfig) -> LLMEngine:
         """As `from_engine_args`, from a configuration tree."""
-        from ..config.hub import fetch_model
-        from ..plugin_host.registry import Registry
-        from ..startup.early import begin_platforms
+        from frame.core.config.hub import fetch_model
+        from frame.core.plugin_host.registry import Registry
+        from frame.core.startup.early import begin_platforms
 
         config = fetch_model(config)
         registry = Registry.load()
         begin_platforms(config, registry)
         import_torch()
-        from ..config.checkpoint import read_checkpoint
-        from ..plugin_host.logits_processors import request_check
-        from ..processes.in_process import make_engine
-        from .vocabulary import read_vocabulary
+        from frame.core.config.checkpoint import read_checkpoint
+        from frame.core.front.vocabulary import read_vocabulary
+        from frame.core.plugin_host.logits_processors import request_check
+        from frame.core.processes.in_process import make_engine
 
         checkpoint = read_checkpoint(config)
         check = request_check(config, registry)
@@ -196,20 +197,3 @@ class LLMEngine:
     def close(self) -> None:
         """Frees the device and stops workers. May be called twice."""
         self.core.close()
-
-
-def sleep_keeps(level: int) -> list[str]:
-    """What `sleep` keeps on this level; raises `ValueError` for one that there is not."""
-    if level not in (1, 2):
-        raise ValueError(f"sleep level must be 1 or 2, got {level!r}")
-    return ["weights"] if level == 1 else []
-
-
-def refuse_unserved(**arguments: Any) -> None:
-    """Raises `InvalidRequest` for a keyword of vLLM's that has a value but no meaning here yet."""
-    for name, value in arguments.items():
-        if name not in ("lora_request", "tokenization_kwargs", "trace_headers", "prompt_text", "data_parallel_rank",
-                        "mm_processor_kwargs"):  # fmt: skip
-            raise TypeError(f"unexpected keyword argument {name!r}")
-        if value:
-            raise InvalidRequest(f"{name} is not served yet; leave it out", name)

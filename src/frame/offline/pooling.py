@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..interfaces.pooling_params import PoolingParams, PoolingTask
-from .llm_engine import LLMEngine, refuse_unserved
-from .pooled_outputs import (
+from frame.core.front.pooled_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -17,9 +15,12 @@ from .pooled_outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from .pooling import cosine
+from frame.core.front.prompts import InvalidRequest, ParsedPrompt, as_prompts, parse_prompt
+from frame.core.front.unserved import refuse_unserved
+from frame.core.interfaces.pooling_params import PoolingParams, PoolingTask
+
+from .engine import LLMEngine
 from .progress_bar import ProgressOption
-from .prompts import InvalidRequest, ParsedPrompt, as_prompts, parse_prompt
 
 Params = PoolingParams | Sequence[PoolingParams] | None
 
@@ -198,9 +199,16 @@ def _cosines(found: list[EmbeddingRequestOutput], num_first: int, num_second: in
     return [
         ScoringRequestOutput(
             output.request_id,
-            ScoringOutput(cosine(first[place % num_first].outputs.embedding, output.outputs.embedding)),
+            ScoringOutput(_cosine(first[place % num_first].outputs.embedding, output.outputs.embedding)),
             [*first[place % num_first].prompt_token_ids, *output.prompt_token_ids],
             output.num_cached_tokens,
         )
         for place, output in enumerate(second)
     ]
+
+
+def _cosine(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float:
+    """The cosine of the angle between two embeddings: the score of texts where there is no cross-encoder."""
+    one, other = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / lengths if lengths else 0.0

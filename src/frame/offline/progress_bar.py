@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from .outputs import RequestOutput
-from .pooled_outputs import PoolingRequestOutput
+from frame.core.front.outputs import RequestOutput
+from frame.core.front.pooled_outputs import PoolingRequestOutput
 
 #: False: none; True: tqdm; else what makes a bar, called with tqdm's keywords
 ProgressOption: TypeAlias = bool | Callable[..., Any]

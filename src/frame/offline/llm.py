@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
-from ..config.flat import from_flat
-from ..interfaces.sampling import RequestOutputKind, SamplingParams
+from frame.core.config.flat import from_flat
+from frame.core.front.metrics import Metric
+from frame.core.front.outputs import RequestOutput
+from frame.core.front.prompts import InvalidRequest, ParsedPrompt, TokensPrompt, as_prompts, parse_prompt
+from frame.core.front.template import ChatOptions, ContentFormat
+from frame.core.front.unserved import refuse_unserved
+from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
+
 from .beam import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
-from .llm_engine import LLMEngine, refuse_unserved
-from .llm_pooling import PoolingCalls
-from .metrics import Metric
-from .outputs import RequestOutput
+from .engine import LLMEngine
+from .pooling import PoolingCalls
 from .progress_bar import Progress, ProgressOption
-from .prompts import InvalidRequest, ParsedPrompt, TokensPrompt, as_prompts, parse_prompt
-from .template import ChatOptions, ContentFormat
 
 logger = logging.getLogger(__name__)
 

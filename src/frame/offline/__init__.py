@@ -1,0 +1,1 @@
+"""Inference in the caller's process: `LLM`, `LLMEngine` and beam search, over core's front and engine."""

@@ -1,0 +1,17 @@
+"""Core stays small enough to be read: whoever adds to it takes something out, or says in a decision record why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CORE = Path(__file__).parents[1] / "core"
+#: Physical lines of all of core's Python; it is to shrink to 26,000.
+MOST_LINES = 28_600
+
+
+def test_core_is_no_larger_than_it_was() -> None:
+    lines = {path: path.read_text(encoding="utf-8").count("\n") for path in CORE.rglob("*.py")}
+    total = sum(lines.values())
+    largest = sorted(lines, key=lambda path: -lines[path])[:5]
+    names = ", ".join(f"{path.relative_to(CORE)} {lines[path]}" for path in largest)
+    assert total <= MOST_LINES, f"core has {total} lines, at most {MOST_LINES} are allowed; the largest files: {names}"
