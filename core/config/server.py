@@ -12,14 +12,15 @@ from .section import Section
 _ENGINE_ONLY = frozenset(
     (
         "call",
+        "allocate",
         "check",
         "check_weights",
         "close",
         "execute",
+        "load",
         "run",
         "sample",
         "sleep",
-        "start",
         "update_weights",
         "wake_up",
     )

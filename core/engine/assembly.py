@@ -6,35 +6,36 @@ In two phases: what takes time but no device may be done long before it is wante
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
-from typing import Any, TypeAlias
-
-import msgspec
+from typing import TypeAlias
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
 from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
-from ..interfaces.executor import Executor, WorkerFactory
+from ..interfaces.executor import Executor, WorkerFactory, WorkerFacts, WorkerReady
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
 from ..interfaces.mesh import Placement
-from ..interfaces.pooling_params import PoolingFacts
 from ..plugin_host.model_choice import choose_model
 from ..plugin_host.registry import Registry
 from ..plugin_host.setups import connector_setup, engine_setup, executor_setup, mesh_of
 from ..startup.bytecode import report_missing_bytecode
+from .agreement import agreed_layout
 from .engine import Engine
 from .grammar.compiler import GrammarCompiler, make_compiler
+from .merging import ResultMerge
 from .schedule.scheduler import Scheduler
 from .schedule.step_budget import resolve_budget
 
 logger = logging.getLogger("frame.engine")
 
 
-#: What makes workers for a settled configuration; each stage of a worker's start is told to the function.
-MakeWorkers: TypeAlias = Callable[[FrameConfig, Registry, Callable[[str], None]], WorkerFactory]
+#: What makes workers for a settled configuration; each stage of a worker's start is told to the function, and the text
+#: names the engine.
+MakeWorkers: TypeAlias = Callable[[FrameConfig, Registry, Callable[[str], None], str], WorkerFactory]
 
 
 class EngineStart:
@@ -62,72 +63,89 @@ class EngineStart:
         self._checkpoint = read_checkpoint(config)
         self._config = config = resolve_budget(config, self._checkpoint, registry)
         choose_model(self._checkpoint, registry)  # imports it
-        workers = make_workers(config, registry, progress)
+        self._engine_id = secrets.token_hex(8)
+        workers = make_workers(config, registry, progress, self._engine_id)
         registry.check_workers(config.executor)
-        self._executor: Executor = registry.make(
-            "executor",
-            config.executor.executor,
-            executor_setup(config, self._checkpoint.max_model_len, [Placement(mesh=mesh_of(config))], workers),
-            config,
-        )
+        placements = [Placement(mesh=mesh_of(config))]
+        setup = executor_setup(config, self._checkpoint.max_model_len, placements, workers)
+        self._executor: Executor = registry.make("executor", config.executor.executor, setup, config)
 
     def finish(self) -> Engine:
         """Starts the workers and returns the engine; raises as the constructor does, and then nothing is left."""
         executor, config = self._executor, self._config
         try:
-            layout = executor.start()
-            facts = executor.call("describe")[0]
+            facts = executor.load()
+            layout = agreed_layout(config, mesh_of(config), facts)
+            ready = executor.allocate(layout)
             self._progress("scheduler")
             compiler, no_grammars = make_compiler(config, self._registry, self._vocabulary)
-            info = _describe(config, layout, facts, self._checkpoint)
-            return self._assemble(layout, info, compiler, no_grammars, records=facts.get("records", False))
+            info = _describe(config, layout, facts[0], ready[0], self._checkpoint)
+            connector = self._connector(layout, info)
+            connector.connect({rank: one.handshake for rank, one in enumerate(ready)})
+            return Engine(
+                scheduler=self._scheduler(layout, info, connector, compiler, no_grammars),
+                executor=executor,
+                connector=connector,
+                info=info,
+                depth=self._depth,
+                merge=ResultMerge(sum(fact.answers for fact in facts)),
+                records=any(one.records for one in ready),
+            )
         except BaseException:
             executor.close()
             raise
 
-    def _assemble(
-        self, layout: KVLayout, info: EngineInfo, compiler: GrammarCompiler | None, no_grammars: str, *, records: bool
-    ) -> Engine:
-        config, registry, executor = self._config, self._registry, self._executor
-        name = config.transfer.kv_connector
-        setup = connector_setup(config, info.max_model_len, layout)
-        connector: ConnectorScheduler = (
-            NullConnectorScheduler(setup) if name is None else registry.make("connector", name, setup, config)
-        )
-        if name is not None:
-            connector.connect(dict(enumerate(executor.call("handshake"))))
-        depth = executor.max_in_flight if config.scheduler.async_scheduling else 1
-        scheduler = Scheduler(
+    @property
+    def _depth(self) -> int:
+        return self._executor.max_in_flight if self._config.scheduler.async_scheduling else 1
+
+    def _connector(self, layout: KVLayout, info: EngineInfo) -> ConnectorScheduler:
+        setup = connector_setup(self._config, info.max_model_len, layout, self._engine_id)
+        name = self._config.transfer.kv_connector
+        if name is None:
+            return NullConnectorScheduler(setup)
+        connector: ConnectorScheduler = self._registry.make("connector", name, setup, self._config)
+        return connector
+
+    def _scheduler(
+        self,
+        layout: KVLayout,
+        info: EngineInfo,
+        connector: ConnectorScheduler,
+        compiler: GrammarCompiler | None,
+        no_grammars: str,
+    ) -> Scheduler:
+        config = self._config
+        setup = engine_setup(config, info.max_model_len)
+        return Scheduler(
             config=config,
             layout=layout,
-            policy=registry.make(
-                "scheduler", config.scheduler.scheduling_policy, engine_setup(config, info.max_model_len), config
-            ),
+            policy=self._registry.make("scheduler", config.scheduler.scheduling_policy, setup, config),
             connector=connector,
             max_model_len=info.max_model_len,
-            max_in_flight=depth,
+            max_in_flight=self._depth,
             compiler=compiler,
             no_grammars=no_grammars,
             prefix_tile_rows=info.prefix_tile_rows,
         )
-        return Engine(
-            scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth, records=records
-        )
 
 
-def _describe(config: FrameConfig, layout: KVLayout, facts: dict[str, Any], checkpoint: Checkpoint) -> EngineInfo:
+def _describe(
+    config: FrameConfig, layout: KVLayout, facts: WorkerFacts, ready: WorkerReady, checkpoint: Checkpoint
+) -> EngineInfo:
+    described = facts.described
     return EngineInfo(
         max_model_len=_fitting_length(config, layout, checkpoint.max_model_len),
         vocab_size=checkpoint.vocab_size,
         num_blocks=layout.num_blocks,
         block_size=layout.block_size,
-        platform=facts["platform"],
-        attention=facts["attention"],
-        dtype=facts["dtype"],
-        stages=[tuple(stage) for stage in facts["stages"]],
-        prefix_tile_rows=facts.get("prefix_tile_rows", 0),
-        not_deterministic=facts.get("not_deterministic", ""),
-        pooling=None if facts.get("pooling") is None else msgspec.convert(facts["pooling"], PoolingFacts),
+        platform=described.platform,
+        attention=described.attention,
+        dtype=described.dtype,
+        stages=ready.stages,
+        prefix_tile_rows=described.prefix_tile_rows,
+        not_deterministic=described.not_deterministic,
+        pooling=ready.pooling,
     )
 
 

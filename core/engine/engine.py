@@ -19,6 +19,7 @@ from ..interfaces.executor import Executor, StepHandle
 from ..interfaces.step import StepPlan
 from ..processes.journal import NullJournal
 from .idle_capture import Recording
+from .merging import ResultMerge
 from .pause import Pause
 from .recovery.suspects import Suspects
 from .schedule.planned_step import LaunchedStep
@@ -46,6 +47,7 @@ class Engine:
         connector: ConnectorScheduler,
         info: EngineInfo,
         depth: int,
+        merge: ResultMerge,
         records: bool = False,
     ) -> None:
         self.info = info
@@ -53,6 +55,7 @@ class Engine:
         self.executor = executor
         self._connector = connector
         self._depth = depth
+        self._merge = merge
         self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self._late: list[EngineOutput] = []
         self._journal = NullJournal()
@@ -273,7 +276,7 @@ class Engine:
     def _answer(self, plan: StepPlan, handle: StepHandle) -> list[EngineOutput]:
         self._worked |= bool(len(plan.slots))
         try:
-            result = handle.result()
+            result = self._merge.merge(handle.results())
         except Exception as error:
             self._recording.answer(plan, None)
             self._fail(plan, error)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .kv import KVLayout
+import msgspec
+
+from .kv import AnyKVSpec, KVLayout
+from .mesh import Mesh, Placement
+from .pooling_params import PoolingFacts
 from .step import StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -24,17 +28,62 @@ class StepHandle(Protocol):
     """A launched step."""
 
     def ready(self) -> bool:
-        """Whether `result` would return at once."""
+        """Whether `results` would return at once."""
 
-    def result(self) -> StepResult:
-        """Waits for the step; raises what the worker raised."""
+    def results(self) -> list[StepResult]:
+        """Waits for the step; what each worker answers whose facts say `answers`, by rank. Raises what one raised."""
+
+
+class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker chose, in the names that users know.
+
+    `attention` names a backend for each KV group, then for each kind of layer without a cache. `not_deterministic` says
+    why no request may ask for `deterministic`; "" where each may. Up to `prefix_tile_rows` rows that share a prefix may
+    read it together, 0 where none may.
+    """
+
+    platform: str
+    dtype: str
+    attention: list[str]
+    not_deterministic: str = ""
+    prefix_tile_rows: int = 0
+
+
+class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker knows once its model is loaded, from which the engine plans the KV cache of all workers.
+
+    `kv_specs` are those of all layers that keep something, by name; `kv_bytes` is what a cache may take here. `digest`
+    names all that decides the bits of this worker's blocks besides the tokens. `answers`: its steps have results.
+    """
+
+    kv_specs: dict[str, AnyKVSpec]
+    kv_bytes: int
+    digest: str
+    described: WorkerDescription
+    answers: bool = True
+
+
+class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says once its KV cache is there and it takes steps.
+
+    `handshake` is what its KV connector tells the engine's side, `records` whether shapes are left to be recorded,
+    `stages` are (name, seconds) of its start. `pooling` says what a pooling model can do.
+    """
+
+    handshake: bytes = b""
+    records: bool = False
+    stages: list[tuple[str, float]] = []
+    pooling: PoolingFacts | None = None
 
 
 class WorkerProtocol(Protocol):
     """What an executor may call on a worker, in this process or another."""
 
-    def start(self) -> KVLayout:
-        """Initialises the device, loads the model, sizes and allocates the KV cache."""
+    def load(self) -> WorkerFacts:
+        """Initialises the device and loads the model."""
+
+    def allocate(self, layout: KVLayout) -> WorkerReady:
+        """Allocates the KV cache and warms up; called once, after `load`."""
 
     def execute(self, plan: StepPlan) -> None:
         """Applies state changes and runs the forward pass."""
@@ -59,15 +108,24 @@ class WorkerProtocol(Protocol):
 class WorkerFactory(Protocol):
     """Makes workers for an executor, which decides where they live."""
 
-    def local(self, rank: int) -> WorkerProtocol:
+    def local(self, placement: Placement) -> WorkerProtocol:
         """A worker in the calling process."""
 
-    def spawn(self, rank: int) -> WorkerProtocol:
+    def spawn(self, placement: Placement) -> WorkerProtocol:
         """A worker in a process of its own (`python -m frame worker`); it ends with its parent."""
+
+    def recipe(self, placement: Placement) -> bytes:
+        """All that a process elsewhere needs to make the worker with `worker_of`, as JSON."""
 
 
 class Executor(ABC):
-    """Owns the workers of one engine. Built as `Class(setup, options)`."""
+    """Owns the workers of one engine. Built as `Class(setup, options)`; makes no worker before `load`, or at once.
+
+    What `load` and `allocate` give is by rank, an entry for each of the setup's placements.
+    """
+
+    #: steps that may be launched before the oldest is answered
+    max_in_flight: int = 2
 
     def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
         self.setup = setup
@@ -75,13 +133,17 @@ class Executor(ABC):
         self.workers: WorkerFactory = setup.workers
 
     @classmethod
-    def supports(cls, num_workers: int) -> str | None:
-        """None, or why it cannot run so many workers; one is what the default can."""
-        return None if num_workers == 1 else "it runs one worker"
+    def supports(cls, mesh: Mesh) -> str | None:
+        """None, or why it cannot run the workers of `mesh`; one is what the default can."""
+        return None if mesh.size == 1 else "it runs one worker"
 
     @abstractmethod
-    def start(self) -> KVLayout:
-        """Starts the workers and returns the KV cache they agreed on. Raises one error with the root cause."""
+    def load(self) -> list[WorkerFacts]:
+        """Starts the workers and has each load its model. Raises one error with the root cause."""
+
+    @abstractmethod
+    def allocate(self, layout: KVLayout) -> list[WorkerReady]:
+        """Has each worker allocate its part of the KV cache; then they take steps. Raises as `load` does."""
 
     @abstractmethod
     def execute(self, plan: StepPlan) -> None:
@@ -97,11 +159,6 @@ class Executor(ABC):
 
         `timeout` as in `WorkerProtocol.call`; only given where a caller of `collective_rpc` asked for it.
         """
-
-    @property
-    def max_in_flight(self) -> int:
-        """Steps that may be launched before the oldest is answered."""
-        return 2
 
     def check(self) -> None:
         """Raises `DeadWorkerError`, or another `RuntimeError`, when a worker is dead."""

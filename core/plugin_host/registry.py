@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
+from ..interfaces.mesh import Mesh
 from ..interfaces.provider import API_VERSION, Provider
 from ..interfaces.setup import Setup
 from .named_plugins import check_named, check_options, named_plugins
@@ -218,17 +219,18 @@ class Registry:
 
     def check_workers(self, executor: Any) -> None:
         """Raises `PluginError` when the executor cannot run as many workers as the settings ask for."""
-        num_workers = executor.tensor_parallel_size * executor.pipeline_parallel_size
-        if num_workers == 1:
+        mesh = Mesh(pipeline=executor.pipeline_parallel_size, tensor=executor.tensor_parallel_size)
+        if mesh.size == 1:
             return
         kind: Any = self.resolve(self.choose("executor", executor.executor))
-        reason = kind.supports(num_workers)
+        asked = (
+            f"tensor_parallel_size {mesh.tensor} and pipeline_parallel_size {mesh.pipeline} need {mesh.size} workers"
+        )
+        reason = kind.supports(mesh)
         if reason is not None:
-            raise PluginError(
-                f"tensor_parallel_size {executor.tensor_parallel_size} and pipeline_parallel_size "
-                f"{executor.pipeline_parallel_size} need {num_workers} workers, which executor {executor.executor!r} "
-                f"cannot run: {reason}"
-            )
+            raise PluginError(f"{asked}, which executor {executor.executor!r} cannot run: {reason}")
+        # each would load the whole model
+        raise PluginError(f"{asked}, but a model is not divided among workers yet: set both to 1")
 
     def add_files(self, config: Any) -> None:
         """Adds what the files of parsers that `config` names offer; raises `PluginError`."""

@@ -1,30 +1,62 @@
-"""Makes workers for executors: in this process, or in one of their own."""
+"""Makes workers for executors: in this process, in one of their own, or from a recipe somewhere else."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
+from ..config.plain import to_plain
 from ..config.tree import FrameConfig
 from ..interfaces.executor import WorkerProtocol
+from ..interfaces.mesh import Placement
+from ..interfaces.wire import decode, encode
 from ..plugin_host.registry import Registry
+from ..startup.early import begin_platforms
+from ..startup.logging import configure_logging
 
 
 class Workers:
     """Implements `frame.interfaces.WorkerFactory` for one engine. `progress` hears each stage of a worker's start."""
 
-    def __init__(self, config: FrameConfig, registry: Registry, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: FrameConfig, registry: Registry, progress: Callable[[str], None], engine_id: str = ""
+    ) -> None:
         self._config = config
         self._registry = registry
         self._progress = progress
+        self._engine_id = engine_id
 
-    def local(self, rank: int) -> WorkerProtocol:
+    def local(self, placement: Placement) -> WorkerProtocol:
         """A worker in the calling process."""
         from .worker import Worker
 
-        return Worker(self._config, self._registry, rank, self._progress)
+        return Worker(self._config, self._registry, placement, self._engine_id, self._progress)
 
-    def spawn(self, rank: int) -> WorkerProtocol:
+    def spawn(self, placement: Placement) -> WorkerProtocol:
         """A worker in a process of its own, which loads exactly the plugins that this one chose."""
         from .worker_process import RemoteWorker
 
-        return RemoteWorker(self._config, self._registry.choices(self._config), rank, self._progress)
+        return RemoteWorker(self.recipe(placement), self._progress)
+
+    def recipe(self, placement: Placement) -> bytes:
+        """What `worker_of` makes the same worker of elsewhere, as JSON; raises `ConfigError` for what cannot travel."""
+        parts = {
+            "config": to_plain(self._config),
+            "plugins": [list(choice) for choice in self._registry.choices(self._config)],
+            "placement": encode(placement).hex(),
+            "engine_id": self._engine_id,
+        }
+        return json.dumps(parts).encode()
+
+
+def worker_of(recipe: bytes, progress: Callable[[str], None] = lambda stage: None) -> WorkerProtocol:
+    """The worker of a recipe, for a process that does nothing else: it sets up logging and loads the plugins."""
+    parts = json.loads(recipe)
+    config = FrameConfig.model_validate(parts["config"])
+    configure_logging(config.server.log_level)
+    registry = Registry.load(only=parts["plugins"])
+    begin_platforms(config, registry)
+    from .worker import Worker
+
+    placement = decode(bytes.fromhex(parts["placement"]), Placement)
+    return Worker(config, registry, placement, parts["engine_id"], progress)

@@ -6,7 +6,6 @@ Steps are sent without waiting; answers are matched in order. Messages are typed
 from __future__ import annotations
 
 import gc
-import json
 import signal
 import socket
 import subprocess
@@ -14,29 +13,31 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from ..config.plain import to_plain
-from ..config.tree import FrameConfig
-from ..interfaces.executor import DeadWorkerError, StepHandle
+from ..interfaces.executor import DeadWorkerError, StepHandle, WorkerFacts, WorkerReady
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
-from ..plugin_host.registry import Choice, Registry
 from ..processes.channel import Channel
 from ..processes.python_command import python_command
-from ..startup.early import begin_platforms
-from ..startup.logging import configure_logging
 from ..startup.openmp import child_environment
+from .factory import worker_of
 
 #: Seconds that a worker gets to end by itself.
 CLOSE_SECONDS = 10.0
 
 
-class Start(msgspec.Struct, tag=True):
-    """Engine to worker: initialise."""
+class Load(msgspec.Struct, tag=True):
+    """Engine to worker: the first phase of the start; answered with `Loaded`."""
+
+
+class Allocate(msgspec.Struct, tag=True):
+    """Engine to worker: the second phase of the start; answered with `Ready`."""
+
+    layout: KVLayout
 
 
 class Execute(msgspec.Struct, tag=True):
@@ -64,10 +65,16 @@ class Stage(msgspec.Struct, tag=True):
     name: str
 
 
-class Started(msgspec.Struct, tag=True):
-    """Worker to engine: it is ready."""
+class Loaded(msgspec.Struct, tag=True):
+    """Worker to engine: its model is there."""
 
-    layout: KVLayout
+    facts: WorkerFacts
+
+
+class Ready(msgspec.Struct, tag=True):
+    """Worker to engine: it takes steps."""
+
+    ready: WorkerReady
 
 
 class Sampled(msgspec.Struct, tag=True):
@@ -90,8 +97,8 @@ class Failure(msgspec.Struct, tag=True):
     step: int | None = None
 
 
-ToWorker = Start | Execute | Sample | Call
-FromWorker = Stage | Started | Sampled | Value | Failure
+ToWorker = Load | Allocate | Execute | Sample | Call
+FromWorker = Stage | Loaded | Ready | Sampled | Value | Failure
 
 
 class WorkerError(RuntimeError):
@@ -108,25 +115,22 @@ class RemoteStep:
     def ready(self) -> bool:
         return self.answer is not None
 
-    def result(self) -> StepResult:
+    def results(self) -> list[StepResult]:
         while self.answer is None:
             self._worker.read_one()
         if isinstance(self.answer, WorkerError):
             raise self.answer
-        return self.answer
+        return [self.answer]
 
 
 class RemoteWorker:
     """Implements `frame.interfaces.WorkerProtocol` over a socket. The process ends with this one."""
 
-    def __init__(
-        self, config: FrameConfig, choices: Sequence[Choice], rank: int, progress: Callable[[str], None]
-    ) -> None:
-        start = {"config": to_plain(config), "plugins": [list(choice) for choice in choices], "rank": rank}
+    def __init__(self, recipe: bytes, progress: Callable[[str], None]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._progress = progress
         self._steps: deque[RemoteStep] = deque()
-        self._values: deque[Value | Failure | Started] = deque()
+        self._values: deque[Value | Failure | Loaded | Ready] = deque()
         self._num_unheard = 0  # answers to come for which nobody waits any more
         with theirs:
             self._process = subprocess.Popen(
@@ -138,16 +142,23 @@ class RemoteWorker:
         if self._process.stdin is None:
             raise RuntimeError("the worker process has no standard input")
         with self._process.stdin as stdin:
-            stdin.write(json.dumps(start).encode())
+            stdin.write(recipe)
         self._channel = Channel(ours, FromWorker)
 
-    def start(self) -> KVLayout:
+    def load(self) -> WorkerFacts:
         self._progress("worker process")
-        self._channel.send(Start())
+        self._channel.send(Load())
         answer = self._next_value()
-        if not isinstance(answer, Started):
-            raise WorkerError(f"the worker answered {type(answer).__name__} to start")
-        return answer.layout
+        if not isinstance(answer, Loaded):
+            raise WorkerError(f"the worker answered {type(answer).__name__} to load")
+        return answer.facts
+
+    def allocate(self, layout: KVLayout) -> WorkerReady:
+        self._channel.send(Allocate(layout))
+        answer = self._next_value()
+        if not isinstance(answer, Ready):
+            raise WorkerError(f"the worker answered {type(answer).__name__} to allocate")
+        return answer.ready
 
     def execute(self, plan: StepPlan) -> None:
         self._send(Execute(plan))
@@ -196,7 +207,7 @@ class RemoteWorker:
         else:
             self._values.append(message)
 
-    def _next_value(self, limit: tuple[str, float] | None = None) -> Value | Started:
+    def _next_value(self, limit: tuple[str, float] | None = None) -> Value | Loaded | Ready:
         """The next answer that somebody waits for; `limit` names the method and its seconds."""
         latest = None if limit is None else time.monotonic() + limit[1]
         while not self._values:
@@ -232,15 +243,9 @@ def _death(status: int | str) -> DeadWorkerError:
 def serve_worker(descriptor: int) -> int:
     """The worker process: reads its configuration from standard input, then serves the socket until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the engine's to answer; its end ends this process
-    start = json.load(sys.stdin)
+    recipe = sys.stdin.buffer.read()
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
-    config = FrameConfig.model_validate(start["config"])
-    configure_logging(config.server.log_level)
-    registry = Registry.load(only=start["plugins"])
-    begin_platforms(config, registry)
-    from .worker import Worker
-
-    worker = Worker(config, registry, start["rank"], lambda stage: channel.send(Stage(stage)))
+    worker = worker_of(recipe, lambda stage: channel.send(Stage(stage)))
     loop = _WorkerLoop(worker, channel)
     try:
         while (message := channel.receive()) is not None:
@@ -285,7 +290,8 @@ class _WorkerLoop:
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            self._channel.send(Sampled(outcome.result()))
+            (result,) = outcome.results()
+            self._channel.send(Sampled(result))
         except Exception as error:  # also a result that is too large to be sent
             self._channel.send(Failure(type(error).__name__, str(error), step))
 
@@ -305,9 +311,11 @@ class _WorkerLoop:
             return error
         return None
 
-    def _answer(self, message: Start | Call) -> FromWorker:
-        if isinstance(message, Start):
-            layout = self._worker.start()
+    def _answer(self, message: Load | Allocate | Call) -> FromWorker:
+        if isinstance(message, Load):
+            return Loaded(self._worker.load())
+        if isinstance(message, Allocate):
+            ready = self._worker.allocate(message.layout)
             gc.freeze()  # as in the engine's process: what lives now lives on
-            return Started(layout)
+            return Ready(ready)
         return Value(self._worker.call(message.method, message.arguments))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from frame.interfaces import Executor, ExecutorSetup, KVLayout, StepHandle, StepPlan
+from frame.interfaces import Executor, ExecutorSetup, KVLayout, StepHandle, StepPlan, WorkerFacts, WorkerReady
 
 
 class InlineExecutor(Executor):
@@ -12,10 +12,13 @@ class InlineExecutor(Executor):
 
     def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
         super().__init__(setup, options)
-        self._worker = self.workers.local(0)
+        self._worker = self.workers.local(setup.placements[0])
 
-    def start(self) -> KVLayout:
-        return self._worker.start()
+    def load(self) -> list[WorkerFacts]:
+        return [self._worker.load()]
+
+    def allocate(self, layout: KVLayout) -> list[WorkerReady]:
+        return [self._worker.allocate(layout)]
 
     def execute(self, plan: StepPlan) -> None:
         self._worker.execute(plan)

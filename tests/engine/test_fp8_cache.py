@@ -12,11 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, tensor
 
 from frame.core.config.flat import from_flat
+from frame.core.engine.agreement import agreed_layout
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineOutput
 from frame.core.interfaces.kv import KVLayout
 from frame.core.plugin_host.registry import Registry
 from frame.core.worker.worker import Worker
+from frame.interfaces import Mesh, Placement
 from frame.testing.engines import drain, prompts, request, running, tokens_of
 from frame.testing.tiny import write_tiny
 
@@ -78,9 +80,10 @@ def test_scores_move_little_and_greedy_tokens_change_at_near_ties_only(
 
 
 def layout_of(folder: Path, **given: Any) -> KVLayout:
-    worker = Worker(config_of(folder, num_gpu_blocks_override=None, kv_cache_memory_bytes=3 << 18, **given), REGISTRY)
+    config = config_of(folder, num_gpu_blocks_override=None, kv_cache_memory_bytes=3 << 18, **given)
+    worker = Worker(config, REGISTRY, Placement())
     try:
-        return worker.start()
+        return agreed_layout(config, Mesh(), [worker.load()])
     finally:
         worker.close()
 
@@ -108,12 +111,14 @@ def test_scales_come_from_the_checkpoint(folder: Path, tmp_path: Path, names: tu
     scales = {f"model.layers.{layer}.self_attn.{name}": tensor([0.125]) for layer in range(3) for name in names}
     scales[f"model.layers.0.self_attn.{names[0]}"] = tensor(0.125)  # as a number, not a list of one
     scaled = with_scales(folder, tmp_path / "scaled", scales)
-    worker = Worker(config_of(scaled, kv_cache_dtype="fp8_e4m3"), REGISTRY)
-    numerics = worker.start().numerics
-    layers = [module.params for module in worker.model.modules() if hasattr(module, "kv_scales")]
+    worker = Worker(config_of(scaled, kv_cache_dtype="fp8_e4m3"), REGISTRY, Placement())
+    facts = worker.load()
+    layout = agreed_layout(worker.config, Mesh(), [facts])
+    worker.allocate(layout)
+    layers = [module.params for module in worker.started.model.modules() if hasattr(module, "kv_scales")]
     assert [(one.key_scale, one.value_scale) for one in layers] == [(0.125, 0.125)] * len(layers)
     worker.close()
-    assert numerics != layout_of(folder, kv_cache_dtype="fp8_e4m3").numerics
+    assert layout.numerics != layout_of(folder, kv_cache_dtype="fp8_e4m3").numerics
 
 
 def test_scales_move_the_range_and_other_caches_do_not_read_them(folder: Path, tmp_path: Path) -> None:
@@ -128,9 +133,9 @@ def test_scales_move_the_range_and_other_caches_do_not_read_them(folder: Path, t
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf")])
 def test_a_scale_that_is_no_positive_number_stops_the_start(folder: Path, tmp_path: Path, scale: float) -> None:
     scaled = with_scales(folder, tmp_path / "wrong", {"model.layers.1.self_attn.k_scale": tensor(scale)})
-    worker = Worker(config_of(scaled, kv_cache_dtype="fp8_e4m3"), REGISTRY)
+    worker = Worker(config_of(scaled, kv_cache_dtype="fp8_e4m3"), REGISTRY, Placement())
     with pytest.raises(ValueError, match=r"model.layers.1.self_attn.k_scale is .*must be above 0"):
-        worker.start()
+        worker.load()
     worker.close()
 
 

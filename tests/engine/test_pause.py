@@ -8,6 +8,7 @@ import pytest
 
 from frame.core.engine import engine as engine_module
 from frame.core.engine.engine import Engine
+from frame.core.engine.merging import ResultMerge
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineOutput
 from frame.core.interfaces.step import StepPlan, StepResult
@@ -28,9 +29,9 @@ class Handle:
     def ready(self) -> bool:
         return True
 
-    def result(self) -> StepResult:
+    def results(self) -> list[StepResult]:
         self.executor.worker.answered(self.plan)
-        return self.found
+        return [self.found]
 
 
 class Direct:
@@ -69,7 +70,12 @@ class Rig:
         sim = Simulation(layout=layout, connector=self.connector)
         self.executor = Direct(sim.worker)
         self.engine = Engine(
-            scheduler=sim.scheduler, executor=self.executor, connector=self.connector, info=INFO, depth=2
+            merge=ResultMerge(1),
+            scheduler=sim.scheduler,
+            executor=self.executor,
+            connector=self.connector,
+            info=INFO,
+            depth=2,
         )
         self.outputs: dict[str, list[int]] = {}
 

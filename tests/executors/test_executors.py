@@ -21,7 +21,9 @@ from frame.core.interfaces.step import StepResult
 from frame.core.plugin_host.registry import Registry
 from frame.core.processes.channel import Channel
 from frame.core.processes.in_process import make_engine
-from frame.core.worker.worker_process import FromWorker, RemoteWorker, ToWorker, _WorkerLoop
+from frame.core.worker.factory import Workers
+from frame.core.worker.worker_process import FromWorker, ToWorker, _WorkerLoop
+from frame.interfaces import Placement
 from frame.testing.checkpoints import make_checkpoint
 
 
@@ -130,7 +132,7 @@ def test_what_cannot_reach_a_worker_process_is_said_before_it_starts():
     with pytest.raises(
         ConfigError, match=r"^the configuration cannot be given to another process: logits processor __main"
     ):
-        RemoteWorker(FrameConfig(model={"logits_processors": [Local]}), [], 0, print)
+        Workers(FrameConfig(model={"logits_processors": [Local]}), Registry([], []), print).recipe(Placement())
 
 
 def test_a_killed_worker_is_told_with_its_status(folder):
@@ -181,7 +183,7 @@ def test_a_result_that_is_too_large_to_be_sent_fails_its_step_alone():
     engine_side, worker_side = Channel(ours, FromWorker), Channel(theirs, ToWorker, limit=1000)
     result = StepResult(step=3, token_ids=np.zeros((1000, 1), np.int32), num_tokens=np.ones(1000, np.int32))
     loop = _WorkerLoop(None, worker_side)
-    loop.unanswered.append((3, SimpleNamespace(result=lambda: result)))
+    loop.unanswered.append((3, SimpleNamespace(results=lambda: [result])))
     loop.answer_oldest()
     answer = engine_side.receive()
     assert answer.step == 3

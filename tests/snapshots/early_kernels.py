@@ -20,7 +20,8 @@ from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.engine.schedule.step_budget import resolve_budget
 from frame.core.plugin_host.registry import Registry
-from frame.core.worker.worker import Worker
+from frame.core.worker.start.open_device import OpenDevice
+from frame.core.worker.start.trial_steps import rehearse
 from frame.interfaces import Placement
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda
 from frame.plugins.platforms.cuda.compile.absent_device import absent_cuda
@@ -86,8 +87,7 @@ def rehearsed(
         given, registry = from_flat(flat), Registry.load()
         checkpoint = read_checkpoint(given)
         given = resolve_budget(given, checkpoint, registry)
-    worker, met = Worker(given, registry), dict[str, dict[str, Any]]()
-    worker.facts["not_deterministic"] = ""
+    met = dict[str, dict[str, Any]]()
 
     class Noting(CompileMode):
         def submit(self, key: str, compile_kernel: Callable[[], Any], finalize: Callable[[Any], None]) -> Any:
@@ -99,9 +99,9 @@ def rehearsed(
 
     device = next(DEVICES)
     with without_lines(), absent_cuda(device, H200), Noting(lambda _: None), torch.inference_mode():
-        worker._rehearse(
-            checkpoint, AbsentCuda(make_setup("platform", config=given, placement=Placement(local_rank=device)))
-        )
+        platform = AbsentCuda(make_setup("platform", config=given, placement=Placement(local_rank=device)))
+        opened = OpenDevice(given, registry, Placement(), "", checkpoint, platform, platform.steps(), "bfloat16")
+        rehearse(opened, platform)
     return facts_of(given, checkpoint), met
 
 

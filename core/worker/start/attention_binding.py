@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionBackend, AttentionSpec
 from ...interfaces.kv import KVLayout
 from ...interfaces.setup import BackendSetup
+from ...layers.cached import CachedLayer
 from ...ops import Ops
 from ...plugin_host.registry import Registry
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel
 
 
-@dataclass
+@dataclass(frozen=True)
 class BoundLayers:
-    """One backend for each KV group, then one for each spec of the layers without a cache; and their names.
+    """One backend for each KV group, then one for each spec of the layers without a cache; their names and layers.
 
     `not_deterministic` says why one of them cannot give equal bits in any batch; "" when all can.
     """
 
-    backends: list[AttentionBackend] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
+    backends: list[AttentionBackend]
+    names: list[str]
+    layers: list[list[CachedLayer]]
     not_deterministic: str = ""
 
+    @property
+    def prefix_tile_rows(self) -> int:
+        """How many rows may read a prefix that they share together; 0 where backends have none, or differ in it."""
+        sizes = {backend.prefix_tile_rows for backend in self.backends if backend.shares_prefixes}
+        return sizes.pop() if len(sizes) == 1 else 0
 
-def bind_layers(
-    layout: KVLayout, loaded: LoadedModel, memory: KVMemory, ops: Ops, config: FrameConfig, registry: Registry
+    def bind(self, memory: KVMemory) -> None:
+        """Gives every layer its backend and its cache."""
+        for index, (backend, layers) in enumerate(zip(self.backends, self.layers, strict=True)):
+            for layer in layers:
+                kept = layer.kv_spec() is not None
+                cache, block = memory.layer_block(layer.name, type(backend), backend.spec) if kept else (None, None)
+                layer.bind(cache, block, index, layer.planner(backend))
+
+
+def choose_backends(
+    layout: KVLayout, loaded: LoadedModel, ops: Ops, config: FrameConfig, registry: Registry
 ) -> BoundLayers:
-    """Chooses the backends and gives every layer its own and its cache. Raises with each candidate's reasons."""
-    bound = BoundLayers()
+    """Builds the backends of a model; raises with each candidate's reasons."""
     made = loaded.build.caches
     groups = [[made[layer] for layer in group.layers] for group in layout.groups]
     cacheless = [layer for layer in made.values() if layer.kv_spec() is None]
     specs = {layer.backend_spec: 0 for layer in cacheless}
     groups += [[layer for layer in cacheless if layer.backend_spec == spec] for spec in specs]
-    for index, layers in enumerate(groups):
+    backends, names, not_deterministic = list[AttentionBackend](), list[str](), ""
+    for layers in groups:
         spec = layers[0].backend_spec
         if spec is None:
             raise ValueError(
@@ -46,17 +62,11 @@ def bind_layers(
         provider = registry.select(
             "attention", config.attention.attention_backend, partial(_against, spec=spec), partial(_rank, spec=spec)
         )
-        kind = registry.resolve(provider)
-        backend = registry.make("attention", provider, BackendSetup(spec, ops), config)
-        for layer in layers:
-            kept = layer.kv_spec() is not None
-            cache, block = memory.layer_block(layer.name, kind, spec) if kept else (None, None)
-            layer.bind(cache, block, index, layer.planner(backend))
-        if reason := kind.supports(replace(spec, deterministic=True)):
-            bound.not_deterministic = f"attention backend {provider.name!r}: {reason}"
-        bound.backends.append(backend)
-        bound.names.append(provider.name)
-    return bound
+        if reason := registry.resolve(provider).supports(replace(spec, deterministic=True)):
+            not_deterministic = f"attention backend {provider.name!r}: {reason}"
+        backends.append(registry.make("attention", provider, BackendSetup(spec, ops), config))
+        names.append(provider.name)
+    return BoundLayers(backends, names, groups, not_deterministic)
 
 
 def _against(backend: type[AttentionBackend], spec: AttentionSpec) -> str | None:

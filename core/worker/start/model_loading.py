@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,10 @@ import torch
 from ...config.checkpoint import Checkpoint
 from ...config.model_config import ModelConfig
 from ...config.tree import FrameConfig
+from ...interfaces.kv import AnyKVSpec, KVLayout
+from ...interfaces.kv_layout import group_layers, plan_layout
 from ...interfaces.model import Groups, Model
-from ...interfaces.platform import Platform
+from ...interfaces.platform import Platform, Steps
 from ...interfaces.setup import LoaderSetup, ModelSetup
 from ...layers.build import ModelBuild
 from ...layers.pooling_build import PoolingBuild
@@ -34,6 +36,20 @@ class LoadedModel:
     build: ModelBuild
     weights_bytes: int
     seconds: float
+
+    def kv_specs(self) -> dict[str, AnyKVSpec]:
+        """What each layer keeps that keeps something, by name."""
+        specs = {name: layer.kv_spec() for name, layer in self.build.caches.items()}
+        return {name: spec for name, spec in specs.items() if spec is not None}
+
+    def plan_layout(self, block_size: int) -> KVLayout:
+        """How a KV cache of these layers is laid out; it has no blocks yet."""
+        return plan_layout(group_layers(self.kv_specs(), block_size))
+
+
+def compiled(loaded: LoadedModel, steps: Steps) -> LoadedModel:
+    """The same with the model that the platform's compiler makes of it."""
+    return replace(loaded, model=steps.compiler.prepare(loaded.model, steps.shapes))
 
 
 def resolve_dtype(config: FrameConfig, checkpoint: Checkpoint, platform: Platform) -> torch.dtype:

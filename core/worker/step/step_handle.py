@@ -68,6 +68,10 @@ class PendingStep:
             result.failed.update(failed)
         self._result = result
 
+    def results(self) -> list[StepResult]:
+        """Waits for the step; the one result of this worker."""
+        return [self.result()]
+
     def result(self) -> StepResult:
         """Waits for the step and returns what it produced."""
         self.deliver()

@@ -54,8 +54,11 @@ if TYPE_CHECKING:
         DeadWorkerError as DeadWorkerError,
         Executor as Executor,
         StepHandle as StepHandle,
+        WorkerDescription as WorkerDescription,
         WorkerFactory as WorkerFactory,
+        WorkerFacts as WorkerFacts,
         WorkerProtocol as WorkerProtocol,
+        WorkerReady as WorkerReady,
     )
     from frame.core.interfaces.grammar import (
         Grammar as Grammar,
@@ -273,7 +276,10 @@ else:
             "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker", "RequestView",
         ),
         "speculator": ("DraftContext", "Drafts", "NullSpeculator", "Speculator"),
-        "executor": ("DeadWorkerError", "Executor", "StepHandle", "WorkerFactory", "WorkerProtocol"),
+        "executor": (
+            "DeadWorkerError", "Executor", "StepHandle", "WorkerDescription", "WorkerFactory", "WorkerFacts",
+            "WorkerProtocol", "WorkerReady",
+        ),
         "scheduling": ("Schedulable", "SchedulerPolicy"),
         "grammar": ("Grammar", "GrammarBackend", "GrammarMatcher", "Vocabulary"),
         "loader": ("LazyTensor", "WeightLoader"),

@@ -109,7 +109,8 @@ class ConnectorSuite(PluginSuite):
         config = self.config(kv_connector=self.name)
         side, worker = CheckedConnector(self.scheduler_side(config, layout)), FakeWorker(layout)
         worker.connector = lambda layout: self.worker_side(config, layout)
-        worker.start()
+        worker.load()
+        worker.allocate(layout)
         hooks = worker.transfer.hooks
         for step in range(3):
             plan = empty_plan(step)

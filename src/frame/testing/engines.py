@@ -13,6 +13,7 @@ import numpy as np
 from frame.core.config.tree import FrameConfig
 from frame.core.engine.engine import Engine
 from frame.core.engine.grammar.compiler import GrammarCompiler
+from frame.core.engine.merging import ResultMerge
 from frame.core.engine.schedule.scheduler import Scheduler
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.connector import ConnectorScheduler, NullConnectorScheduler
@@ -125,7 +126,8 @@ def fake_engine(
     compiler: GrammarCompiler | None = None,
 ) -> Engine:
     """frame's scheduler and step loop over an executor of fake workers, which is started."""
-    executor.start()
+    facts = executor.load()
+    executor.allocate(layout)
     connector = connector or NullConnectorScheduler(make_setup("connector", config=config, layout=layout))
     depth = executor.max_in_flight
     scheduler = Scheduler(
@@ -146,4 +148,11 @@ def fake_engine(
         attention=["fake"],
         dtype="float32",
     )
-    return Engine(scheduler=scheduler, executor=executor, connector=connector, info=info, depth=depth)
+    return Engine(
+        scheduler=scheduler,
+        executor=executor,
+        connector=connector,
+        info=info,
+        depth=depth,
+        merge=ResultMerge(len(facts)),
+    )

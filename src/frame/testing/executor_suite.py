@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from frame.core.interfaces.executor import Executor
@@ -40,13 +41,26 @@ class ExecutorSuite(PluginSuite):
         assert isinstance(made, Executor), f"{type(made).__name__} does not derive from Executor"
         return made
 
-    def test_start_starts_every_worker_once(self) -> None:
+    def start(self, executor: Executor) -> None:
+        """Both phases of the start, with the layout of the fake workers."""
+        executor.load()
+        executor.allocate(make_layout())
+
+    def test_each_phase_of_the_start_reaches_every_worker_once(self) -> None:
         workers = FakeWorkers()
         executor = self.executor(workers)
-        layout = executor.start()
-        assert layout == make_layout(), f"start must give the workers' KV layout, gave {layout!r}"
-        assert workers.made, "no worker was made"
-        assert all(worker.calls.count("start") == 1 for worker in workers.made), "a worker was not started just once"
+        facts = executor.load()
+        num_workers = len(executor.setup.placements)
+        assert len(facts) == num_workers, f"load gave facts of {len(facts)} workers, there are {num_workers}"
+        assert facts[0] == FakeWorker().load(), f"load must give each worker's facts, gave {facts[0]!r}"
+        layout = msgspec.structs.replace(make_layout(), numerics="as the engine says")
+        ready = executor.allocate(layout)
+        assert len(ready) == num_workers, f"allocate answered for {len(ready)} workers, there are {num_workers}"
+        assert len(workers.made) == num_workers, f"{len(workers.made)} workers were made for {num_workers} placements"
+        for worker in workers.made:
+            phases = [call for call in worker.calls if call in ("load", "allocate")]
+            assert phases == ["load", "allocate"], f"worker {worker.rank} was called {phases}"
+            assert worker.layout == layout, f"worker {worker.rank} allocates another layout than the engine's"
         assert executor.max_in_flight >= 1, f"max_in_flight is {executor.max_in_flight}"
         executor.check()
         executor.close()
@@ -54,15 +68,15 @@ class ExecutorSuite(PluginSuite):
     def test_steps_reach_every_worker_and_answers_keep_their_order(self) -> None:
         workers = FakeWorkers()
         executor = self.executor(workers)
-        executor.start()
+        self.start(executor)
         handles = []
         for step in range(executor.max_in_flight):
             executor.execute(empty_plan(step))
             handles.append(executor.sample(b""))
-        assert [handle.result().step for handle in handles] == list(range(executor.max_in_flight))
+        assert [handle.results()[0].step for handle in handles] == list(range(executor.max_in_flight))
         for handle in handles:
             assert handle.ready() is True, "a handle whose result was taken is ready"
-            handle.result()
+            handle.results()
         for worker in workers.made:
             steps = [call for call in worker.calls if call in ("execute", "sample")]
             assert steps == ["execute", "sample"] * executor.max_in_flight, f"worker {worker.rank} was called {steps}"
@@ -70,7 +84,7 @@ class ExecutorSuite(PluginSuite):
 
     def test_a_step_that_raises_says_so_and_the_next_one_works(self) -> None:
         executor = self.executor(FakeWorkers(lambda rank: FakeWorker(broken_steps=[0], rank=rank)))
-        executor.start()
+        self.start(executor)
         with pytest.raises(Exception, match="step 0 was told to break"):
             self.one_step(executor, 0)
         assert self.one_step(executor, 1).step == 1
@@ -80,14 +94,14 @@ class ExecutorSuite(PluginSuite):
         workers = FakeWorkers(lambda rank: FakeWorker(start_error="there is no such device"))
         executor = self.executor(workers)
         with pytest.raises(Exception, match="there is no such device"):
-            executor.start()
+            self.start(executor)
         executor.close()
         assert all(worker.closed for worker in workers.made), "close after a failed start must close the workers"
 
     def test_calls_by_name_answer_by_rank(self) -> None:
         workers = FakeWorkers()
         executor = self.executor(workers)
-        executor.start()
+        self.start(executor)
         answers = executor.call("describe")
         assert [answer["rank"] for answer in answers] == list(range(len(answers))), f"call gave {answers}"
         assert executor.call("echo", {"number": 3})[0] == {"number": 3}
@@ -98,7 +112,7 @@ class ExecutorSuite(PluginSuite):
     def test_closing_twice_closes_every_worker(self) -> None:
         workers = FakeWorkers()
         executor = self.executor(workers)
-        executor.start()
+        self.start(executor)
         executor.close()
         executor.close()
         assert all(worker.closed for worker in workers.made), "a worker was left open"
@@ -125,7 +139,7 @@ class ExecutorSuite(PluginSuite):
     def one_step(executor: Executor, step: int) -> Any:
         """Executes and samples an empty step."""
         executor.execute(empty_plan(step))
-        return executor.sample().result()
+        return executor.sample().results()[0]
 
 
 def children() -> set[int]:

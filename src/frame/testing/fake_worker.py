@@ -18,8 +18,9 @@ from torch import Tensor
 
 from frame.core.interfaces.attention import GroupBatch
 from frame.core.interfaces.connector import ConnectorWorker, NullConnectorWorker
-from frame.core.interfaces.executor import Executor, StepHandle
+from frame.core.interfaces.executor import Executor, StepHandle, WorkerDescription, WorkerFacts, WorkerReady
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
+from frame.core.interfaces.mesh import Placement
 from frame.core.interfaces.step import NewRequest, StepPlan, StepResult
 from frame.core.worker.step.runner import CONNECTOR
 
@@ -111,11 +112,11 @@ class FakeHandle:
         """Always."""
         return True
 
-    def result(self) -> StepResult:
-        """The result, or raises what the step raised."""
+    def results(self) -> list[StepResult]:
+        """The one result, or raises what the step raised."""
         if isinstance(self.outcome, BaseException):
             raise self.outcome
-        return self.outcome
+        return [self.outcome]
 
 
 @dataclass
@@ -123,7 +124,7 @@ class FakeWorker:
     """Implements `WorkerProtocol`. `connector(layout)` makes the worker side of a connector.
 
     Steps numbered in `broken_steps` raise in the middle of the forward pass. `calls` records every call by name;
-    `dead` makes `check` raise, `start_error` makes `start` raise.
+    `dead` makes `check` raise, `start_error` makes `load` raise.
     """
 
     layout: KVLayout = field(default_factory=make_layout)
@@ -140,11 +141,23 @@ class FakeWorker:
         self.transfer: ConnectorWorker = NullConnectorWorker(make_setup("connector", part="worker", layout=self.layout))
         self._executed: StepResult | BaseException | None = None
 
-    def start(self) -> KVLayout:
-        """Allocates the cache; registers it with the connector."""
-        self.calls.append("start")
+    def load(self) -> WorkerFacts:
+        """The facts of its layout."""
+        self.calls.append("load")
         if self.start_error is not None:
             raise RuntimeError(self.start_error)
+        layout = self.layout
+        return WorkerFacts(
+            kv_specs={layer: group.spec for group in layout.groups for layer in group.layers},
+            kv_bytes=layout.num_blocks * layout.page_bytes * layout.num_slots,
+            digest=layout.numerics,
+            described=WorkerDescription(platform="fake", dtype="float32", attention=["fake"]),
+        )
+
+    def allocate(self, layout: KVLayout) -> WorkerReady:
+        """Allocates the cache; registers it with the connector."""
+        self.calls.append("allocate")
+        self.layout = layout
         self.caches: dict[str, Tensor] = {
             layer: torch.zeros(self.layout.num_blocks, group.spec.block_bytes(group.block_size), dtype=torch.uint8)
             for group in self.layout.groups
@@ -153,7 +166,7 @@ class FakeWorker:
         if self.connector is not None:
             self.transfer = self.connector(self.layout)
         self.transfer.register(self.caches)
-        return self.layout
+        return WorkerReady(handshake=self.transfer.handshake())
 
     def execute(self, plan: StepPlan) -> None:
         """Applies the plan; as on a device, a step that breaks leaves its state changes in place."""
@@ -263,9 +276,12 @@ class FakeWorker:
 class FakeExecutor(Executor):
     """One worker, called directly."""
 
-    def start(self) -> KVLayout:
-        self.worker = self.workers.local(0)
-        return self.worker.start()
+    def load(self) -> list[WorkerFacts]:
+        self.worker = self.workers.local(self.setup.placements[0])
+        return [self.worker.load()]
+
+    def allocate(self, layout: KVLayout) -> list[WorkerReady]:
+        return [self.worker.allocate(layout)]
 
     def execute(self, plan: StepPlan) -> None:
         self.worker.execute(plan)
@@ -287,14 +303,18 @@ class FakeWorkers:
         self._make = make
         self.made: list[FakeWorker] = []
 
-    def local(self, rank: int) -> FakeWorker:
+    def local(self, placement: Placement) -> FakeWorker:
         """A worker."""
-        self.made.append(self._make(rank))
+        self.made.append(self._make(placement.rank))
         return self.made[-1]
 
-    def spawn(self, rank: int) -> FakeWorker:
+    def spawn(self, placement: Placement) -> FakeWorker:
         """The same: where a fake worker lives makes no difference."""
-        return self.local(rank)
+        return self.local(placement)
+
+    def recipe(self, placement: Placement) -> bytes:
+        """Fake workers live in this process only."""
+        raise NotImplementedError(f"fake worker {placement.rank} cannot be made in another process")
 
 
 def _batch_of(plan: StepPlan) -> GroupBatch:

@@ -20,8 +20,10 @@ from frame.core.engine.schedule.step_budget import resolve_budget
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import NewRequest, StepPlan, TokenMasks
 from frame.core.plugin_host.registry import Registry
+from frame.core.worker.start.open_device import OpenDevice
+from frame.core.worker.start.trial_steps import TrialSteps, rehearse
 from frame.core.worker.step.runner import Runner
-from frame.core.worker.worker import Worker
+from frame.interfaces import Placement
 from frame.plugins.platforms.cuda.compile import rehearsal
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda
 from frame.plugins.platforms.cuda.compile.absent_device import absent_cuda
@@ -118,31 +120,33 @@ def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) ->
         given, registry = from_flat(flat), Registry.load()
         checkpoint = read_checkpoint(given)
         given = resolve_budget(given, checkpoint, registry)
-    worker, draw, met, late = Worker(given, registry), random.Random(seed), list[str](), list[str]()
-    worker.facts["not_deterministic"] = ""
+    draw, met, late = random.Random(seed), list[str](), list[str]()
     kernels, imports_sympy = met, False
 
     def lacks(compile_kernel: rehearsal.Compile) -> None:
         cells = dict(zip(compile_kernel.__code__.co_freevars, compile_kernel.__closure__ or (), strict=True))
         kernels.append(cells["src"].cell_contents.name)
 
-    run_spare = Worker._run_spare
+    run = TrialSteps.run
 
-    def run_and_serve(self: Worker, made: list[Runner], *others: Any) -> None:
+    def run_and_serve(self: TrialSteps) -> None:
         nonlocal kernels, imports_sympy
-        run_spare(self, made, *others)
+        run(self)
+        runner = self._make()[0]
         imports_sympy = "sympy.core" in sys.modules
         kernels, most = late, given.scheduler.max_num_seqs
         lives = [(20, size, ASKED) for size in (1, 3, 9, 40, most)] + [(4, 3, [one]) for one in ASKED]
         lives += [(3, 4, draw.sample(ASKED, 2)) for _ in range(20)]
         for deterministic in (False, True):
             for steps, size, asked in lives:
-                for plan in plans(draw, made[0], steps, min(size, most), asked):
+                for plan in plans(draw, runner, steps, min(size, most), asked):
                     plan.deterministic = deterministic
-                    made[0].execute(plan)
-                    made[0].sample(masks_of(draw, plan, checkpoint.vocab_size)).result()
+                    runner.execute(plan)
+                    runner.sample(masks_of(draw, plan, checkpoint.vocab_size)).result()
 
-    Worker._run_spare = run_and_serve  # type: ignore[method-assign]
+    TrialSteps.run = run_and_serve  # type: ignore[method-assign]
     with absent_cuda(0, H200), rehearsal.CompileMode(lacks), torch.inference_mode():
-        worker._rehearse(checkpoint, AbsentCuda(make_setup("platform", config=given)))
+        platform = AbsentCuda(make_setup("platform", config=given))
+        opened = OpenDevice(given, registry, Placement(), "", checkpoint, platform, platform.steps(), "bfloat16")
+        rehearse(opened, platform)
     return len(met), late, imports_sympy

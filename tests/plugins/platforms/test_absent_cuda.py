@@ -21,7 +21,9 @@ from frame.core.config.flat import from_flat
 from frame.core.engine.schedule.step_budget import resolve_budget
 from frame.core.plugin_host.registry import Registry
 from frame.core.worker.start.distinct_layers import distinct_layers
-from frame.core.worker.worker import Worker
+from frame.core.worker.start.open_device import OpenDevice
+from frame.core.worker.start.trial_steps import rehearse
+from frame.interfaces import Placement
 from frame.plugins.platforms.cuda.compile import rehearsal
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda, CompilingAhead, num_shares
 from frame.plugins.platforms.cuda.compile.absent_device import AbsentStreams, StandIn, absent_cuda
@@ -48,15 +50,12 @@ def make_worker(folder, **settings):
     config, registry = from_flat(flat), Registry.load()
     checkpoint = read_checkpoint(config)
     config = resolve_budget(config, checkpoint, registry)
-    found = Worker(config, registry)
-    found.facts["not_deterministic"] = ""
-    return found, checkpoint
+    platform = AbsentCuda(make_setup("platform", config=config))
+    return OpenDevice(config, registry, Placement(), "", checkpoint, platform, platform.steps(), "bfloat16")
 
 
-def compiling(worker, rehearse=None):
-    made, checkpoint = worker
-    platform = AbsentCuda(make_setup("platform", config=made.config))
-    return CompilingAhead(platform, H200, rehearse or partial(made._rehearse, checkpoint))
+def compiling(worker, work=None):
+    return CompilingAhead(worker.platform, H200, work or partial(rehearse, worker))
 
 
 def note(folder, compile_kernel):
@@ -87,13 +86,13 @@ def test_every_kernel_of_a_model_is_met(worker, tmp_path, monkeypatch):
     ],
 )
 def test_layers_that_differ_launch_what_all_do(family, changes, tmp_path, monkeypatch):
-    made, checkpoint = make_worker(make_checkpoint(tmp_path / "model", family, **changes))
+    made = make_worker(make_checkpoint(tmp_path / "model", family, **changes))
     met = []
     for name, keep in (("all", nullcontext), ("distinct", distinct_layers)):
-        monkeypatch.setattr("frame.core.worker.worker.distinct_layers", keep)
+        monkeypatch.setattr("frame.core.worker.start.trial_steps.distinct_layers", keep)
         (tmp_path / name).mkdir()
         monkeypatch.setattr(rehearsal, "leave", partial(note, tmp_path / name))
-        assert compiling((made, checkpoint)).wait()
+        assert compiling(made).wait()
         met.append({file.name for file in (tmp_path / name).iterdir()})
     assert met[0] == met[1]
     assert len(met[0]) > 30

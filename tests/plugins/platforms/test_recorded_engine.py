@@ -160,7 +160,9 @@ def test_memory_for_recordings_is_not_the_caches(start: Callable[..., Any], monk
             recorder,
             _,
         ):
-            block = 3 * engine.executor.call("run", {"function": lambda worker: worker.memory.layout.page_bytes})[0]
+            block = (
+                3 * engine.executor.call("run", {"function": lambda worker: worker.started.memory.layout.page_bytes})[0]
+            )
             found.append((recorder.num_forgotten, recorder.num_recorded, round(engine.info.num_blocks * block / 2**20)))
     # two are recorded on trial, of the eight that may come: four sizes, deterministic and not
     assert found == [(1, 4, 112), (1, 4, 64), (0, 2, 114)]
@@ -198,7 +200,7 @@ def test_recordings_are_dropped_where_memory_moved_in_its_sleep(
         idle(engine)
         assert greedy(engine, GIVEN) == wanted
         before = worker.runner.recorded_inputs.addresses()
-        sizes = [one.untyped_storage().nbytes() for one in worker.memory.slots]
+        sizes = [one.untyped_storage().nbytes() for one in worker.started.memory.slots]
         engine.call("sleep")
         assert not engine.has_idle_work(), "what recorded steps read is not there"
         held = [torch.empty(size, dtype=torch.uint8) for size in sizes]  # where the cache was, in all likelihood
@@ -226,9 +228,9 @@ def test_new_weights_are_read_by_the_recordings_there_are(start: Callable[..., A
 def test_a_worker_says_whether_it_has_more_to_record(start: Callable[..., Any]) -> None:
     with start() as (_, worker, _, _):
         assert isinstance(worker, Worker)
-        assert worker.describe()["records"] is True
+        assert worker.runner.device.graphs.wanted() is True
     with start(graph_sizes_at_start=8) as (engine, worker, _, _):
-        assert worker.describe()["records"] is False
+        assert worker.runner.device.graphs.wanted() is False
         assert not engine.has_idle_work()
 
 
@@ -313,10 +315,10 @@ def test_steps_with_prompts_are_recorded_while_nothing_else_is_to_do(
     with start(settings=budget, max_tokens=24) as (engine, worker, recorder, plans):
         pieces = worker.runner.device.graphs._pieces
         assert (recorder.num_recorded, pieces._recordings) == (2, {}), "none is recorded before the first request"
-        before = [slot.clone() for slot in worker.memory.slots]
+        before = [slot.clone() for slot in worker.started.memory.slots]
         assert idle(engine) == 4
         assert (recorder.num_recorded, list(pieces._recordings)) == (4, [24, 16])
-        assert all(torch.equal(slot, old) for slot, old in zip(worker.memory.slots, before, strict=True))
+        assert all(torch.equal(slot, old) for slot, old in zip(worker.started.memory.slots, before, strict=True))
         assert [(len(plan.slots), plan.capture) for plan in plans] == [(0, True)] * 4
         made = pieces._recorder.ended
         assert greedy(engine, GIVEN) == wanted
@@ -420,8 +422,8 @@ def test_a_closed_engine_keeps_nothing_that_its_recordings_read(folder: Path, mo
     with running(config, Registry.load()) as engine:
         greedy(engine, GIVEN)
         worker = engine.executor.call("run", {"function": lambda worker: worker})[0]
-        assert worker._steps.graphs._pieces._recordings
-        cache = weakref.ref(worker.memory)
-        layer = weakref.ref(next(iter(worker.model.modules())))
+        assert worker.started.opened.steps.graphs._pieces._recordings
+        cache = weakref.ref(worker.started.memory)
+        layer = weakref.ref(next(iter(worker.started.model.modules())))
     assert cache() is None
     assert layer() is None

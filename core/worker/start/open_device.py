@@ -1,0 +1,71 @@
+"""A worker's device, opened for one checkpoint. Knows no weights and no KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...config.checkpoint import Checkpoint, read_checkpoint
+from ...config.tree import FrameConfig
+from ...interfaces.connector import ConnectorWorker, NullConnectorWorker
+from ...interfaces.kv import KVLayout
+from ...interfaces.mesh import Placement
+from ...interfaces.platform import Platform, PlatformSpec, Steps
+from ...plugin_host.registry import Registry
+from ...plugin_host.setups import connector_worker_setup, platform_setup
+from .model_loading import resolve_dtype
+
+
+@dataclass(frozen=True)
+class OpenDevice:
+    """What all phases of a start share. `not_deterministic` is what the platform has against deterministic steps."""
+
+    config: FrameConfig
+    registry: Registry
+    placement: Placement
+    engine_id: str
+    checkpoint: Checkpoint
+    platform: Platform
+    steps: Steps
+    dtype: str
+    not_deterministic: str = ""
+
+    def connector(self, layout: KVLayout, name: str | None) -> ConnectorWorker:
+        """The worker side of the KV connector `name`, or the null object."""
+        config, max_model_len = self.config, self.checkpoint.max_model_len
+        setup = connector_worker_setup(config, max_model_len, layout, self.placement, self.platform, self.engine_id)
+        if name is None:
+            return NullConnectorWorker(setup)
+        connector: ConnectorWorker = self.registry.make("connector", name, setup, config, part="worker")
+        return connector
+
+
+def open_device(config: FrameConfig, registry: Registry, placement: Placement, engine_id: str) -> OpenDevice:
+    """Chooses the platform and makes the device this worker's; raises `ValueError` when it cannot serve `config`."""
+    checkpoint = read_checkpoint(config)
+    platform = choose_platform(config, registry, checkpoint.max_model_len, placement)
+    dtype, deterministic = resolve_dtype(config, checkpoint, platform), config.model.deterministic
+    reason = platform.supports(PlatformSpec(dtype, world_size=placement.mesh.size, deterministic=deterministic))
+    if reason:
+        raise ValueError(f"platform {platform.device_type!r} cannot serve this configuration: {reason}")
+    torch.manual_seed(config.model.seed)
+    refused = platform.supports(PlatformSpec(dtype, deterministic=True))
+    return OpenDevice(
+        config=config,
+        registry=registry,
+        placement=placement,
+        engine_id=engine_id,
+        checkpoint=checkpoint,
+        platform=platform,
+        steps=platform.steps(),
+        dtype=str(dtype).removeprefix("torch."),
+        not_deterministic=f"platform {platform.device_type!r}: {refused}" if refused else "",
+    )
+
+
+def choose_platform(config: FrameConfig, registry: Registry, max_model_len: int, placement: Placement) -> Platform:
+    """The platform asked for, or the preferred one that this machine has; raises with every candidate's reason."""
+    provider = registry.select("platform", config.executor.platform, lambda platform: platform.probe())
+    platform: Platform = registry.make("platform", provider, platform_setup(config, max_model_len, placement), config)
+    return platform

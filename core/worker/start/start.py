@@ -1,0 +1,188 @@
+"""The start of a worker in two phases, between which the engine plans the KV cache. Nothing here runs afterwards."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from ...config.tree import FrameConfig
+from ...interfaces.executor import WorkerDescription, WorkerFacts, WorkerReady
+from ...interfaces.kv import KVLayout
+from ...interfaces.kv_layout import full_bytes
+from ...interfaces.mesh import Placement
+from ...interfaces.model import Model
+from ...interfaces.platform import EagerGraphs, MemorySnapshot, Platform
+from ...plugin_host.registry import Registry
+from ..pooling.pooling import Pooling
+from ..sample.processors import load_processors
+from ..step.runner import Runner
+from .attention_binding import BoundLayers, choose_backends
+from .graph_choice import choose_graphs, hook_reasons
+from .kv_memory import KVMemory
+from .model_loading import LoadedModel, compiled, load_model
+from .numerics import block_numerics
+from .open_device import OpenDevice, open_device
+from .profile import profile_step
+from .runner_setup import RunnerSetup
+from .trial_steps import TrialSteps, against_recording, rehearse
+
+logger = logging.getLogger("frame.worker")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a worker that serves consists of; `model` is the one that weights are loaded into."""
+
+    opened: OpenDevice
+    described: WorkerDescription
+    model: Model
+    memory: KVMemory
+    runner: Runner
+    stages: list[tuple[str, float]]
+
+    @property
+    def platform(self) -> Platform:
+        """The device."""
+        return self.opened.platform
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What the first phase leaves to the second."""
+
+    opened: OpenDevice
+    weights: Model
+    model: LoadedModel
+    bound: BoundLayers
+    described: WorkerDescription
+
+
+class WorkerStart:
+    """`load`, then `allocate`. `progress` hears the name of each stage as it begins."""
+
+    def __init__(
+        self,
+        config: FrameConfig,
+        registry: Registry,
+        placement: Placement,
+        engine_id: str,
+        progress: Callable[[str], None],
+    ) -> None:
+        self._open = partial(open_device, config, registry, placement, engine_id)
+        self._progress = progress
+        self._stages: list[tuple[str, float]] = []
+        self._loaded: _Loaded | None = None
+
+    def load(self) -> WorkerFacts:
+        """Opens the device and loads the model."""
+        opened = self._timed("device", self._open)
+        opened.steps.kernels.compile_ahead(partial(rehearse, opened))
+        memory, config = opened.platform.memory(), opened.config
+        before = memory.snapshot()
+        parts = config, opened.checkpoint, opened.platform, opened.registry
+        loaded = self._timed("weights", lambda: load_model(*parts))
+        weights = loaded.model
+        memory.claim("weights", list(weights.parameters()))
+        loaded = compiled(loaded, opened.steps)
+        kv_bytes = self._timed("kernels", lambda: _prepared_bytes(opened, loaded, before))
+        layout = loaded.plan_layout(config.cache.block_size)
+        bound = choose_backends(layout, loaded, opened.platform.ops(), config, opened.registry)
+        described = WorkerDescription(
+            platform=opened.platform.device_type,
+            dtype=opened.dtype,
+            attention=bound.names,
+            not_deterministic=bound.not_deterministic or opened.not_deterministic,
+            prefix_tile_rows=bound.prefix_tile_rows,
+        )
+        self._loaded = _Loaded(opened, weights, loaded, bound, described)
+        return WorkerFacts(
+            kv_specs=loaded.kv_specs(), kv_bytes=kv_bytes, digest=_digest(self._loaded, layout), described=described
+        )
+
+    def allocate(self, layout: KVLayout) -> tuple[Started, WorkerReady]:
+        """Allocates the KV cache, then records what the platform wants recorded before the first request."""
+        if self._loaded is None:
+            raise RuntimeError("a worker allocates its KV cache once, after its weights are loaded")
+        loaded, self._loaded = self._loaded, None
+        memory, runner = self._timed("kv cache", lambda: _with_cache(loaded, layout))
+        self._timed("warm up", lambda: _record(runner))
+        logger.info("started: %s", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self._stages))
+        started = Started(loaded.opened, loaded.described, loaded.weights, memory, runner, self._stages)
+        return started, WorkerReady(
+            handshake=runner.connector.handshake(),
+            records=runner.device.graphs.wanted(),
+            stages=self._stages,
+            pooling=runner.pooling.facts if isinstance(runner.pooling, Pooling) else None,
+        )
+
+    def close(self) -> None:
+        """Drops what was loaded and never got a KV cache."""
+        self._loaded = None
+
+    def _timed(self, stage: str, work: Callable[[], T]) -> T:
+        self._progress(stage)
+        start = time.perf_counter()
+        value = work()
+        self._stages.append((stage, time.perf_counter() - start))
+        return value
+
+
+def _prepared_bytes(opened: OpenDevice, loaded: LoadedModel, before: MemorySnapshot) -> int:
+    """Bytes for the KV cache, after kernels are prepared and recordings and the largest step have been tried."""
+    config, checkpoint, platform = opened.config, opened.checkpoint, opened.platform
+    cache, trial = config.cache, TrialSteps(opened, loaded)
+    opened.steps.kernels.prepare(trial.run)
+    sized = cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override
+    reserved = 0 if sized or isinstance(opened.steps.graphs, EagerGraphs) else trial.reserve()
+    del trial  # and its cache
+    if platform.memory().needs_profile:
+        profile_step(config, checkpoint, loaded, platform)
+    if cache.kv_cache_memory_bytes is not None:
+        return cache.kv_cache_memory_bytes
+    layout = loaded.plan_layout(cache.block_size)
+    needed = full_bytes(layout, config.scheduler.max_num_seqs, checkpoint.max_model_len)
+    share = cache.gpu_memory_utilization
+    return platform.memory().kv_bytes(before, share, loaded.weights_bytes, needed) - reserved
+
+
+def _digest(loaded: _Loaded, layout: KVLayout) -> str:
+    """What decides the bits of this worker's blocks, see `block_numerics`."""
+    described, opened = loaded.described, loaded.opened
+    facts = {
+        "architecture": opened.checkpoint.architecture,
+        "deterministic": opened.config.model.deterministic,
+        "platform": described.platform,
+        "dtype": described.dtype,
+        "attention": described.attention,
+    }
+    return block_numerics(loaded.model.model, layout, loaded.bound.backends[: len(layout.groups)], facts)
+
+
+def _with_cache(loaded: _Loaded, layout: KVLayout) -> tuple[KVMemory, Runner]:
+    opened, bound = loaded.opened, loaded.bound
+    config, platform = opened.config, opened.platform
+    with platform.memory().pool("kv_cache"):
+        memory = KVMemory(layout, platform.device)
+    platform.memory().claim("kv_cache", memory.slots)
+    bound.bind(memory)
+    connector = opened.connector(layout, config.transfer.kv_connector)
+    connector.register(memory.layer_bytes())
+    against = against_recording(opened, loaded.model, bound)
+    against += hook_reasons(connector.hooks, config.transfer.kv_connector)
+    if against and not isinstance(opened.steps.graphs, EagerGraphs):
+        logger.info("no step is recorded: %s", "; ".join(against))
+    steps = replace(opened.steps, graphs=choose_graphs(opened.steps.graphs, against))
+    processors = load_processors(config, opened.registry, platform.device)
+    setup = RunnerSetup(config, opened.registry, platform, opened.checkpoint)
+    return memory, setup.make(layout, loaded.model.model, bound.backends, steps, connector, processors)
+
+
+def _record(runner: Runner) -> None:
+    while runner.device.graphs.capture(runner.run_dummy):
+        pass
