@@ -94,7 +94,7 @@ class ConnectorScheduler(ABC):
 class ConnectorWorker(ABC):
     """The half beside the KV memory. Built as `Class(setup, options)`; `rank` is the worker's.
 
-    Per step: `begin_step(message)` before the forward pass, `hooks.before/after(layer)` around each layer's attention,
+    Per step: `begin_step(message)` before the forward pass, `hooks.before/after(layer, batch)` around the layers,
     `end_step(finished)` after it. `begin_step` and `end_step` are also called for steps without tokens. `hooks` are
     there when `register` returns, and stay: by what they say then steps are recorded or not.
     """

@@ -30,16 +30,12 @@ ModelOutput = Literal["tokens", "classes", "hidden"]
 class LayerHooks:
     """Called around the work of every layer with a cache; a connector that loads or saves layer by layer overrides it.
 
-    The null object does nothing and lets steps be recorded; `needs_python` makes all of them run eagerly. A class that
-    overrides a call needs it, unless it says that it does not: then only what it launches is repeated.
+    Both calls come from the worker's thread; what they launch on the main queue runs in order with the layer's work.
+    They come in steps that compute several tokens of a row, as of a prompt, and never in steps of padding. With
+    `decode_steps` they come in steps of single tokens, too, and then no step is recorded.
     """
 
-    needs_python: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "needs_python" not in vars(cls) and not vars(cls).keys().isdisjoint(("before", "after")):
-            cls.needs_python = True
+    decode_steps: ClassVar[bool] = False
 
     def before(self, layer: str, batch: GroupBatch) -> None:
         """The layer's cache is about to be read, for the rows of `batch`."""

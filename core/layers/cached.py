@@ -86,5 +86,10 @@ class CachedLayer(nn.Module, ABC):
         index = self.plan_index
         step.hooks.before(self.name, step.batches[index])
         out = self.compute(step.plans[index], *tensors)
+        if len(out) != len(tensors[0]):  # one token would be added to all others without a word
+            raise ValueError(
+                f"{type(self.planned_by).__name__} gave layer {self.name!r} an output of shape {list(out.shape)} for "
+                f"{len(tensors[0])} tokens"
+            )
         step.hooks.after(self.name, step.batches[index])
         return out

@@ -24,7 +24,7 @@ from frame.plugins.attention.torch import TorchAttention
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.models.llama import LlamaForCausalLM
 from frame.plugins.platforms.cpu import CpuPlatform
-from frame.testing.engines import SMALL, greedy, prompts, running
+from frame.testing.engines import SMALL, drain, greedy, prompts, request, running
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 from frame.testing.reference_attention import ReferenceAttention
 from frame.testing.tiny import write_tiny
@@ -38,17 +38,24 @@ class Recording(Graphs):
     run = EagerGraphs.run
 
 
-class Watching(LayerHooks):
-    """Needs each layer's call."""
+class Prompts(LayerHooks):
+    """Wants to be called in steps with prompts; notes the lengths of their rows."""
+
+    def __init__(self) -> None:
+        self.before_layers: list[tuple[str, int]] = []
+        self.after_layers: list[tuple[str, int]] = []
+
+    def before(self, layer: str, batch: GroupBatch) -> None:
+        self.before_layers.append((layer, batch.max_query_len))
 
     def after(self, layer: str, batch: GroupBatch) -> None:
-        pass
+        self.after_layers.append((layer, batch.max_query_len))
 
 
-class Launching(Watching):
-    """Only launches device work, which is recorded with the rest."""
+class Watching(Prompts):
+    """Needs each layer's call."""
 
-    needs_python = False
+    decode_steps = True
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +97,7 @@ def test_the_model(folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: 
     assert chosen(folder, caplog) == (EagerGraphs, [line])
 
 
-@pytest.mark.parametrize("hooks", [Watching, Launching, LayerHooks], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("hooks", [Watching, Prompts, LayerHooks], ids=lambda kind: kind.__name__)
 def test_hooks_of_a_connector(
     hooks: type[LayerHooks], folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +105,7 @@ def test_hooks_of_a_connector(
     monkeypatch.setattr(NullConnectorWorker, "register", lambda self, caches: setattr(self, "hooks", hooks()))
     kind, lines = chosen(folder, caplog)
     assert (kind, len(lines)) == ((EagerGraphs, 1) if hooks is Watching else (Recording, 0))
-    assert all("needs Python in each layer" in line for line in lines)
+    assert all("needs Python in each layer of decode steps" in line for line in lines)
 
 
 def test_all_reasons_are_one_line(
@@ -159,16 +166,37 @@ def test_no_step_of_padding_runs_where_attention_needs_python(
     assert (len(graphs.ran), bool(dummies)) == ((0, False) if needs else (1, True))
 
 
-def test_hooks_that_override_a_call_need_it_unless_they_say_otherwise() -> None:
-    class Quiet(Launching):
-        """Inherits both the call and that it is not needed."""
+@pytest.mark.parametrize("kind", [Prompts, Watching])
+def test_hooks_are_called_around_each_layer_of_the_steps_that_they_ask_for(
+    kind: type[Prompts], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = kind()
+    monkeypatch.setattr(NullConnectorWorker, "register", lambda self, caches: setattr(self, "hooks", hooks))
+    monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(Padding(), Capturing(), kernels=RunsOnce()))
+    monkeypatch.setattr(torch_attention, "TorchAttention", Launched)
+    config = from_flat({**SMALL, "model": str(folder), "dtype": "float32", "attention_backend": "torch"})
+    with running(config, Registry.load()) as engine:
+        assert hooks.before_layers == [], "a step of padding is nobody's"
+        drain(engine, [request("a", list(range(3, 12)), 4)])
+    assert hooks.before_layers == hooks.after_layers
+    lengths = [length for layer, length in hooks.before_layers if layer == "model.layers.0.self_attn"]
+    assert lengths == ([9] if kind is Prompts else [9, 1, 1, 1])
+    assert {layer for layer, _ in hooks.before_layers} == {f"model.layers.{index}.self_attn" for index in range(3)}
 
-    class Loud(Launching):
-        def before(self, layer: str, batch: GroupBatch) -> None:
-            pass
 
-    needed = [kind.needs_python for kind in (LayerHooks, Watching, Launching, Quiet, Loud)]
-    assert needed == [False, True, False, False, True]
+def test_an_output_of_another_length_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be added to every token's residual without a word."""
+    forward = TorchAttention.forward
+    monkeypatch.setattr(TorchAttention, "forward", lambda self, *inputs: forward(self, *inputs)[-1:])
+    monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(kernels=RunsOnce()))
+    config = from_flat({**SMALL, "model": str(folder), "dtype": "float32", "attention_backend": "torch"})
+    with (
+        pytest.raises(
+            ValueError, match=r"TorchAttention gave layer 'model.layers.0.self_attn' an output of shape \[1, "
+        ),
+        running(config, Registry.load()),
+    ):
+        pass
 
 
 def test_what_the_backends_of_frame_say(monkeypatch: pytest.MonkeyPatch) -> None:

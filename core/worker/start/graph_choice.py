@@ -25,7 +25,7 @@ def model_reasons(model: Model, *, pools: bool) -> list[str]:
 
 def hook_reasons(hooks: LayerHooks, connector: str | None) -> list[str]:
     """Why the hooks of the KV connector of that name are."""
-    return [f"KV connector {connector!r} needs Python in each layer"] if hooks.needs_python else []
+    return [f"KV connector {connector!r} needs Python in each layer of decode steps"] if hooks.decode_steps else []
 
 
 def choose_graphs(graphs: Graphs, reasons: Sequence[str]) -> Graphs:

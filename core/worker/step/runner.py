@@ -20,7 +20,7 @@ from torch import Tensor
 from ...interfaces.attention import AttentionBackend
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
-from ...interfaces.model import Model
+from ...interfaces.model import LayerHooks, Model
 from ...interfaces.platform import NO_ROWS, Graphs, Shapes, StepShape, Streams
 from ...interfaces.step import StepPlan, TransferReport
 from ...ops import Ops
@@ -39,6 +39,8 @@ from .step_handle import PendingStep
 from .step_inputs import InputBuilder, StepInputs
 
 CONNECTOR = "connector"
+#: What is called around layers where the connector is not.
+NO_HOOKS = LayerHooks()
 
 
 @dataclass
@@ -126,7 +128,9 @@ class Runner:
         hidden = None
         if inputs is not None:
             self.device.ops.invariant = plan.deterministic or self.device.deterministic
-            hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions))
+            several = shape.max_query_len > 1 or self.connector.hooks.decode_steps
+            hooks = self.connector.hooks if several else NO_HOOKS
+            hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions), hooks)
         self._executed = _Executed(plan, shape, inputs, hidden, self.connector.end_step(plan.finished_ids))
 
     @torch.inference_mode()
@@ -171,14 +175,16 @@ class Runner:
         return self.inputs.build(plan, shape) if len(plan.slots) else None
 
     def _forward(
-        self, inputs: StepInputs, shape: StepShape, segments: Callable[[], Tensor | None] = lambda: None
+        self,
+        inputs: StepInputs,
+        shape: StepShape,
+        segments: Callable[[], Tensor | None] = lambda: None,
+        hooks: LayerHooks = NO_HOOKS,
     ) -> Tensor:
         graphs = self.device.graphs
         if graphs.checks_inputs and graphs.records(shape, "forward"):
             self.recorded_inputs.check(shape)
-        return graphs.run(
-            shape, "forward", ForwardPass(self.model, self.backends, inputs, self.connector.hooks, segments)
-        )
+        return graphs.run(shape, "forward", ForwardPass(self.model, self.backends, inputs, hooks, segments))
 
     @torch.inference_mode()
     def run_dummy(self, shape: StepShape) -> None:
