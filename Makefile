@@ -39,9 +39,8 @@ test-gpu: $(VENV)/.dev
 sanitize: $(VENV)/.dev  ## compute-sanitizer over the kernels' tests, on a GPU
 	PYTHON=$(BIN)/python benchmarks/sanitize.sh
 
-snapshots: $(VENV)/.dev  ## take today's plugin contract as the one that tests hold, and kernels as what starts compile early
+snapshots: $(VENV)/.dev  ## take today's plugin contract as the one that tests hold
 	$(BIN)/python -m tests.snapshots.describe
-	$(BIN)/python -m tests.snapshots.early_kernels
 
 check: $(VENV)/.dev  ## formatting, lint, types, who imports whom
 	$(BIN)/ruff format --check .

@@ -95,9 +95,7 @@ def main() -> None:
             inside = ", ".join(
                 f"{part:.3f} s {kind}" for part, kind in zip(parts, ("products", "keys", "prompts"), strict=True)
             )
-            low, high = run.tokens_in, run.tokens_out
-            lengths = f"{run.requests} × ({low[0]}–{low[1]} → {high[0]}–{high[1]})"
-            print(f"{name} {lengths}: {sum(parts):.3f} s, {out / sum(parts):.0f} out/s ({inside})")
+            print(f"{name} {run}: {sum(parts):.3f} s, {out / sum(parts):.0f} out/s ({inside})")
 
 
 if __name__ == "__main__":

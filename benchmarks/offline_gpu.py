@@ -16,6 +16,8 @@ import random
 import tempfile
 import time
 from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,25 +43,43 @@ QWEN_MOE: dict[str, Any] = {
 }  # fmt: skip
 
 
+QWEN_14B: dict[str, Any] = {
+    **QWEN, "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Run:
-    """`requests` prompts of `tokens_in` (low, high) ids, each continued by `tokens_out` (low, high)."""
+    """`requests` prompts of `tokens_in` (low, high) ids, behind `shared` ids of all, continued by `tokens_out`."""
 
     requests: int
     tokens_in: tuple[int, int]
     tokens_out: tuple[int, int]
+    shared: int = 0
+
+    def __str__(self) -> str:
+        prefix = f"{self.shared} + " if self.shared else ""
+        return f"{self.requests} × ({prefix}{_span(self.tokens_in)} → {_span(self.tokens_out)})"
+
+
+def _span(bounds: tuple[int, int]) -> str:
+    return f"{bounds[0]}" if bounds[0] == bounds[1] else f"{bounds[0]}–{bounds[1]}"
 
 
 SHORT = [Run(1, (32, 32), (256, 256)), Run(64, (512, 512), (256, 256)), Run(512, (256, 768), (128, 384))]
-LONG = [Run(8, (512, 512), (256, 256)), Run(32, (8192, 8192), (1, 1)), Run(64, (8000, 8000), (128, 128))]
+RAGGED = Run(256, (100, 1024), (100, 1024))
+SHARED = Run(64, (64, 64), (128, 128), shared=16384)
+LONG = [Run(8, (512, 512), (256, 256)), Run(32, (8192, 8192), (1, 1)), Run(64, (8000, 8000), (128, 128)), SHARED]
 #: name → (configuration, longest sequence, runs)
 MODELS: dict[str, tuple[dict[str, Any], int, list[Run]]] = {
     "qwen3-0.6b": (
         QWEN,
         4096,
-        [Run(1, (32, 32), (512, 512)), Run(256, (128, 128), (512, 512)), Run(256, (100, 1024), (100, 1024))],
+        [Run(1, (32, 32), (512, 512)), Run(256, (128, 128), (512, 512)), RAGGED],
     ),
-    "llama-8b": (LLAMA, 16384, SHORT + LONG),
+    "llama-8b": (LLAMA, 20480, SHORT + LONG),
+    "qwen3-14b": (QWEN_14B, 4096, [RAGGED]),
     "qwen3-30b-a3b": (QWEN_MOE, 16384, SHORT),
 }
 
@@ -67,8 +87,9 @@ MODELS: dict[str, tuple[dict[str, Any], int, list[Run]]] = {
 def drawn(vocabulary: int, run: Run, seed: int) -> tuple[list[list[int]], list[int]]:
     """The ids of each prompt, and how many tokens follow each."""
     draw = random.Random(seed)
+    prefix = [draw.randrange(100, vocabulary - 1000) for _ in range(run.shared)]
     prompts = [
-        [draw.randrange(100, vocabulary - 1000) for _ in range(draw.randint(*run.tokens_in))]
+        prefix + [draw.randrange(100, vocabulary - 1000) for _ in range(draw.randint(*run.tokens_in))]
         for _ in range(run.requests)
     ]
     return prompts, [draw.randint(*run.tokens_out) for _ in prompts]
@@ -89,9 +110,10 @@ def timed(llm: Any, params: Any, vocabulary: int, run: Run, seed: int) -> tuple[
     return seconds, sum(len(prompt["prompt_token_ids"]) for prompt in prompts), made
 
 
-def measure(engine: Any, name: str) -> None:
-    """Starts the model, runs its runs, prints a line for each."""
+def measure(engine: Any, name: str, chosen: set[int], extra: dict[str, Any]) -> list[dict[str, Any]]:
+    """Starts the model and runs its runs, those whose numbers are `chosen` or all; prints and returns a line each."""
     config, max_model_len, runs = MODELS[name]
+    results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         start = time.perf_counter()
@@ -103,17 +125,28 @@ def measure(engine: Any, name: str) -> None:
             seed=0,
             gpu_memory_utilization=0.9,
             max_model_len=max_model_len,
+            **extra,
         )
-    print(f"{name} start {time.perf_counter() - start:.1f} s", flush=True)
+    results.append({"model": name, "run": "start", "seconds": time.perf_counter() - start})
+    print(f"{name} start {results[0]['seconds']:.1f} s", flush=True)
     timed(llm, engine.SamplingParams, config["vocab_size"], Run(4, (64, 64), (16, 16)), 0)
-    for run in runs:
+    for run in (run for number, run in enumerate(runs) if not chosen or number in chosen):
         best = min(timed(llm, engine.SamplingParams, config["vocab_size"], run, seed) for seed in (1, 2))
         seconds, tokens_in, tokens_out = best
-        shape = f"{run.requests} × ({run.tokens_in[0]}–{run.tokens_in[1]} → {run.tokens_out[0]}–{run.tokens_out[1]})"
         rates = f"{tokens_in / seconds:.0f} in/s {tokens_out / seconds:.0f} out/s"
-        print(f"{name} {shape}: {seconds:.3f} s, {rates}", flush=True)
+        print(f"{name} {run}: {seconds:.3f} s, {rates}", flush=True)
+        figures = {"seconds": seconds, "tokens_in": tokens_in, "tokens_out": tokens_out}
+        results.append({"model": name, "run": str(run), **figures})
     del llm
     gc.collect()
+    return results
+
+
+def device_name() -> str:
+    """The GPU that the figures are of."""
+    import torch
+
+    return torch.cuda.get_device_name()
 
 
 def main() -> None:
@@ -121,12 +154,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Offline throughput on a GPU, random weights.")
     parser.add_argument("--engine", default="frame", help="Importable module with LLM and SamplingParams.")
     parser.add_argument("--models", default=",".join(MODELS), help="Comma-separated: " + ", ".join(MODELS))
+    parser.add_argument("--runs", default="", help="Comma-separated numbers of each model's runs; all by default.")
+    parser.add_argument("--extra", default="{}", type=json.loads, help="JSON of more arguments of LLM.")
+    parser.add_argument("--json", type=Path, help="Where results are written, for benchmarks/table.py.")
     arguments = parser.parse_args()
     engine = importlib.import_module(arguments.engine)
+    chosen = {int(number) for number in arguments.runs.split(",") if number}
+    results: list[dict[str, Any]] = []
     for name in arguments.models.split(","):
         if name not in MODELS:
             parser.error(f"no model {name!r}; there are: {', '.join(MODELS)}")
-        measure(engine, name)
+        results += measure(engine, name, chosen, arguments.extra)
+        if arguments.json:
+            versions = {package: version(package) for package in ("torch", "triton")}
+            about = {"engine": arguments.engine, "engine_version": engine.__version__, **versions}
+            about |= {"device": device_name(), "date": f"{date.today()}"}
+            arguments.json.write_text(json.dumps({**about, "results": results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -18,39 +18,45 @@ from torch import Tensor
 from .attention import attend_keys
 from .chain import await_previous, chained
 from .decode import PrefixParts, room_for
-from .spans import PREFIX_ALIGN, prefix_span
+from .spans import PREFIX_ALIGN, prefix_span, prefix_splits
 
 
 @dataclass(frozen=True)
 class PrefixLaunch:
-    """Sizes of one launch: keys of a tile (a divisor of PREFIX_ALIGN) and most splits of a prefix."""
+    """Sizes of one launch: keys of a tile (a divisor of PREFIX_ALIGN) and most splits of a prefix.
+
+    Prefixes have as many splits as make `programs` of all tiles of a KV head, up to the most.
+    """
 
     block_n: int
     splits: int
     num_warps: int = 4
     num_stages: int = 3
+    programs: int = 1 << 20
 
 
-def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int) -> PrefixLaunch:
+def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int, programs: int = 1 << 20) -> PrefixLaunch:
     """The sizes that suit a layer of `groups` query heads for each KV head."""
+    warps = 8 if groups > 4 else 4
     if dtype.itemsize > 2 or head_dim > 128:
-        return PrefixLaunch(32, splits, 8 if groups > 4 else 4, 2)
-    return PrefixLaunch(64, splits, 8 if groups > 4 else 4, 3)
+        return PrefixLaunch(32, splits, warps, 2, programs)
+    return PrefixLaunch(64, splits, warps, 3, programs)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_tiles", "programs"])
 def _prefix_attention_kernel(
     partial, lse, query, keys, values, tile_rows, tile_lens, seq_lens, block_table, alibi_slopes,
-    num_rows, scale, soft_cap, value_scale, stride_query, stride_table, stride_block, stride_token, stride_head,
+    num_rows, num_tiles, programs, scale, soft_cap, value_scale,
+    stride_query, stride_table, stride_block, stride_token, stride_head,
     GROUPS: tl.constexpr, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    PARTS: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of rows, the heads of one KV head, one split of the prefix."""
     await_previous(CHAINED, LONG=True)
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_lens + tile) // PREFIX_ALIGN * PREFIX_ALIGN
-    span = prefix_span(length, SPLITS)
+    span = prefix_span(length, prefix_splits(tile_lens, num_tiles, programs, tl.num_programs(2)))
     low = split * span
     if low >= length:
         return
@@ -120,11 +126,11 @@ def prefix_attention(
     _prefix_attention_kernel[(len(tile_lens), kv_heads, launch.splits)](
         partial, lse, query, kv_cache[0], kv_cache[1], tile_rows, tile_lens, seq_lens, block_table,
         lse if alibi_slopes is None else alibi_slopes,
-        num_rows, scale * key_scale, soft_cap, value_scale,
+        num_rows, len(tile_lens), launch.programs, scale * key_scale, soft_cap, value_scale,
         query.stride(0), block_table.stride(0), *kv_cache.stride()[1:4],
         GROUPS=groups, SOFT_CAP=soft_cap > 0, ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], ROWS=rows,
         BLOCK_M=max(16, triton.next_power_of_2(rows * groups)), BLOCK_N=launch.block_n, HEAD_DIM=head_dim,
-        DIM=max(16, triton.next_power_of_2(head_dim)), SPLITS=launch.splits, PARTS=shape[2],
+        DIM=max(16, triton.next_power_of_2(head_dim)), PARTS=shape[2],
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
-    return PrefixParts(row_lens, launch.splits, partial, lse)
+    return PrefixParts(row_lens, tile_lens, launch.splits, launch.programs, partial, lse)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .attention import INVARIANT_KEYS, LOG2E, attend_keys, dense_heads, limit_of, one_warp, to_cache
 from .chain import await_previous, chained
-from .spans import PREFIX_ALIGN, own_span, prefix_span
+from .spans import PREFIX_ALIGN, own_span, prefix_span, prefix_splits
 
 #: Parts of a row that there is room for: few kinds, for each is a kernel of its own, which a start waits for.
 PARTS = (1, 4, 16, 64, 256)
@@ -26,12 +26,15 @@ PARTS = (1, 4, 16, 64, 256)
 class PrefixParts:
     """What `cascade` computed of the rows' shared first tokens, for `decode_attention` to join with the rest.
 
-    `row_lens` int32 [B] tokens; at most `splits` parts of each row and head come first in float32 `out`
-    [B, H, parts, D] and `lse` [B, H, parts], `parts` one of PARTS with room for those of the rest.
+    `row_lens` int32 [B] and `tile_lens` int32 [tiles] tokens; at most `splits` parts of each row and head, by what
+    `spans.prefix_splits` makes of `programs`, come first in float32 `out` [B, H, parts, D] and `lse` [B, H, parts],
+    `parts` one of PARTS with room for those of the rest.
     """
 
     row_lens: Tensor
+    tile_lens: Tensor
     splits: int
+    programs: int
     out: Tensor
     lse: Tensor
 
@@ -123,9 +126,13 @@ def _join(
     tl.store(out + head[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
 
 
-@triton.jit(do_not_specialize=["ordered", "min_span"], do_not_specialize_on_alignment=["prefix_lens"])
+@triton.jit(
+    do_not_specialize=["ordered", "min_span", "num_tiles", "prefix_splits_most", "prefix_programs"],
+    do_not_specialize_on_alignment=["prefix_lens", "tile_lens"],
+)
 def _decode_attention_kernel(
-    out, prefix_lens, partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table, order,
+    out, prefix_lens, tile_lens, num_tiles, prefix_splits_most, prefix_programs,
+    partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table, order,
     ordered, min_span, sinks, alibi_slopes, scale, soft_cap, value_scale, inverse_key_scale, inverse_value_scale,
     stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
     GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
@@ -156,9 +163,10 @@ def _decode_attention_kernel(
     if WINDOW > 0:
         first_key = tl.maximum(seq_len - WINDOW, 0)
     before = 0  # parts that the shared prefix left
-    if PREFIX > 0:
+    if PREFIX:
         first_key = tl.load(prefix_lens + row) // PREFIX_ALIGN * PREFIX_ALIGN
-        before = tl.cdiv(first_key, prefix_span(first_key, PREFIX))
+        splits = prefix_splits(tile_lens, num_tiles, prefix_programs, prefix_splits_most)
+        before = tl.cdiv(first_key, prefix_span(first_key, splits))
     low = first_key // BLOCK_N * BLOCK_N
     high = seq_len
     used = 1
@@ -262,10 +270,12 @@ def decode_attention(
     if query.stride(2) != 1 or query.stride(1) != head_dim:
         query = query.contiguous()
     key, value = dense_heads(key), dense_heads(value)
-    partial = lse = prefix_lens = out
+    partial = lse = prefix_lens = tile_lens = out
+    most = programs = 1
     parts = 1 if launch.splits == 1 else max(16, room_for(launch.splits))
     if prefix is not None:
         partial, lse, prefix_lens, parts = prefix.out, prefix.lse, prefix.row_lens, prefix.lse.shape[2]
+        tile_lens, most, programs = prefix.tile_lens, prefix.splits, prefix.programs
     elif launch.splits > 1:
         shape = (num_rows, num_heads, parts)
         partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
@@ -274,7 +284,8 @@ def decode_attention(
     # parts that are joined at once, as many as registers hold: of 16 heads of 128 two warps hold four
     room = max(1, min(4, 8192 // (launch.block_m * dim)) // (2 if launch.num_warps == 1 else 1))
     _decode_attention_kernel[(launch.splits, kv_heads, num_rows)](
-        out, prefix_lens, partial, lse, arrivals, query, key, value, kv_cache[0], kv_cache[1], slot_mapping, seq_lens,
+        out, prefix_lens, tile_lens, len(tile_lens), most, programs,
+        partial, lse, arrivals, query, key, value, kv_cache[0], kv_cache[1], slot_mapping, seq_lens,
         block_table, seq_lens if order is None else order, int(order is not None), launch.min_span,
         out if sinks is None else sinks, out if alibi_slopes is None else alibi_slopes,
         scale * key_scale, soft_cap, value_scale, 1.0 / key_scale, 1.0 / value_scale,
@@ -283,7 +294,7 @@ def decode_attention(
         GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
         ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
         HEAD_DIM=head_dim, DIM=dim, SPLIT=launch.splits > 1,
-        PREFIX=prefix.splits if prefix is not None else 0, PARTS=parts,
+        PREFIX=prefix is not None, PARTS=parts,
         LIMIT=limit_of(kv_cache), ROOM=room,
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where our kernels for Hopper are, and which products of some rows they do in ordinary steps. Knows no layer."""
+"""Where our kernels for Hopper are, and what they can read. Knows no layer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from importlib import import_module
 
 import torch
 from torch import Tensor
-
-#: Outputs of the widest weight that 2 to 8 rows multiply by `linear_rows`, but for gates: layers of Llama 8B, of up to
-#: 28672 × 4096, took 8 % less time by it on an H200. What is wider is a head, and left to the library.
-MAX_OUTPUTS = 32768
-#: Numbers of the largest weight that 9 to 16 rows do: up to 5120 × 2048 they gained a tenth, beyond it nothing.
-MAX_NUMBERS = 12 << 20
 
 
 def hopper_kernel(device: torch.device, module: str, name: str) -> Callable[..., Tensor] | None:
@@ -33,19 +27,6 @@ def _gluon(module: str, name: str) -> Callable[..., Tensor] | None:
     except ImportError:
         return None
     return found
-
-
-def hopper_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor | None:
-    """`linear_rows.product` of x [rows, inputs], or None where it cannot serve or was measured not to pay."""
-    pays = (gated or len(weight) <= MAX_OUTPUTS) if len(x) <= 8 else weight.numel() <= MAX_NUMBERS
-    if not 2 <= len(x) <= 16 or not pays or x.device.type != "cuda":
-        return None
-    if x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype:
-        return None
-    if x.stride(1) != 1 or weight.stride(1) != 1 or x.shape[1] % 64 or not (is_copied(x) and is_copied(weight)):
-        return None
-    kernel = hopper_kernel(x.device, "linear_rows", "product")
-    return None if kernel is None else kernel(x, weight, bias, gated=gated)
 
 
 def is_copied(matrix: Tensor) -> bool:

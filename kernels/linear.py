@@ -69,18 +69,15 @@ def _one_row_gated(
     tl.store(out + output, silu_times(gate, up, out.dtype.element_ty), mask=there)
 
 
-def tile(outputs: int, inputs: int) -> tuple[int, int, int]:
-    """(outputs of a program, inputs of a tile, warps), as measured to read the weight fastest on an H200."""
-    if inputs < 2048:
-        return (8, 512, 4) if outputs >= 32768 else (4, 1024, 2)
-    return (4, 2048, 4) if outputs >= 32768 else (2, 2048, 2)
+#: (outputs of a program, inputs of a tile, warps): what reads most weights fastest on an H200.
+TILE, GATED_TILE = (2, 2048, 2), (2, 1024, 2)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, sizes: tuple[int, int, int] | None = None) -> Tensor:
     """x Wᵀ + b for one row x [1, inputs] and weight [outputs, inputs], rows contiguous; sums in float32."""
     inputs, outputs = x.shape[1], weight.shape[0]
     out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
-    block_n, block_k, warps = tile(outputs, inputs)
+    block_n, block_k, warps = sizes or TILE
     block_k = min(block_k, triton.next_power_of_2(inputs))
     _one_row[(triton.cdiv(outputs, block_n),)](
         x, weight, bias, out, outputs, inputs, weight.stride(0),
@@ -90,11 +87,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-def linear_silu_mul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_silu_mul(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, sizes: tuple[int, int, int] | None = None
+) -> Tensor:
     """silu(a) · b of the halves a, b of x Wᵀ + b for one row x [1, inputs] and weight [2 · size, inputs]."""
     inputs, outputs = x.shape[1], weight.shape[0] // 2
     out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
-    block_n, block_k, warps = tile(outputs, inputs)
+    block_n, block_k, warps = sizes or GATED_TILE
     block_n, block_k = max(1, block_n // 2), min(block_k, triton.next_power_of_2(inputs))
     _one_row_gated[(triton.cdiv(outputs, block_n),)](
         x, weight, bias, out, outputs, inputs, weight.stride(0),

@@ -54,9 +54,6 @@ CANDIDATES: tuple[Tile, ...] = (
 WIDE_TILE = Tile(64, 64, 4, 2)
 #: More rows than these go through `linear_hopper` where it can serve them.
 TWIN_ROWS = 64
-#: The widest tiles from which on a gated product was measured faster than the library's product and a gate: 1.02 to
-#: 1.09 times on an H200, from 128 rows of an 8B model on.
-GATED_TILES = 100
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -112,14 +109,6 @@ def linear_silu_mul_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = N
     flat = _rows(x)
     out = hopper_product(flat, weight, bias, gated=True)
     return silu_mul(tiled_product(flat, weight, bias)) if out is None else out
-
-
-def gate_pays(x: Tensor, outputs: int) -> bool:
-    """Whether ordinary steps, too, had better do a gated product of `outputs` on Hopper in one kernel."""
-    tiles = triton.cdiv(len(x), 128) * (outputs // 128)
-    if len(x) < 128 or tiles < GATED_TILES or x.device.type != "cuda":
-        return False
-    return hopper_kernel(x.device, "linear_hopper", "product") is not None
 
 
 def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor | None:

@@ -9,10 +9,25 @@ import triton.language as tl
 PREFIX_ALIGN = tl.constexpr(64)
 
 
+#: Tiles of rows that are counted, and no more.
+_TILES = tl.constexpr(128)
+
+
 @triton.jit
-def prefix_span(length, SPLITS: tl.constexpr):
+def prefix_splits(tile_lens, num_tiles, programs, most):
+    """In how many parts a shared prefix is attended to: with few tiles in many, so that `programs` parts are at work.
+
+    Counted on the device, since a recorded step holds for any number of tiles that are used.
+    """
+    tile = tl.arange(0, _TILES)
+    used = tl.sum((tl.load(tile_lens + tile, tile < num_tiles, other=0) > 0).to(tl.int32), 0)
+    return tl.maximum(tl.minimum(programs // tl.maximum(used, 1), most), 1)
+
+
+@triton.jit
+def prefix_span(length, splits):
     """Tokens of each part of a shared prefix: about even, in whole tiles, none shorter than four."""
-    span = tl.maximum(tl.cdiv(length, SPLITS), 4 * PREFIX_ALIGN)
+    span = tl.maximum(tl.cdiv(length, splits), 4 * PREFIX_ALIGN)
     return tl.cdiv(span, PREFIX_ALIGN) * PREFIX_ALIGN
 
 

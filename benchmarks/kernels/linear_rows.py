@@ -27,7 +27,6 @@ from torch import Tensor
 from benchmarks.kernels.linear_invariant import CACHE_BYTES, microseconds, random
 from frame.kernels import linear as one_row, linear_rows, norm, norm_linear
 from frame.kernels.activation import silu_mul
-from frame.kernels.hopper import hopper_rows
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
 SHAPES = "4096x1024,1024x2048,1024x3072,5120x2048,2048x4096,128x2048,6144x4096,4096x4096,28672x4096,4096x14336"
@@ -77,7 +76,7 @@ def chosen(x: Tensor, weight: Tensor, gated: bool) -> str:
     """The name of what ordinary steps take, of one row after a norm."""
     if len(x) == 1:
         return "normed"
-    return "library" if hopper_rows(x, weight, gated=gated) is None else "rows"
+    return "rows" if len(x) <= linear_rows.ROWS else "library"
 
 
 def error(product: Product, x: Tensor, weight: Tensor, gated: bool) -> float:

@@ -173,11 +173,11 @@ class AttentionConfig(Section):
     """Attention backends."""
 
     attention_backend: str = Field("auto", description="Attention backend plugin.")
-    shared_prefix_min_tokens: int = Field(
-        0,
+    shared_prefix_min_tokens: int | None = Field(
+        None,
         ge=0,
         description="Tokens that a decode step must save reading, by reading a prefix that requests share once for "
-        "many of them, to do so; for backends that can. 0: never.",
+        "many of them, to do so; for backends that can. 0: never. Default: as the backend's costs say that it pays.",
     )
 
 

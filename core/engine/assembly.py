@@ -127,6 +127,7 @@ class EngineStart:
             compiler=compiler,
             no_grammars=no_grammars,
             prefix_tile_rows=info.prefix_tile_rows,
+            prefix_costs=info.prefix_costs,
         )
 
 
@@ -144,6 +145,7 @@ def _describe(
         dtype=described.dtype,
         stages=ready.stages,
         prefix_tile_rows=described.prefix_tile_rows,
+        prefix_costs=described.prefix_costs,
         not_deterministic=described.not_deterministic,
         pooling=ready.pooling,
     )

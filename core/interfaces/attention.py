@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .step import PrefixCosts
+
 if TYPE_CHECKING:
     from ..ops import Ops
     from .setup import BackendSetup
@@ -145,6 +147,8 @@ class AttentionBackend(ABC):
 
     #: whether `plan` makes use of the batch's `prefix`; only then is one worked out
     shares_prefixes: bool = False
+    #: what that costs and saves; with None steps share prefixes only where a user says from how many tokens on
+    prefix_costs: PrefixCosts | None = None
     #: rows that attend to a shared prefix as one tile: with 4 query heads for each KV head, 16 of them have the 64 rows
     #: of a Hopper matrix instruction. Backends of one engine that share prefixes must agree, or none are shared.
     prefix_tile_rows: int = 16

@@ -9,6 +9,7 @@ import msgspec
 
 from .engine import EngineOutput, EngineRequest, EngineStats
 from .pooling_params import PoolingFacts
+from .step import PrefixCosts
 
 
 class EngineInfo(msgspec.Struct, kw_only=True):
@@ -29,6 +30,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     pooling: PoolingFacts | None = None
     not_deterministic: str = ""
     prefix_tile_rows: int = 0  # rows that read a shared prefix together; 0: none do
+    prefix_costs: PrefixCosts | None = None
 
 
 class BrokenEngineError(RuntimeError):

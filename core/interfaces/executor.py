@@ -10,7 +10,7 @@ import msgspec
 from .kv import AnyKVSpec, KVLayout
 from .mesh import Mesh, Placement
 from .pooling_params import PoolingFacts
-from .step import StepPlan, StepResult
+from .step import PrefixCosts, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from .setup import ExecutorSetup
@@ -39,7 +39,7 @@ class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     `attention` names a backend for each KV group, then for each kind of layer without a cache. `not_deterministic` says
     why no request may ask for `deterministic`; "" where each may. Up to `prefix_tile_rows` rows that share a prefix may
-    read it together, 0 where none may.
+    read it together, 0 where none may; `prefix_costs` are those of a layer that does.
     """
 
     platform: str
@@ -47,6 +47,7 @@ class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
     attention: list[str]
     not_deterministic: str = ""
     prefix_tile_rows: int = 0
+    prefix_costs: PrefixCosts | None = None
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,27 @@ from .pooling_params import PoolingParams
 from .sampling import SamplingParams
 
 
+class PrefixCosts(msgspec.Struct, frozen=True):
+    """What it costs and saves a layer to read a prefix once for rows that share it, in tokens that a row reads alone.
+
+    `launch` tokens are lost in each step that does it, and `tile` for each shared token and tile of `rows` rows. Of the
+    tokens that rows no longer read `few` are saved by up to 4 rows, `some` by up to 16 and `many` by more: what many
+    rows read at the same time comes from a cache.
+    """
+
+    launch: float
+    rows: int = 16
+    tile: float = 1.0
+    few: float = 1.0
+    some: float = 1.0
+    many: float = 1.0
+
+    def saved(self, num_rows: int, num_tokens: int) -> float:
+        """Tokens saved where so many rows share `num_tokens`, without `launch`; below 0 where it would cost."""
+        each = self.few if num_rows <= 4 else self.some if num_rows <= 16 else self.many
+        return (num_rows * each - -(-num_rows // self.rows) * self.tile) * num_tokens
+
+
 class NewRequest(msgspec.Struct, kw_only=True):
     """A request that enters a slot: newly admitted, or resumed after preemption (then prefill includes its output).
 

@@ -89,6 +89,35 @@ class FlashThree(FlashLibrary):
         )
 
 
+class FlashFour(FlashLibrary):
+    """The version for Hopper and Blackwell, `flash-attn-4`, which compiles each of its kernels at first use."""
+
+    name = "FlashAttention 4"
+    module = "flash_attn.cute"
+    function = "flash_attn_varlen_func"
+    capabilities = ((9, 0), (10, 0))
+
+    def attend(
+        self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: GroupBatch
+    ) -> Tensor:
+        spec = layer.spec
+        return _output(
+            foreign(
+                q=query,
+                k=kv_cache[0],
+                v=kv_cache[1],
+                cu_seqlens_q=batch.query_start,
+                seqused_k=batch.seq_lens,
+                page_table=batch.block_table,
+                max_seqlen_q=batch.max_query_len,
+                softmax_scale=spec.scale,
+                causal=True,
+                window_size=(spec.window - 1, 0) if spec.window else (None, None),
+                softcap=spec.soft_cap,
+            )
+        )
+
+
 class FlashTwo(FlashLibrary):
     """The version of the package index."""
 
@@ -123,7 +152,7 @@ class FlashTwo(FlashLibrary):
 
 
 #: Most wanted first.
-LIBRARIES: tuple[FlashLibrary, ...] = (FlashThree(), FlashTwo())
+LIBRARIES: tuple[FlashLibrary, ...] = (FlashThree(), FlashFour(), FlashTwo())
 
 
 def _window(spec: AttentionSpec) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import AttentionBackend, AttentionSpec, BackendSetup, GroupBatch, LayerParams
+from frame.interfaces import AttentionBackend, AttentionSpec, BackendSetup, GroupBatch, LayerParams, PrefixCosts
 from frame.kernels import attention as kernels, cascade, decode as decode_kernel
 from frame.kernels.decode import DecodeLaunch
 from frame.kernels.row_order import longest_first
@@ -31,7 +31,11 @@ MIN_SPLIT_LENGTH = 128
 MAX_SPLITS = 64
 #: As much, where rows fill the device about as well without splits: those are for the longest ones.
 MIN_LONG_SPLIT = 512
-MAX_PREFIX_SPLITS = 16
+#: Parts of a shared prefix, in steps of up to so many rows.
+MAX_PREFIX_SPLITS, MANY_ROWS = 32, 64
+#: What cascades cost and save, fitted to times of six families' layers on an H200: bytes that could be read while the
+#: two launches wait for each other, and by up to 4 query heads a KV head and more what a tile reads of each token.
+PREFIX_LAUNCH_BYTES, PREFIX_TILE, PREFIX_WIDE_TILE = 85e6, 1.42, 2.5
 #: More query heads for each KV head make the tile of a shared prefix too large for a program's registers.
 MAX_PREFIX_GROUPS = 8
 #: Programs for each multiprocessor that are few, even twice as many.
@@ -69,7 +73,8 @@ class TritonAttention(AttentionBackend):
         super().__init__(setup, options)
         spec = self.spec
         self._multiprocessors = _num_multiprocessors(spec.device_type)
-        self.shares_prefixes = not spec.window and spec.num_heads <= MAX_PREFIX_GROUPS * spec.num_kv_heads
+        self.prefix_costs = _prefix_costs(spec)
+        self.shares_prefixes = self.prefix_costs is not None
         self._prefill = _hopper_kernel(spec, options or TritonOptions())
         # Recorded steps keep the one that they were recorded with.
         self._arrivals: list[Tensor] = []
@@ -105,9 +110,11 @@ class TritonAttention(AttentionBackend):
         else:
             if num_decodes:
                 decode = self.decode_launch(num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
-                if batch.prefix is not None and self.shares_prefixes:
-                    shared = self._prefix_splits(len(batch.prefix.tile_lens))
-                    prefix = cascade.launch_for(spec.head_dim, groups, spec.dtype, shared)
+                if batch.prefix is not None and self.prefix_costs is not None:
+                    # each part takes memory of a float32 output
+                    most = MAX_PREFIX_SPLITS if num_decodes <= MANY_ROWS else max(1, 16 - decode.splits)
+                    programs = max(1, 2 * self._multiprocessors // spec.num_kv_heads)
+                    prefix = cascade.launch_for(spec.head_dim, groups, spec.dtype, most, programs)
             if self._prefill is None or batch.max_query_len < MIN_HOPPER_QUERIES:
                 mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype)
         covers_all = covers_all or num_decodes == batch.num_tokens
@@ -172,11 +179,6 @@ class TritonAttention(AttentionBackend):
             value_scale=layer.value_scale,
         )
 
-    def _prefix_splits(self, num_tiles: int) -> int:
-        """Parts of a shared prefix, a power of two: enough programs to fill the device."""
-        wanted = max(1, 2 * self._multiprocessors // max(1, num_tiles * self.spec.num_kv_heads))
-        return min(1 << (wanted.bit_length() - 1), MAX_PREFIX_SPLITS)
-
     def _arrivals_for(self, count: int, device: torch.device) -> Tensor:
         """Zeros int32 [count or more] that a decode launch counts its splits in."""
         if not self._arrivals or len(self._arrivals[-1]) < count:
@@ -209,6 +211,16 @@ class TritonAttention(AttentionBackend):
     def _order(self, batch: GroupBatch, num_decodes: int) -> Tensor | None:
         """Longest first where that was measured to pay: in more than two rounds of programs."""
         return longest_first(batch.seq_lens[:num_decodes]) if self._share(num_decodes) > 8 else None
+
+
+def _prefix_costs(spec: AttentionSpec) -> PrefixCosts | None:
+    """None for layers whose decodes read every token for themselves."""
+    groups = spec.num_heads // spec.num_kv_heads
+    if spec.window or groups > MAX_PREFIX_GROUPS:
+        return None
+    token_bytes = 2 * spec.num_kv_heads * spec.head_dim * spec.kv_dtype.itemsize
+    tile = PREFIX_TILE if groups <= 4 else PREFIX_WIDE_TILE
+    return PrefixCosts(PREFIX_LAUNCH_BYTES / token_bytes, tile=tile, few=0.95, some=0.65, many=0.45)
 
 
 def _features(layer: LayerParams, *, plain: bool = False) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: Which products our own kernels for Hopper do: of more than 64 rows, or 2 to 16.
-HopperProducts = Literal["deterministic", "gated", "all"]
+#: Which products our own kernels for Hopper do.
+HopperProducts = Literal["deterministic", "measured", "all"]
 
 
 class CudaOptions(BaseModel):
@@ -48,10 +48,10 @@ class CudaOptions(BaseModel):
         "as it costs about as much as the step.",
     )
     hopper_products: HopperProducts = Field(
-        "gated",
-        description="On Hopper, which products our own kernels do, not the library: those of more than 64 tokens in "
-        "deterministic steps; in all steps also those of 2 to 8 tokens in layers, or 16 with a small weight, and those "
-        "that gate what they multiply, from 128 tokens on where they are large; or all of more than 64 tokens as well.",
+        "measured",
+        description="Which products our own kernels do, not the library: `deterministic`, on Hopper those of more than "
+        "64 tokens in deterministic steps; `measured`, also those that were quicker than the library's when a start "
+        "measured the shape on this device; `all`, on Hopper all of more than 64 tokens.",
     )
     hopper_experts: bool = Field(
         True,

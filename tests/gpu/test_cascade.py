@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from frame.core.interfaces.attention import SharedPrefix
+from frame.core.interfaces.setup import BackendSetup
+from frame.core.ops import Ops
+from frame.plugins.attention import triton
 from frame.plugins.attention.triton import TritonAttention
 from tests.plugins.attention.batches import Case, check, make_case, spec_of
 
@@ -55,9 +58,24 @@ def test_groups_and_rows_alone_equal_the_reference(
     features: dict, own: int, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TritonAttention, "_splits", lambda *_: (own, 0))
-    monkeypatch.setattr(TritonAttention, "_prefix_splits", lambda *_: shared)
+    monkeypatch.setattr(triton, "MAX_PREFIX_SPLITS", shared)
     rows = [(400, 1), (50, 1), (336, 1), (352, 1), (200, 1), (0, 1), (193, 1), (700, 1)]
     check(TritonAttention, shared_case(rows, [([0, 2, 3, 7], 336), ([4, 6], 192)], **features), CLOSE, CLOSE)
+
+
+@pytest.mark.parametrize("programs", [1, 3, 8])
+def test_few_tiles_are_attended_in_more_parts(programs: int) -> None:
+    """Two of four tiles are used, one in up to three parts: how many there are is known on the device only."""
+    rows = [(800 + row, 1) for row in range(18)] + [(0, 1)]
+    case = shared_case(rows, [(list(range(18)), 768)])
+    backend = TritonAttention(BackendSetup(case.spec, Ops()))
+    plan = backend.plan(case.batch)
+    assert plan.prefix is not None
+    found = [
+        backend.forward(case.layer, case.query, case.key, case.value, case.cache.clone(), replace(plan, prefix=chosen))
+        for chosen in (replace(plan.prefix, programs=programs), None)
+    ]
+    assert torch.allclose(*found, atol=CLOSE, rtol=CLOSE)
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [((2, 2), 32), ((6, 2), 80), ((8, 1), 16)])

@@ -222,7 +222,7 @@ def hopper_products() -> dict[str, Callable[[], None]]:
     found["many rows, float16, bias"] = partial(invariant, 8192, 6144, 4104, F16, bias=True)
     found["many gated rows, float16, bias"] = partial(gated_invariant, 8192, 11008, 4104, F16, bias=True)
     found["many ordinary rows"] = lambda: ordinary(CudaOps("all").linear)
-    found["many ordinary gated rows"] = lambda: ordinary(CudaOps("gated").linear_silu_mul)
+    found["many ordinary gated rows"] = lambda: ordinary(CudaOps("all").linear_silu_mul)
     found["many gated rows, one output"] = partial(gated_invariant, 300, 1, 8)  # the twin's
     for tile in linear_hopper.CANDIDATES:
         name = f"{tile.block_n} outputs, {tile.stages} stages, {tile.parts} parts, groups of {tile.group}"

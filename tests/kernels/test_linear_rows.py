@@ -23,18 +23,16 @@ CASES = {
     "two rows": (2, 4096, 1024, torch.bfloat16),
     "eight rows of float16, the widest weight": (8, 32768, 2048, torch.float16),
     WIDE: (8, 32784, 2048, torch.bfloat16),
-    "nine rows, the largest weight": (9, 6144, 2048, torch.bfloat16),
-    "nine rows, a larger weight": (9, 6160, 2048, torch.bfloat16),
-    "sixteen rows": (16, 4096, 1024, torch.bfloat16),
+    "nine rows": (9, 4096, 1024, torch.bfloat16),
     "seventeen rows": (17, 4096, 1024, torch.bfloat16),
     "inputs that are no multiple of 64": (8, 4096, 1056, torch.bfloat16),
     "float32": (8, 4096, 1024, torch.float32),
 }
-SERVED = {"two rows", "eight rows of float16, the widest weight", "nine rows, the largest weight", "sixteen rows"}
+SERVED = {"two rows", "eight rows of float16, the widest weight", WIDE}
 
 
 def kernels(chip: Chip, hopper_products: str, gated: bool) -> dict[str, set[str]]:
-    """Which kernels of ours the product of each case launches."""
+    """Which kernels of ours the product of each case launches, where nothing was measured."""
     from frame.plugins.platforms.cuda.platform import CudaOps
 
     ops = CudaOps(hopper_products)  # type: ignore[arg-type]
@@ -44,6 +42,8 @@ def kernels(chip: Chip, hopper_products: str, gated: bool) -> dict[str, set[str]
         x, weight = (torch.empty(count, inputs, dtype=dtype, device=DEVICE) for count in (rows, outputs))
         product(x, weight)
 
+    for case in CASES.values():
+        launched(chip, partial(launch, *case))  # a weight that is met first is multiplied by every candidate
     return {name: launched(chip, partial(launch, *case)) for name, case in CASES.items()}
 
 
@@ -57,9 +57,8 @@ def apart() -> Iterator[ProcessPoolExecutor]:
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_some_rows_are_multiplied_by_our_kernel_on_hopper(apart: ProcessPoolExecutor, gated: bool) -> None:
     others = GATE if gated else LIBRARY
-    served = SERVED | ({WIDE} if gated else set())  # no head is gated
-    for choice in ("gated", "all"):
+    for choice in ("measured", "all"):
         found = apart.submit(kernels, H200, choice, gated).result()
-        assert found == {name: OURS if name in served else others for name in CASES}
-    for chip, choice in ((H200, "deterministic"), (A100, "gated"), (B200, "gated")):
+        assert found == {name: OURS if name in SERVED else others for name in CASES}
+    for chip, choice in ((H200, "deterministic"), (A100, "measured"), (B200, "measured")):
         assert apart.submit(kernels, chip, choice, gated).result() == dict.fromkeys(CASES, others)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...interfaces.step import PrefixRows
+from ...interfaces.step import PrefixCosts, PrefixRows
 
 Tables = Sequence[Sequence[int]]
 
@@ -28,16 +28,14 @@ class _Family:
 class SharedPrefixes:
     """Called as requests take and leave slots, and by each step that is launched.
 
-    A group counts when reading its prefix once for `tile_rows` rows saves `min_tokens` tokens or more; 0: none does.
+    A group counts when its rows save tokens by `costs`, and all groups of a step together save what the launch costs.
+    Without costs none counts.
     """
 
-    def __init__(
-        self, num_slots: int, block_size: int, min_tokens: int, groups: Sequence[int] = (), tile_rows: int = 16
-    ) -> None:
-        self._tile_rows = tile_rows
+    def __init__(self, num_slots: int, block_size: int, costs: PrefixCosts | None, groups: Sequence[int] = ()) -> None:
         self.groups = groups  # KV groups that keep whole prefixes
         self._block_size = block_size
-        self._min_tokens = min_tokens
+        self._costs = costs
         self._families: dict[int, _Family] = {}
         self._first_block: dict[int, int] = {}  # by slot
         self._tables: dict[int, Tables] = {}
@@ -46,7 +44,7 @@ class SharedPrefixes:
 
     def enter(self, slot: int, tables: Tables) -> None:
         """A request with the tables of the KV groups that keep whole prefixes takes `slot`; they may grow later."""
-        if not self._min_tokens or not tables or not tables[0]:
+        if self._costs is None or not tables or not tables[0]:
             return
         first = tables[0][0]
         self._first_block[slot], self._tables[slot] = first, tables
@@ -81,32 +79,31 @@ class SharedPrefixes:
         if self._groups is None:
             found = (self._group(family) for family in self._families.values() if family.common)
             self._groups = [group for group in found if group is not None]
-        if not self._groups:
+        if not self._groups or self._costs is None:
             return []
-        made, row_of_slot = [], self._row_of_slot
+        made, saved, row_of_slot = [], 0.0, self._row_of_slot
         row_of_slot[slots] = np.arange(len(slots), dtype=np.int32)
         for members, num_tokens in self._groups:
             rows = row_of_slot[members]
             rows = rows[rows >= 0]
             rows = rows[(num_scheduled[rows] == 1) & (num_computed[rows] >= num_tokens)]
-            if self._saved(len(rows), num_tokens) >= self._min_tokens:
+            if len(rows) > 1 and (tokens := self._costs.saved(len(rows), num_tokens)) > 0:
                 made.append(PrefixRows(rows=rows, num_tokens=num_tokens))
+                saved += tokens
         row_of_slot[slots] = -1
-        return made
+        return made if saved >= self._costs.launch else []
 
     def _group(self, family: _Family) -> tuple[np.ndarray, int] | None:
-        """(slots, tokens) of the members for which sharing saves most; None where that is too little."""
+        """(slots, tokens) of the members for which sharing saves most; None where that is nothing."""
+        if self._costs is None:
+            return None
         order = sorted(family.common, key=family.common.__getitem__, reverse=True)
         lengths = [family.common[slot] * self._block_size for slot in order]
-        saved = [self._saved(count + 2, length) for count, length in enumerate(lengths)]
+        saved = [self._costs.saved(count + 2, length) for count, length in enumerate(lengths)]
         best = max(range(len(order)), key=saved.__getitem__)
-        if saved[best] < self._min_tokens:
+        if saved[best] <= 0:
             return None
         return np.array([family.leader, *order[: best + 1]], np.int32), lengths[best]
-
-    def _saved(self, num_rows: int, num_tokens: int) -> int:
-        """Tokens that are not read when the rows read them in tiles."""
-        return (num_rows - -(-num_rows // self._tile_rows)) * num_tokens
 
 
 def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ from ...interfaces.connector import ConnectorScheduler
 from ...interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ...interfaces.kv import KVLayout
 from ...interfaces.scheduling import SchedulerPolicy
-from ...interfaces.step import StepPlan, StepResult
+from ...interfaces.step import PrefixCosts, StepPlan, StepResult
 from ..answers import Answers
 from ..cache.common_prefixes import SharedPrefixes
 from ..cache.hashing import BlockHasher
@@ -53,6 +53,7 @@ class Scheduler:
         compiler: GrammarCompiler | None = None,
         no_grammars: str = "the engine was built without a vocabulary",
         prefix_tile_rows: int = 0,
+        prefix_costs: PrefixCosts | None = None,
     ) -> None:
         self._config = config.scheduler
         self._deterministic = config.model.deterministic
@@ -65,9 +66,12 @@ class Scheduler:
             config.cache.prefix_caching_hash_algo, numerics=layout.numerics, block_size=layout.block_size
         )
         self._kv = KVCache(layout, self._hasher, enable_prefix_caching=config.cache.enable_prefix_caching)
-        min_shared = config.attention.shared_prefix_min_tokens if prefix_tile_rows and not self._deterministic else 0
+        fewest = config.attention.shared_prefix_min_tokens
+        costs = prefix_costs if fewest is None else PrefixCosts(fewest, prefix_tile_rows) if fewest else None
+        if not prefix_tile_rows or self._deterministic:
+            costs = None
         whole = self._kv.whole_groups if self._kv.caches_prefixes else []
-        prefixes = SharedPrefixes(self._config.max_num_seqs, layout.block_size, min_shared, whole, prefix_tile_rows)
+        prefixes = SharedPrefixes(self._config.max_num_seqs, layout.block_size, costs, whole)
         self._batch = Batch(self._config.max_num_seqs, prefixes)
         self._waiting = WaitingQueue(policy)
         self._transfers = Transfers(connector, self._kv)

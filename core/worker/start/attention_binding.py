@@ -9,6 +9,7 @@ from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionBackend, AttentionSpec
 from ...interfaces.kv import KVLayout
 from ...interfaces.setup import BackendSetup
+from ...interfaces.step import PrefixCosts
 from ...layers.cached import CachedLayer
 from ...ops import Ops
 from ...plugin_host.registry import Registry
@@ -33,6 +34,11 @@ class BoundLayers:
         """How many rows may read a prefix that they share together; 0 where backends have none, or differ in it."""
         sizes = {backend.prefix_tile_rows for backend in self.backends if backend.shares_prefixes}
         return sizes.pop() if len(sizes) == 1 else 0
+
+    @property
+    def prefix_costs(self) -> PrefixCosts | None:
+        """What the first backend that says so gains where rows share a prefix."""
+        return next((backend.prefix_costs for backend in self.backends if backend.prefix_costs is not None), None)
 
     def bind(self, memory: KVMemory) -> None:
         """Gives every layer its backend and its cache."""

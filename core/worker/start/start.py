@@ -99,6 +99,7 @@ class WorkerStart:
             attention=bound.names,
             not_deterministic=bound.not_deterministic or opened.not_deterministic,
             prefix_tile_rows=bound.prefix_tile_rows,
+            prefix_costs=bound.prefix_costs,
         )
         self._loaded = _Loaded(opened, weights, loaded, bound, described)
         return WorkerFacts(

@@ -31,7 +31,7 @@ class TrialSteps:
         runner, bound = self._make()
         scheduler = opened.config.scheduler
         sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, opened.checkpoint.max_model_len
-        shares = opened.config.attention.shared_prefix_min_tokens > 0 and bound.prefix_tile_rows > 0
+        shares = opened.config.attention.shared_prefix_min_tokens != 0 and bound.prefix_tile_rows > 0
         may = not (opened.not_deterministic or bound.not_deterministic)
         try:
             with distinct_layers(self._loaded.model):

@@ -213,7 +213,7 @@ def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape,
     given = options.get("graph_sizes", CUDA_GRAPH_SIZES)
     if not given:
         return 0
-    kinds = 1 if config.model.deterministic else 2 + (config.attention.shared_prefix_min_tokens > 0)
+    kinds = 1 if config.model.deterministic else 2 + (config.attention.shared_prefix_min_tokens != 0)
     rows = min(CUDA_MAX_GRAPH_ROWS, sizes.max_num_seqs)
     count = len({size for size in given if size < rows} | {rows})
     each = CUDA_GRAPH_BYTES // (2 if options.get("record_draws") in (False, "false", "0") else 1)

@@ -20,7 +20,6 @@ from frame.kernels import (
     activation,
     experts,
     filters,
-    linear as one_row,
     logits,
     logprobs,
     norm,
@@ -30,12 +29,10 @@ from frame.kernels import (
     sampling,
     step,
 )
-from frame.kernels.hopper import hopper_rows
-from frame.kernels.linear_invariant import gate_pays, hopper_product, linear_invariant, linear_silu_mul_invariant
+from frame.kernels.linear_invariant import hopper_product, linear_invariant, linear_silu_mul_invariant
 from frame.ops import Norm, Ops, StepBuffers, StepSizes
 
 from ..options import CudaOptions, HopperProducts
-from . import library as library
 from .compile.compiler import without_lines
 from .compile.rehearsal import can_rehearse, rehearse as compile_kernels
 from .compile.triton_files import read_triton
@@ -44,6 +41,7 @@ from .graphs.cuda_graphs import CudaGraphs
 from .graphs.piecewise import Pieces, sizes_for
 from .graphs.piecewise_capture import PieceRecorder
 from .graphs.shapes import CudaShapes
+from .products.choice import Products
 from .streams import CudaStreams
 
 logger = logging.getLogger("frame.platforms.cuda")
@@ -57,11 +55,17 @@ _ATTENTION = ("attention", "cascade", "decode", "prefill")
 class CudaOps(Ops):
     """The ops that kernels do faster, or without waiting for the device."""
 
-    def __init__(self, hopper_products: HopperProducts = "gated", hopper_experts: bool = True) -> None:
+    def __init__(
+        self,
+        hopper_products: HopperProducts = "measured",
+        hopper_experts: bool = True,
+        device: torch.device | None = None,
+    ) -> None:
         super().__init__()
-        self._ordinary = hopper_products != "deterministic"
-        self._multiplies = hopper_products == "all"
-        self._groups = hopper_experts and self._ordinary
+        self.products = Products(device or torch.device("cuda", 0))
+        self._measures = hopper_products != "deterministic"
+        self._always_ours = hopper_products == "all"
+        self._groups = hopper_experts and self._measures
 
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
@@ -90,17 +94,12 @@ class CudaOps(Ops):
         build(buffers, token_ids, tables, rows, sizes)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Our own product where a few rows leave nothing but reading the weight, and where bits must not change."""
+        """By the kernel that is quickest for the shape, or where bits must not follow the batch by one for all."""
         if self.invariant:
             return linear_invariant(x, weight, bias)
-        if x.dim() == 2:
-            if x.shape[0] == 1:
-                return one_row.linear(x, weight, bias)
-            if self._ordinary and (out := hopper_rows(x, weight, bias)) is not None:
-                return out
-            if self._multiplies and (out := hopper_product(x, weight, bias)) is not None:
-                return out
-        return library.linear(x, weight, bias)
+        if x.dim() != 2:
+            return super().linear(x, weight, bias)
+        return self._multiply(x, weight, bias, gated=False)
 
     def fused_experts(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         if self.invariant:
@@ -110,19 +109,19 @@ class CudaOps(Ops):
         return experts.fused_experts(hidden, gate_up, down, weights, ids)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """In one kernel where a few rows leave nothing but reading the weight, and where bits must not change."""
+        """As `linear`; the gate is in the product's kernel where that is quicker."""
         if x.dim() != 2:
             return super().linear_silu_mul(x, weight, bias)
         if self.invariant:
             return linear_silu_mul_invariant(x, weight, bias)
-        if x.shape[0] == 1:
-            return one_row.linear_silu_mul(x, weight, bias)
-        if self._ordinary and (out := hopper_rows(x, weight, bias, gated=True)) is not None:
+        return self._multiply(x, weight, bias, gated=True)
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool) -> Tensor:
+        if self._always_ours and (out := hopper_product(x, weight, bias, gated=gated)) is not None:
             return out
-        pays = self._multiplies or (self._ordinary and gate_pays(x, weight.shape[0] // 2))
-        if pays and (out := hopper_product(x, weight, bias, gated=True)) is not None:
-            return out
-        return super().linear_silu_mul(x, weight, bias)
+        if self._measures or len(x) == 1:
+            return self.products.multiply(x, weight, bias, gated=gated)
+        return super().linear_silu_mul(x, weight, bias) if gated else super().linear(x, weight, bias)
 
     def norm_linear(
         self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
@@ -151,7 +150,7 @@ class CudaPlatform(Platform):
 
     def __init__(self, setup: PlatformSetup, options: CudaOptions | None = None) -> None:
         super().__init__(setup, options or CudaOptions())
-        self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts)
+        self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts, self.device)
         self._open()
 
     def _open(self) -> None:
@@ -210,6 +209,10 @@ class CudaPlatform(Platform):
     def _max_tokens(self) -> int:
         return self.setup.max_num_batched_tokens
 
+    def settle_products(self) -> None:
+        """Chooses the kernels of all products that were met; called once they are compiled."""
+        self._ops.products.settle(self._max_tokens)
+
     def steps(self) -> Steps:
         kernels = CudaKernels(self)
         if self.setup.enforce_eager or not self.options.graph_sizes:
@@ -248,12 +251,14 @@ class CudaKernels(Kernels):
     def prepare(self, run: Callable[[], None]) -> None:
         """Compiles what steps launch, all at once, then runs the usual ones, so that libraries have chosen by then.
 
-        While another process compiles, everything but Triton's kernels runs for a first time already.
+        While another process compiles, everything but Triton's kernels runs for a first time already. Last, products
+        are measured that no earlier start has measured.
         """
         ahead, self._ahead = self._ahead, None
         with without_lines():
             compile_kernels(run, ahead)
             run()
+            self._platform.settle_products()
 
 
 class CudaMemory(Memory):

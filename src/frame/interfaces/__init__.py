@@ -227,6 +227,7 @@ if TYPE_CHECKING:
         BlockAppend as BlockAppend,
         LogprobRows as LogprobRows,
         NewRequest as NewRequest,
+        PrefixCosts as PrefixCosts,
         PrefixRows as PrefixRows,
         StepPlan as StepPlan,
         StepResult as StepResult,
@@ -258,8 +259,8 @@ else:
             "PlatformSetup", "PoolerSetup", "ProcessorSetup", "Setup", "SpeculatorSetup",
         ),
         "step": (
-            "BlockAppend", "LogprobRows", "NewRequest", "PrefixRows", "StepPlan", "StepResult", "TokenMasks",
-            "TransferReport",
+            "BlockAppend", "LogprobRows", "NewRequest", "PrefixCosts", "PrefixRows", "StepPlan", "StepResult",
+            "TokenMasks", "TransferReport",
         ),
         "engine": ("EngineOutput", "EngineRequest", "EngineStats", "FinishReason"),
         "client": ("EngineDeadError", "EngineInfo"),

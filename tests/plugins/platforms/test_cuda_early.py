@@ -55,17 +55,6 @@ def test_the_driver_opens_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert called == [(0, "frame-cuda-driver")]
 
 
-def test_the_rest_begins_where_kernels_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, read = threading.Event(), list[bool]()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuInit=lambda flags: opened.set()))
-    monkeypatch.setattr(cuda_early, "read_triton", lambda: read.append(True))
-    monkeypatch.setattr(cuda_early.early_kernels, "begin", lambda config: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        cuda_early.begin(None)
-    assert read == [True]
-    assert opened.wait(60)
-
-
 def test_it_imports_no_torch() -> None:
     script = (
         "import sys; from frame.core.config.flat import from_flat\n"

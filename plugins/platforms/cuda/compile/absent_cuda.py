@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from frame.interfaces import Memory, Platform, Streams
 
 from ...processors import num_processors
 from ..platform import CudaPlatform
-from . import early_kernels
 from .absent_device import AbsentMemory, AbsentStreams, absent_cuda
 from .compiler import without_lines
 from .forks import ForkedGroup
@@ -44,27 +43,23 @@ class AbsentCuda(CudaPlatform):
 class CompilingAhead:
     """A forked process that runs steps on the device `properties` describe, without it, and compiles what they launch.
 
-    It leaves kernels in Triton's cache on disk, works while its parent loads weights, and ends with it. What another
-    process has begun to compile since before torch was imported is left to that one.
+    It leaves kernels in Triton's cache on disk, works while its parent loads weights, and ends with it.
     """
 
     def __init__(self, platform: CudaPlatform, properties: Any, rehearse: Callable[[Platform], None]) -> None:
         absent = AbsentCuda(platform.setup, platform.options)
-        self._early = early_kernels.take()
-        elsewhere = self._early.keys() if self._early is not None else frozenset[str]()
         freezes = not gc.get_freeze_count()  # what an embedding program has frozen stays so
         if freezes:
             gc.freeze()  # the child collects no garbage, and pages stay shared
-        self._group = ForkedGroup(lambda: _compile(absent, properties, rehearse, elsewhere), _SECONDS)
+        self._group = ForkedGroup(lambda: _compile(absent, properties, rehearse), _SECONDS)
         if freezes:
             gc.unfreeze()
         self._start = time.monotonic()
 
     def wait(self) -> bool:
-        """Returns when both processes have ended; whether they did all they were to do."""
+        """Returns when the process has ended; whether it did all it was to do."""
         start = time.monotonic()
         done = self._group.wait()
-        done = (self._early is None or self._early.wait()) and done
         now = time.monotonic()
         logger.info("kernels compiled for %.2f s, %.2f s of them waited for", now - self._start, now - start)
         return done
@@ -75,14 +70,12 @@ def num_shares(processors: int) -> int:
     return max(1, min(_MOST_SHARES, processors // 4))
 
 
-def _compile(
-    platform: Platform, properties: Any, rehearse: Callable[[Platform], None], elsewhere: Container[str]
-) -> None:
+def _compile(platform: Platform, properties: Any, rehearse: Callable[[Platform], None]) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.INFO)
     try:
         with without_lines(), absent_cuda(platform.local_rank, properties):
-            compile_in_forks(partial(rehearse, platform), num_shares(num_processors()), elsewhere)
+            compile_in_forks(partial(rehearse, platform), num_shares(num_processors()))
     except Exception as error:
         logger.warning("kernels are compiled once the weights are loaded and not meanwhile: %r", error)
         raise

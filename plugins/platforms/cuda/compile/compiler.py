@@ -5,8 +5,6 @@ Imports no torch. Knows no kernel.
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +15,6 @@ from triton import knobs
 from triton.runtime import driver
 
 from .launchers import build
-
-logger = logging.getLogger("frame.platforms.compiler")
 
 #: Compiles a kernel, or finds it in Triton's cache on disk.
 Compile = Callable[[], Any]
@@ -62,27 +58,8 @@ def without_lines() -> Iterator[None]:
         yield
 
 
-def hash_of(key: str) -> str:
-    """What Triton calls a kernel in its cache on disk, by the key of all that it is compiled from."""
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
 def leave(compile_kernel: Compile) -> None:
     """Compiles a kernel, and the C function that launches it, which is compiled at the first launch otherwise."""
     kernel = compile_kernel()
     knobs.build.impl = knobs.build.impl or build
     driver.active.launcher_cls(kernel.src, kernel.metadata)
-
-
-def build_driver_functions() -> None:
-    """Has Triton build the functions in C by which it asks the driver, which the first launch waits for otherwise.
-
-    They stay in its cache on disk. Where that is not to be had the launch says why.
-    """
-    knobs.build.impl = knobs.build.impl or build
-    try:
-        from triton.backends.nvidia.driver import CudaUtils
-
-        CudaUtils()
-    except Exception as error:
-        logger.debug("Triton's functions for the driver are built later: %s", error, exc_info=error)

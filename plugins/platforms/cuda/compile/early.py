@@ -6,19 +6,16 @@ import ctypes
 from threading import Thread
 from typing import Any
 
-from . import early_kernels
 from .triton_files import read_triton
 
 
 def begin(config: Any) -> None:
-    """Begins to compile kernels, open the driver and hash Triton's files; does nothing where there is no driver."""
+    """Begins to open the driver and to hash Triton's files; does nothing where there is no driver."""
+    del config
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return
-    try:
-        early_kernels.begin(config)  # in a fork, of a process that has not opened the driver
-    finally:
-        # torch does it again, which takes no time then; neither makes a context or takes memory of a device
-        Thread(target=driver.cuInit, args=(0,), name="frame-cuda-driver", daemon=True).start()
-        read_triton()
+    # torch does it again, which takes no time then; neither makes a context or takes memory of a device
+    Thread(target=driver.cuInit, args=(0,), name="frame-cuda-driver", daemon=True).start()
+    read_triton()

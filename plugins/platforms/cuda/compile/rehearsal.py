@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextvars import Token
 from functools import partial
 from itertools import count
@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...processors import num_processors
-from .compiler import ALL_SECONDS, KERNEL_SECONDS, Compile, hash_of, leave
+from .compiler import ALL_SECONDS, KERNEL_SECONDS, Compile, leave
 from .forks import Forks
 
 try:
@@ -51,12 +51,11 @@ class Zeros(TorchFunctionMode):
 class CompileMode:
     """Implements what Triton asks of its asynchronous compile mode: keeps the kernels that it lacks, launches none.
 
-    `lacks` is called with what compiles each of them, once, except those whose keys, hashed, are `elsewhere`.
+    `lacks` is called with what compiles each of them, once.
     """
 
-    def __init__(self, lacks: Callable[[Compile], None], elsewhere: Container[str] = ()) -> None:
+    def __init__(self, lacks: Callable[[Compile], None]) -> None:
         self._lacks = lacks
-        self._elsewhere = elsewhere
         self._kept: dict[str, tuple[Compile, list[Callable[[Any], None]]]] = {}
         self._token: Token[Any] | None = None
 
@@ -64,8 +63,7 @@ class CompileMode:
         """Called by Triton for a kernel that it lacks; `finalize` puts one into its cache."""
         if key not in self._kept:
             self._kept[key] = (compile_kernel, [])
-            if hash_of(key) not in self._elsewhere:
-                self._lacks(compile_kernel)
+            self._lacks(compile_kernel)
         self._kept[key][1].append(finalize)
         finalize(Unlaunched())
         return Unlaunched()
@@ -89,18 +87,18 @@ class CompileMode:
         return len(self._kept)
 
 
-def compile_in_forks(run: Callable[[], None], shares: int = 1, elsewhere: Container[str] = ()) -> CompileMode:
+def compile_in_forks(run: Callable[[], None], shares: int = 1) -> CompileMode:
     """Calls `run` and compiles what it would launch, each kernel in a forked process; returns when all are done.
 
     A process leaves its kernel in Triton's cache on disk: a good part of a compilation is Python. It touches no device.
     Each fork costs whoever forks the pages that it writes next. With `shares`, so many processes call `run`, and each
-    compiles its part of what it meets: the last kernel is met sooner. Kernels `elsewhere` are left to others.
+    compiles its part of what it meets: the last kernel is met sooner.
     """
     others = Forks(seconds=ALL_SECONDS, all_seconds=ALL_SECONDS, limit=max(1, shares - 1))
     for share in range(1, shares):
-        others.start(partial(_compile_share, run, share, shares, elsewhere))
+        others.start(partial(_compile_share, run, share, shares))
     try:
-        mode = _compile_share(run, 0, shares, elsewhere)
+        mode = _compile_share(run, 0, shares)
     except BaseException:
         others.stop()
         raise
@@ -111,7 +109,7 @@ def compile_in_forks(run: Callable[[], None], shares: int = 1, elsewhere: Contai
     return mode
 
 
-def _compile_share(run: Callable[[], None], share: int, shares: int, elsewhere: Container[str]) -> CompileMode:
+def _compile_share(run: Callable[[], None], share: int, shares: int) -> CompileMode:
     """Of the kernels that are met, compiles every `shares`th: steps meet them in the same order everywhere."""
     limit = None if shares == 1 else 2 * num_processors() // shares
     forks = Forks(seconds=KERNEL_SECONDS, all_seconds=ALL_SECONDS, limit=limit)
@@ -121,7 +119,7 @@ def _compile_share(run: Callable[[], None], share: int, shares: int, elsewhere: 
         if next(numbers) % shares == share:
             forks.start(partial(leave, compile_kernel))
 
-    mode = CompileMode(start, elsewhere)
+    mode = CompileMode(start)
     try:
         with mode:
             run()
