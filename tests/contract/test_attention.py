@@ -1,5 +1,9 @@
+import pytest
+
 from frame.testing import AttentionBackendSuite, ReferenceAttention
 from tests.contract.installed import classes
+
+pytestmark = pytest.mark.product
 
 globals().update(classes(AttentionBackendSuite))
 

@@ -23,6 +23,8 @@ from frame.plugins.endpoints.tokens import DetokenizeBody, TokenizeBody
 from frame.plugins.endpoints.weights import WeightsBody
 from frame.plugins.endpoints.workers import RpcBody
 
+pytestmark = pytest.mark.product
+
 BODIES = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, ConversationBody, MessagesBody, InputBody,
           ResponsesBody, EmbeddingBody, ClassifyBody, PoolingBody, ScoreBody, RerankBody, BatchBody, InvocationBody,
           GenerateBody,

@@ -8,6 +8,8 @@ import pytest
 
 from frame.plugins.endpoints.openai_answers import Delta, DeltaChoice, Frames, TextChoice
 
+pytestmark = pytest.mark.product
+
 
 def chat_piece(index: int, text: str) -> DeltaChoice:
     return DeltaChoice(index, Delta(content=text))

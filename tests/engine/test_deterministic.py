@@ -17,6 +17,8 @@ from frame.core.processes.in_process import make_engine
 from frame.testing.engines import drain, prompts, request, tokens_of
 from frame.testing.tiny import write_tiny
 
+pytestmark = pytest.mark.product
+
 PROMPTS = prompts(512, (60, 3, 33, 1, 17, 48))
 PROMPTS.append(PROMPTS[0][:40] + PROMPTS[2])  # shares blocks with the first
 NUM_TOKENS = 9

@@ -12,6 +12,8 @@ from jsonschema import validate
 from frame import LLM, SamplingParams, StructuredOutputsParams
 from frame.interfaces import EngineRequest
 
+pytestmark = pytest.mark.product
+
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},

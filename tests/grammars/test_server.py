@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tests.server.running import REAL, Running, server
 
+pytestmark = pytest.mark.product
+
 
 class Colour(Enum):
     RED = "red"

@@ -13,6 +13,8 @@ from frame.core.ops import Ops
 from frame.layers import Linear, RMSNorm, normed_linear, normed_silu_mul
 from tests.layers.test_weights import make_build
 
+pytestmark = pytest.mark.product
+
 SIZE = 8
 
 

@@ -6,6 +6,8 @@ import torch
 from tests.layers.ranks import run_ranks
 from tests.layers.test_weights import make_build
 
+pytestmark = pytest.mark.product
+
 
 def load(module, tensors):
     for slot in module.weight_slots():

@@ -5,6 +5,8 @@ import torch
 
 from frame.core.ops.attention import merge_states, paged_attention, write_kv
 
+pytestmark = pytest.mark.product
+
 SCALE, BLOCK = 0.3, 4
 
 

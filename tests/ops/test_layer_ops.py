@@ -11,6 +11,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from frame.core.ops import Ops
 
+pytestmark = pytest.mark.product
+
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-6
 

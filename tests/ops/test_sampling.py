@@ -12,6 +12,8 @@ from frame.core.ops import sampling
 from frame.core.ops.random import stream_keys
 from frame.core.ops.sampling import draw, greedy, keep_threshold
 
+pytestmark = pytest.mark.product
+
 VOCAB = 24
 
 

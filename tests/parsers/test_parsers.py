@@ -24,6 +24,8 @@ from frame.interfaces import (
 )
 from tests.parsers.golden import BROKEN, CASES, REASONING, TOOLS
 
+pytestmark = pytest.mark.product
+
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 

@@ -10,6 +10,8 @@ from hypothesis import given, settings, strategies as st
 from frame.interfaces import SamplingParams, TokenMasks, encode
 from tests.worker.sampling import EOS, VOCAB, add, draw, make_sampler, new_request, sample, some_logits
 
+pytestmark = pytest.mark.product
+
 GREEDY = {"temperature": 0.0}
 
 

@@ -14,6 +14,8 @@ from transformers.generation import (
 
 from tests.worker.sampling import add, make_sampler, new_request, sample
 
+pytestmark = pytest.mark.product
+
 VOCAB = 96
 PROMPT = (5, 17, 3, 80, 17)
 

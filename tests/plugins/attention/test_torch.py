@@ -14,6 +14,8 @@ from frame.plugins.attention.torch import TorchAttention
 from frame.testing import attention_case
 from tests.plugins.attention.batches import SPEC, check, make_case, run, spec_of
 
+pytestmark = pytest.mark.product
+
 MIXED = [(0, 1), (5, 1), (16, 1), (0, 7), (9, 5), (3, 1), (30, 2), (0, 33)]
 FEATURES = {
     "plain": {},

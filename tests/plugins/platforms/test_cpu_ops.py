@@ -7,6 +7,8 @@ from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers, StepSizes
 from frame.plugins.platforms.cpu_ops import SWAPPED_ROWS, SWAPPED_WEIGHT, CpuOps
 
+pytestmark = pytest.mark.product
+
 
 @pytest.mark.parametrize("rows", [1, SWAPPED_ROWS.start, SWAPPED_ROWS.stop - 1, SWAPPED_ROWS.stop])
 @pytest.mark.parametrize("bias", [False, True])
