@@ -5,8 +5,10 @@ State follows slots. Knows no scheduler and no text.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +18,9 @@ from .sampling import SamplingParams
 
 if TYPE_CHECKING:
     from .setup import ProcessorSetup
+
+#: What a request may bring: (output ids, its logits [vocab_size]) -> logits, or with the prompt's ids in front.
+RequestLogitsProcessor = Callable[..., Tensor]
 
 
 class LogitsProcessor(ABC):
@@ -52,3 +57,38 @@ class LogitsProcessor(ABC):
     @abstractmethod
     def apply(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
         """Logits float32 [N, vocab_size], row i of slot slots[i]; changes them in place or returns new ones."""
+
+
+class ForeignLogitsProcessor(ABC):
+    """A class written for another interface than frame's, which says how it is run."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Raises `ValueError` when a request's parameters are wrong; called at admission."""
+        del sampling_params
+
+    @classmethod
+    @abstractmethod
+    def adapted(cls, setup: ProcessorSetup) -> LogitsProcessor:
+        """A processor of this class, built once per worker, behind frame's interface."""
+
+
+def bind(processor: RequestLogitsProcessor, prompt_ids: list[int], output_ids: list[int]) -> Callable[[Tensor], Tensor]:
+    """The processor as a function of the logits alone; raises `ValueError` as `takes_prompt` does."""
+    return partial(processor, *([prompt_ids, output_ids] if takes_prompt(processor) else [output_ids]))
+
+
+def takes_prompt(processor: RequestLogitsProcessor) -> bool:
+    """Whether a request's callable takes three arguments; raises `ValueError` when it takes neither two nor three."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [
+        parameter
+        for parameter in inspect.signature(processor).parameters.values()
+        if parameter.kind in positional and parameter.default is inspect.Parameter.empty
+    ]
+    if len(required) not in (2, 3):
+        raise ValueError(
+            "a logits processor must take (output_ids, logits) or (prompt_ids, output_ids, logits), "
+            f"got {processor!r} with {len(required)} arguments"
+        )
+    return len(required) == 3

@@ -41,7 +41,7 @@ def request_check(config: FrameConfig, registry: Registry) -> Callable[[Sampling
 
 def _check_callables(params: SamplingParams) -> None:
     if params.logits_processors:
-        from ..interfaces.batch_logits import takes_prompt
+        from ..interfaces.logits import takes_prompt
 
         for processor in params.logits_processors:
             if not callable(processor):
@@ -81,10 +81,9 @@ def _import(name: str, offered: list[str]) -> Any:
 
 
 def _check_class(kind: Any) -> None:
-    from ..interfaces.batch_logits import BatchLogitsProcessor
-    from ..interfaces.logits import LogitsProcessor
+    from ..interfaces.logits import ForeignLogitsProcessor, LogitsProcessor
 
-    if not inspect.isclass(kind) or not issubclass(kind, (LogitsProcessor, BatchLogitsProcessor)):
+    if not inspect.isclass(kind) or not issubclass(kind, (LogitsProcessor, ForeignLogitsProcessor)):
         raise ValueError(
             f"{kind!r} is no logits processor: derive it from frame.interfaces.LogitsProcessor or BatchLogitsProcessor"
         )

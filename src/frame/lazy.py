@@ -12,10 +12,14 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of the module called `module`.
 
-    `homes`: a module below `package` → the names that it defines. `modules` are modules below
+    `homes`: a module below `package`, or one whose name begins with "frame." → the names that it defines. `modules` are modules below
     `module` that are attributes without an import of their own.
     """
-    home = {name: f"{package}.{place}" for place, names in homes.items() for name in names}
+    home = {
+        name: place if place.startswith("frame.") else f"{package}.{place}"
+        for place, names in homes.items()
+        for name in names
+    }
     names = sorted(home)
     submodules = frozenset(modules)
 

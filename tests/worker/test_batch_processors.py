@@ -4,16 +4,15 @@ import numpy as np
 import torch
 from hypothesis import given, settings, strategies as st
 
-from frame.core.interfaces.batch_logits import (
+from frame.interfaces import SamplingParams
+from frame.testing import make_setup
+from frame.vllm_names.dense_rows import BatchProcessorAdapter, DenseRows
+from frame.vllm_names.processors import (
     AdapterLogitsProcessor,
     BatchLogitsProcessor,
     BatchUpdate,
     MoveDirectionality,
 )
-from frame.core.worker.sample.batch_processors import BatchProcessorAdapter, DenseRows
-from frame.core.worker.sample.request_processors import RequestProcessors
-from frame.interfaces import SamplingParams
-from frame.testing import make_setup
 from tests.worker.sampling import VOCAB, add, draw, make_sampler, new_request, some_logits
 
 ONE_WAY, SWAP = MoveDirectionality.UNIDIRECTIONAL, MoveDirectionality.SWAP
@@ -168,7 +167,7 @@ class Target(AdapterLogitsProcessor):
 
 def styles():
     """The three ways to run the same processor."""
-    yield RequestProcessors.of_adapter(Target(None, CPU, False), make_setup("processor"))
+    yield Target.adapted(make_setup("processor"))
     yield BatchProcessorAdapter(Target(None, CPU, False), make_setup("processor"))
 
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from frame.core.config.tree import FrameConfig, ModelConfig
-from frame.core.interfaces.batch_logits import AdapterLogitsProcessor, BatchLogitsProcessor
 from frame.core.plugin_host.logits_processors import request_check
 from frame.core.plugin_host.offers import Offer, PluginError
 from frame.core.plugin_host.registry import Registry
-from frame.core.worker.sample.batch_processors import BatchProcessorAdapter
 from frame.core.worker.sample.processors import load_processors
 from frame.core.worker.sample.request_processors import RequestProcessors
 from frame.interfaces import LogitsProcessor, Provider, SamplingParams
 from frame.testing import make_setup
+from frame.vllm_names.dense_rows import BatchProcessorAdapter
+from frame.vllm_names.processors import AdapterLogitsProcessor, BatchLogitsProcessor
 from tests.worker.sampling import add, draw, make_sampler, new_request, some_logits
 
 CPU = torch.device("cpu")

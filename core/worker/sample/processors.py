@@ -7,13 +7,10 @@ from dataclasses import replace
 import torch
 
 from ...config.tree import FrameConfig
-from ...interfaces.batch_logits import AdapterLogitsProcessor
 from ...interfaces.logits import LogitsProcessor
 from ...interfaces.setup import ProcessorSetup
 from ...plugin_host.logits_processors import FoundProcessor, processor_classes
 from ...plugin_host.registry import Registry
-from .batch_processors import BatchProcessorAdapter
-from .request_processors import RequestProcessors
 
 
 def load_processors(config: FrameConfig, registry: Registry, device: torch.device) -> list[LogitsProcessor]:
@@ -27,13 +24,5 @@ def load_processors(config: FrameConfig, registry: Registry, device: torch.devic
 
 def _build(found: FoundProcessor, setup: ProcessorSetup) -> LogitsProcessor:
     kind, setup = found.kind, replace(setup, plugin=found.name)
-    if issubclass(kind, LogitsProcessor):
-        return kind(setup, found.options)
-    processor = kind(setup, setup.device, setup.device.type == "cuda")
-    own = {kind.apply, kind.update_state}
-    if issubclass(kind, AdapterLogitsProcessor) and own == {
-        AdapterLogitsProcessor.apply,
-        AdapterLogitsProcessor.update_state,
-    }:
-        return RequestProcessors.of_adapter(processor, setup)
-    return BatchProcessorAdapter(processor, setup)
+    made: LogitsProcessor = kind(setup, found.options) if issubclass(kind, LogitsProcessor) else kind.adapted(setup)
+    return made

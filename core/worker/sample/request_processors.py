@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ...interfaces.batch_logits import AdapterLogitsProcessor, RequestLogitsProcessor, bind
-from ...interfaces.logits import LogitsProcessor
+from ...interfaces.logits import LogitsProcessor, RequestLogitsProcessor, bind
 from ...interfaces.sampling import SamplingParams
 from ...interfaces.setup import ProcessorSetup
 
@@ -28,16 +27,6 @@ class RequestProcessors(LogitsProcessor):
         self.argmax_invariant = argmax_invariant
         self._choose = choose
         self._calls: dict[int, list[Callable[[Tensor], Tensor]]] = {}
-
-    @classmethod
-    def of_adapter(cls, adapter: AdapterLogitsProcessor, setup: ProcessorSetup) -> RequestProcessors:
-        """The same as running `adapter` on a dense batch, at no cost to requests that it does not take."""
-
-        def choose(params: SamplingParams) -> list[RequestLogitsProcessor]:
-            processor = adapter.new_req_logits_processor(params)
-            return [] if processor is None else [processor]
-
-        return cls(choose, setup, argmax_invariant=bool(adapter.is_argmax_invariant()))
 
     def add(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], output_ids: list[int]) -> bool:
         self.remove(slot)

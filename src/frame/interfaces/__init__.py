@@ -18,12 +18,6 @@ if TYPE_CHECKING:
         LayerParams as LayerParams,
         SharedPrefix as SharedPrefix,
     )
-    from frame.core.interfaces.batch_logits import (
-        AdapterLogitsProcessor as AdapterLogitsProcessor,
-        BatchLogitsProcessor as BatchLogitsProcessor,
-        BatchUpdate as BatchUpdate,
-        MoveDirectionality as MoveDirectionality,
-    )
     from frame.core.interfaces.client import (
         EngineDeadError as EngineDeadError,
         EngineInfo as EngineInfo,
@@ -92,6 +86,7 @@ if TYPE_CHECKING:
         WeightLoader as WeightLoader,
     )
     from frame.core.interfaces.logits import (
+        ForeignLogitsProcessor as ForeignLogitsProcessor,
         LogitsProcessor as LogitsProcessor,
     )
     from frame.core.interfaces.mesh import (
@@ -241,6 +236,12 @@ if TYPE_CHECKING:
         decode as decode,
         encode as encode,
     )
+    from frame.vllm_names.processors import (
+        AdapterLogitsProcessor as AdapterLogitsProcessor,
+        BatchLogitsProcessor as BatchLogitsProcessor,
+        BatchUpdate as BatchUpdate,
+        MoveDirectionality as MoveDirectionality,
+    )
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core.interfaces", {
         "provider": ("API_VERSION", "Provider"),
@@ -284,8 +285,10 @@ else:
         "scheduling": ("Schedulable", "SchedulerPolicy"),
         "grammar": ("Grammar", "GrammarBackend", "GrammarMatcher", "Vocabulary"),
         "loader": ("LazyTensor", "WeightLoader"),
-        "logits": ("LogitsProcessor",),
-        "batch_logits": ("AdapterLogitsProcessor", "BatchLogitsProcessor", "BatchUpdate", "MoveDirectionality"),
+        "logits": ("ForeignLogitsProcessor", "LogitsProcessor"),
+        "frame.vllm_names.processors": (
+            "AdapterLogitsProcessor", "BatchLogitsProcessor", "BatchUpdate", "MoveDirectionality",
+        ),
         "parser": (
             "AssistantMessage", "CallArguments", "CallBegin", "CallEnd", "CallTags", "Content", "OutputEvent",
             "OutputReader", "ParserRequest", "Reasoning", "ReasoningParser", "Tool", "ToolCall", "ToolParser", "joined",

@@ -6,24 +6,20 @@ did not opt in. Knows no slot.
 
 from __future__ import annotations
 
-import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .sampling import SamplingParams
+from frame.core.interfaces.logits import ForeignLogitsProcessor, LogitsProcessor, RequestLogitsProcessor, bind
+from frame.core.interfaces.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from .setup import ProcessorSetup
-
-#: What a request may bring: (output ids, its logits [vocab_size]) -> logits, or with the prompt's ids in front.
-RequestLogitsProcessor = Callable[..., Tensor]
+    from frame.core.interfaces.setup import ProcessorSetup
 
 
 class MoveDirectionality(Enum):
@@ -49,13 +45,15 @@ class BatchUpdate:
     moved: Sequence[tuple[int, int, MoveDirectionality]]
 
 
-class BatchLogitsProcessor(ABC):
+class BatchLogitsProcessor(ForeignLogitsProcessor):
     """A processor of the whole batch. Built once per worker as `Class(setup, device, is_pin_memory)`."""
 
     @classmethod
-    def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raises `ValueError` when a request's parameters are wrong; called at admission."""
-        del sampling_params
+    def adapted(cls, setup: ProcessorSetup) -> LogitsProcessor:
+        """Runs it on the rows that it believes in."""
+        from .dense_rows import BatchProcessorAdapter
+
+        return BatchProcessorAdapter(cls(setup, setup.device, setup.device.type == "cuda"), setup)
 
     @abstractmethod
     def __init__(self, setup: ProcessorSetup, device: torch.device, is_pin_memory: bool) -> None:
@@ -85,6 +83,21 @@ class AdapterLogitsProcessor(BatchLogitsProcessor):
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
         """The callable for a new request, or None when it does not take part."""
 
+    @classmethod
+    def adapted(cls, setup: ProcessorSetup) -> LogitsProcessor:
+        """Runs its callables on single rows, at no cost to other requests, unless it changes how they are run."""
+        if cls.apply is not AdapterLogitsProcessor.apply or cls.update_state is not AdapterLogitsProcessor.update_state:
+            return super().adapted(setup)
+        from frame.core.worker.sample.request_processors import RequestProcessors
+
+        adapter = cls(setup, setup.device, setup.device.type == "cuda")
+
+        def choose(params: SamplingParams) -> list[RequestLogitsProcessor]:
+            processor = adapter.new_req_logits_processor(params)
+            return [] if processor is None else [processor]
+
+        return RequestProcessors(choose, setup, argmax_invariant=bool(adapter.is_argmax_invariant()))
+
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if batch_update is None:
             return
@@ -106,24 +119,3 @@ class AdapterLogitsProcessor(BatchLogitsProcessor):
         for row, call in self._calls.items():
             logits[row] = call(logits[row])
         return logits
-
-
-def bind(processor: RequestLogitsProcessor, prompt_ids: list[int], output_ids: list[int]) -> Callable[[Tensor], Tensor]:
-    """The processor as a function of the logits alone; raises `ValueError` as `takes_prompt` does."""
-    return partial(processor, *([prompt_ids, output_ids] if takes_prompt(processor) else [output_ids]))
-
-
-def takes_prompt(processor: RequestLogitsProcessor) -> bool:
-    """Whether a request's callable takes three arguments; raises `ValueError` when it takes neither two nor three."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [
-        parameter
-        for parameter in inspect.signature(processor).parameters.values()
-        if parameter.kind in positional and parameter.default is inspect.Parameter.empty
-    ]
-    if len(required) not in (2, 3):
-        raise ValueError(
-            "a logits processor must take (output_ids, logits) or (prompt_ids, output_ids, logits), "
-            f"got {processor!r} with {len(required)} arguments"
-        )
-    return len(required) == 3

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...interfaces.batch_logits import BatchLogitsProcessor, BatchUpdate, MoveDirectionality
-from ...interfaces.logits import LogitsProcessor
-from ...interfaces.sampling import SamplingParams
-from ...interfaces.setup import ProcessorSetup
+from frame.core.interfaces.logits import LogitsProcessor
+from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.setup import ProcessorSetup
+
+from .processors import BatchLogitsProcessor, BatchUpdate, MoveDirectionality
 
 
 class _Entry(NamedTuple):
