@@ -12,15 +12,14 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of the module called `module`.
 
-    `homes`: a module below `package`, or one whose name begins with "frame." → the names that it defines. `modules` are modules below
-    `module` that are attributes without an import of their own.
+    `homes`: a module below `package`, or one that begins with "frame.", → the names that it defines. `modules` are
+    modules below `module` that are attributes without an import of their own.
     """
-    home = {
-        name: place if place.startswith("frame.") else f"{package}.{place}"
-        for place, names in homes.items()
-        for name in names
-    }
-    names = sorted(home)
+    home = {}
+    for place, names in homes.items():
+        for name in names:
+            home[name] = place if place.startswith("frame.") else f"{package}.{place}"
+    listed = sorted(home)
     submodules = frozenset(modules)
 
     def find(name: str) -> Any:
@@ -30,4 +29,4 @@ def lazy_names(
             return import_module(f"{module}.{name}")
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
-    return find, lambda: names, names
+    return find, lambda: listed, listed
