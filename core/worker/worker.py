@@ -28,7 +28,7 @@ from .start.start import Started, WorkerStart
 
 
 class Worker:
-    """Implements `frame.interfaces.WorkerProtocol`."""
+    """Implements `frame.interfaces.WorkerProtocol`. Functions of `collective_rpc` may read its ranks and model."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Worker:
     ) -> None:
         self.config = config
         self.registry = registry
+        self.rank, self.local_rank = placement.rank, placement.local_rank
         self._start = WorkerStart(config, registry, placement, engine_id, progress)
         self._started: Started | None = None
         self._weights_gone = False
