@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .attention import BlockFormat
 from .kv import KVLayout
 from .model import LayerHooks
 from .step import StepPlan, TransferReport
@@ -36,6 +37,19 @@ class RequestView:
     prompt_len: int
     cache_salt: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """The cache of one layer: `bytes` uint8 [num_blocks, block_bytes], a block being one piece of memory.
+
+    Who moves blocks to an equal engine needs no more. `format` says what lies in a block, `group` is the number of the
+    layer's KV group in the layout, whose block ids are rows of `bytes`.
+    """
+
+    bytes: Tensor
+    format: BlockFormat
+    group: int
 
 
 class ConnectorScheduler(ABC):
@@ -107,11 +121,8 @@ class ConnectorWorker(ABC):
         self.hooks = LayerHooks()
 
     @abstractmethod
-    def register(self, caches: Mapping[str, Tensor]) -> None:
-        """Layer name → its cache; axis 0 in memory is the block, see `AttentionBackend.kv_stride_order`.
-
-        `caches[layer]` is given as raw bytes: uint8 [num_blocks, block_bytes], so a connector needs no layout.
-        """
+    def register(self, caches: Mapping[str, CacheView]) -> None:
+        """Layer name → its cache, of each layer that keeps something. Called once, before the first step."""
 
     @abstractmethod
     def begin_step(self, message: bytes) -> None:
@@ -143,7 +154,7 @@ class NullConnectorScheduler(ConnectorScheduler):
 class NullConnectorWorker(ConnectorWorker):
     """No connector: nothing moves."""
 
-    def register(self, caches: Mapping[str, Tensor]) -> None:
+    def register(self, caches: Mapping[str, CacheView]) -> None:
         del caches
 
     def begin_step(self, message: bytes) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import ConnectorWorker, ConnectorWorkerSetup, TransferReport, decode, encode
+from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, TransferReport, decode, encode
 
 from .block_messages import BlockStep, Move
 
@@ -84,13 +84,12 @@ class BlockWorker(ConnectorWorker):
         """The name of this rank's blocks, as the newest message gave it."""
         return f"{self._step.blocks_name}/{self.rank}"
 
-    def register(self, caches: Mapping[str, Tensor]) -> None:
+    def register(self, caches: Mapping[str, CacheView]) -> None:
         self._parts, start = [], 0
-        for index, group in enumerate(self.layout.groups):
-            for layer in (layer for layer in group.layers if layer in caches):
-                cache = caches[layer]
-                end = start + cache.shape[1]
-                self._parts.append(Part(index, cache, getattr(torch, group.spec.dtype), start, end))
+        for group in self.layout.groups:
+            for view in (caches[layer] for layer in group.layers if layer in caches):
+                end = start + view.bytes.shape[1]
+                self._parts.append(Part(view.group, view.bytes, view.format.dtype, start, end))
                 start = end
         self.block_bytes = start
 

@@ -14,7 +14,7 @@ from frame.core.interfaces.connector import RequestView
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV, StateKV
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import BlockAppend, NewRequest, StepPlan, TransferReport
-from frame.interfaces import Mesh, Placement
+from frame.interfaces import BlockFormat, CacheView, Mesh, Placement
 from frame.plugins.connectors.block_messages import blocks_name
 from frame.plugins.connectors.disk import DiskScheduler
 from frame.plugins.connectors.disk_messages import DiskOptions
@@ -26,6 +26,7 @@ GROUPS = (
     KVGroup(spec=FullKV(num_kv_heads=1, head_dim=2, dtype="float32"), layers=("a", "b"), block_size=BLOCK),
     KVGroup(spec=SlidingKV(num_kv_heads=1, head_dim=2, dtype="float32", window=5), layers=("c",), block_size=BLOCK),
 )
+FORMAT = BlockFormat((2, BLOCK, 1, 2), (0, 1, 2, 3), torch.float32, 1)
 LAYOUT = KVLayout(groups=GROUPS, num_blocks=40, page_bytes=64, num_slots=2, numerics="test")
 
 
@@ -43,7 +44,8 @@ class Engine:
         self.worker = DiskWorker(make_setup("connector", part="worker", config=config, layout=layout), options)
         pool = [torch.zeros(40, 64, dtype=torch.uint8) for _ in range(2)]
         self.caches = {"a": pool[0], "b": pool[1], "c": pool[0]}
-        self.worker.register(self.caches)
+        self.views = {name: CacheView(cache, FORMAT, name == "c") for name, cache in self.caches.items()}
+        self.worker.register(self.views)
         self.num_steps = 0
 
     def fill(self, blocks, seed):
@@ -259,7 +261,7 @@ def test_every_rank_must_have_the_block(tmp_path):
     assert engine.scheduler.matched_tokens(view(), 0) == (0, False)
     setup = replace(engine.worker.setup, placement=Placement(rank=1, mesh=engine.worker.setup.mesh))
     second = DiskWorker(setup, engine.worker.options)
-    second.register(engine.caches)
+    second.register(engine.views)
     plan = engine.plan(added=[new()], rows=[(0, 0, 18)])
     second.begin_step(engine.scheduler.build_message(plan))
     second.end_step([])

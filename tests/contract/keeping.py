@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from frame.interfaces import (
+    CacheView,
     ConnectorScheduler,
     ConnectorSetup,
     ConnectorWorker,
@@ -112,8 +113,8 @@ class Keeper(ConnectorWorker):
         self.waiting: list[tuple[int, str]] = []
         self.sending: list[tuple[int, str]] = []
 
-    def register(self, caches: Mapping[str, Tensor]) -> None:
-        self.caches = caches
+    def register(self, caches: Mapping[str, CacheView]) -> None:
+        self.caches = {layer: view.bytes for layer, view in caches.items()}
 
     def begin_step(self, message: bytes) -> None:
         self.step += 1

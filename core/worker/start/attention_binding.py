@@ -7,6 +7,7 @@ from functools import partial
 
 from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionBackend, AttentionSpec
+from ...interfaces.connector import CacheView
 from ...interfaces.kv import KVLayout
 from ...interfaces.setup import BackendSetup
 from ...interfaces.step import PrefixCosts
@@ -40,13 +41,17 @@ class BoundLayers:
         """What the first backend that says so gains where rows share a prefix."""
         return next((backend.prefix_costs for backend in self.backends if backend.prefix_costs is not None), None)
 
-    def bind(self, memory: KVMemory) -> None:
-        """Gives every layer its backend and its cache."""
+    def bind(self, memory: KVMemory) -> dict[str, CacheView]:
+        """Gives every layer its backend and its cache; returns the caches by layer."""
+        views: dict[str, CacheView] = {}
         for index, (backend, layers) in enumerate(zip(self.backends, self.layers, strict=True)):
             for layer in layers:
                 kept = layer.kv_spec() is not None
                 cache, block = memory.layer_block(layer.name, type(backend), backend.spec) if kept else (None, None)
                 layer.bind(cache, block, index, layer.planner(backend))
+                if cache is not None and block is not None:
+                    views[layer.name] = CacheView(cache, block, index)
+        return views
 
 
 def choose_backends(

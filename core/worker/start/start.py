@@ -171,9 +171,9 @@ def _with_cache(loaded: _Loaded, layout: KVLayout) -> tuple[KVMemory, Runner]:
     with platform.memory().pool("kv_cache"):
         memory = KVMemory(layout, platform.device)
     platform.memory().claim("kv_cache", memory.slots)
-    bound.bind(memory)
+    views = bound.bind(memory)
     connector = opened.connector(layout, config.transfer.kv_connector)
-    connector.register(memory.layer_bytes())
+    connector.register(views)
     against = against_recording(opened, loaded.model, bound)
     against += hook_reasons(connector.hooks, config.transfer.kv_connector)
     if against and not isinstance(opened.steps.graphs, EagerGraphs):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         EngineInfo as EngineInfo,
     )
     from frame.core.interfaces.connector import (
+        CacheView as CacheView,
         ConnectorScheduler as ConnectorScheduler,
         ConnectorWorker as ConnectorWorker,
         NullConnectorScheduler as NullConnectorScheduler,
@@ -275,7 +276,8 @@ else:
         ),
         "model": ("Build", "ForwardStep", "Groups", "LayerHooks", "Model", "ModelInputs", "ModelOutput"),
         "connector": (
-            "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker", "RequestView",
+            "CacheView", "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker",
+            "RequestView",
         ),
         "speculator": ("DraftContext", "Drafts", "NullSpeculator", "Speculator"),
         "executor": (

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.attention import GroupBatch
-from frame.core.interfaces.connector import ConnectorWorker, NullConnectorWorker
+from frame.core.interfaces.attention import BlockFormat, GroupBatch
+from frame.core.interfaces.connector import CacheView, ConnectorWorker, NullConnectorWorker
 from frame.core.interfaces.executor import Executor, StepHandle, WorkerDescription, WorkerFacts, WorkerReady
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
 from frame.core.interfaces.mesh import Placement
@@ -165,7 +165,7 @@ class FakeWorker:
         }
         if self.connector is not None:
             self.transfer = self.connector(self.layout)
-        self.transfer.register(self.caches)
+        self.transfer.register(self._views())
         return WorkerReady(handshake=self.transfer.handshake())
 
     def execute(self, plan: StepPlan) -> None:
@@ -227,6 +227,14 @@ class FakeWorker:
             columns = (append.slots, append.offsets, append.block_ids)
             for slot, offset, block in zip(*(column.tolist() for column in columns), strict=True):
                 self.slots[slot].extend(append.group, offset, block)
+
+    def _views(self) -> dict[str, CacheView]:
+        """The caches, as connectors get them."""
+        views: dict[str, CacheView] = {}
+        for index, group in enumerate(self.layout.groups):
+            block = BlockFormat((2, group.block_size, _HEADS, _HEAD_DIM), (0, 1, 2, 3), torch.float32, 1)
+            views |= {layer: CacheView(self.caches[layer], block, index) for layer in group.layers}
+        return views
 
     def _forward(self, plan: StepPlan) -> list[bool]:
         """Writes and reads every layer, hooks around it; for each row whether all that it read was right."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from frame.interfaces import (
+    CacheView,
     ConnectorScheduler,
     ConnectorSetup,
     ConnectorWorker,
@@ -108,9 +109,8 @@ class MemoryWorker(ConnectorWorker):
         self._in_step = False
         self._wary = 0
 
-    def register(self, caches: Mapping[str, Tensor]) -> None:
-        groups = enumerate(self.layout.groups)
-        self._caches = [(index, caches[layer]) for index, group in groups for layer in group.layers]
+    def register(self, caches: Mapping[str, CacheView]) -> None:
+        self._caches = [(view.group, view.bytes) for view in caches.values()]
 
     def begin_step(self, message: bytes) -> None:
         # the step before raised: what was planned on top of it holds blocks that were never filled
