@@ -151,7 +151,11 @@ def test_plugins_are_listed(environment):
     rows = json.loads(environment.run("-m", "frame", "plugins", "--json").stdout)
     mine = {row["kind"]: row for row in rows if row["package"] == "frame-example-plugin"}
     assert {kind: row["name"] for kind, row in mine.items()} == PROVIDERS
-    assert {(row["status"], row["version"], row["why"]) for row in mine.values()} == {("loaded", "0.1.0", "")}
+    assert {(row["version"], row["why"]) for row in mine.values()} == {("0.1.0", "")}
+    usable = {"platform", "processor", "command"}  # the others depend on what is asked of them
+    assert {kind: row["status"] for kind, row in mine.items()} == {
+        kind: "usable" if kind in usable else "loaded" for kind in PROVIDERS
+    }
     table = environment.run("-m", "frame", "plugins").stdout
     assert "prompt blocks in host memory" in table
     assert "frame-shortest" in table
@@ -236,6 +240,21 @@ REFUSALS = {
 }
 
 
+#: A processor and an endpoint that nobody names, and whose module cannot be imported here.
+MOODY = {
+    "frame_moody-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: frame-moody\nVersion: 1.0\n",
+    "frame_moody-1.0.dist-info/entry_points.txt": "[frame]\nmain = frame_moody\n",
+    "frame_moody_parts.py": "import no_such_library\n",
+    "frame_moody.py": """
+from frame import Provider, hookimpl
+@hookimpl
+def frame_logits_processors(): return [Provider("moody", "frame_moody_parts:Odd", api=">=0.2.dev1,<0.3")]
+@hookimpl
+def frame_endpoints(): return [Provider("moody", "frame_moody_parts:Routes", api=">=0.2.dev1,<0.3")]
+""",
+}
+
+
 @pytest.fixture(scope="module")
 def troubled(environment, tmp_path_factory):
     """The environment with five packages that are wrong in a way of their own; they are gone afterwards."""
@@ -259,6 +278,11 @@ def troubled(environment, tmp_path_factory):
         file = environment.packages / f"{module}.py"
         file.write_text("\n".join(source))
         made += [info, file]
+    for file, text in MOODY.items():
+        path = environment.packages / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        made.append(path)
     yield environment
     for path in made:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -270,8 +294,20 @@ def test_broken_packages_are_reported_and_disturb_nobody(troubled):
     assert set(failed) == {"frame-later", "frame-misspelt", "frame-crash"}
     assert "no hook 'frame_shedulers'" in failed["frame-misspelt"]
     assert "No module named 'no_such_dependency'" in failed["frame-crash"]
-    assert {row["status"] for row in rows if row["package"] == "frame-example-plugin"} == {"loaded"}
+    assert {row["status"] for row in rows if row["package"] == "frame-example-plugin"} == {"loaded", "usable"}
+    unusable = {row["kind"]: row["why"] for row in rows if row["package"] == "frame-moody"}
+    assert "No module named 'no_such_library'" in unusable["processor"]
+    assert "No module named 'no_such_library'" in unusable["endpoint"]
+    assert {row["name"]: row["status"] for row in rows if row["package"] == "frame-moody"} == {"moody": "unusable"}
     assert "hello" in troubled.run("-m", "frame", "example-hello").stdout
+
+
+def test_what_nobody_named_is_left_out_and_the_others_serve(troubled, checkpoint):
+    policy = "frame-shortest:shortest"
+    settings = {"model": str(checkpoint), "skip_tokenizer_init": True, **SETTINGS, "scheduling_policy": policy}
+    done = troubled.run("-c", RUN, json.dumps([settings, PROMPTS[:1], []]))
+    assert "logits processor 'moody' of package frame-moody is left out: " in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])[0][0] == [[continue_plainly(checkpoint, PROMPTS[0], 8), 0]]
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import textwrap
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..config.errors import near
 from ..interfaces.endpoint import Command
 from ..plugin_host.offers import KINDS, Failure, Offer, PluginError
 from ..plugin_host.registry import Registry
+from ..plugin_host.trial import TRIED
+from ..processes.python_command import python_command
+from ..startup.openmp import child_environment
 
 _WIDTH = 100
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `status` is "loaded" or "failed", `why` the reason for the latter."""
+    """One line of the table; `why` the reason of a status but "loaded" and "usable".
+
+    `status` is "failed" (cannot be chosen), "unusable" (can be, but not on this machine), "usable" (can be, and this
+    machine has what it needs), or "loaded" (only a start will tell).
+    """
 
     kind: str
     name: str
@@ -47,6 +55,9 @@ class PluginsCommand(Command):
         parser.add_argument("--kind", choices=tuple(KINDS), help="Only plugins of this kind.")
         parser.add_argument("--json", action="store_true", help="Print the table as JSON.")
         parser.add_argument(
+            "--quick", action="store_true", help="Import no plugin's class, so that none is known to be usable here."
+        )
+        parser.add_argument(
             "-v", "--verbose", action="store_true", help="Of a check: print what passed and was skipped."
         )
 
@@ -56,6 +67,7 @@ class PluginsCommand(Command):
         if arguments.action == "check":
             return check(registry, arguments.name, arguments.kind, verbose=arguments.verbose)
         rows = [row for row in table(registry) if arguments.kind in (None, row.kind)]
+        rows = rows if arguments.quick else _with_trials(rows)
         print(json.dumps([asdict(row) for row in rows], indent=1) if arguments.json else _text(rows))
         return 0
 
@@ -128,6 +140,27 @@ def _row(offer: Offer) -> Row:
         offer.kind, provider.name, offer.package, offer.version, provider.api, status, offer.problem or "",
         provider.summary, provider.target,
     )  # fmt: skip
+
+
+def _with_trials(rows: list[Row]) -> list[Row]:
+    """The rows with what a process of its own found out: it imports what this one must not, torch for a start."""
+    keys = [[row.kind, f"{row.package}:{row.name}"] for row in rows if row.status == "loaded" and row.kind in TRIED]
+    if not keys:
+        return rows
+    done = subprocess.run(
+        python_command("frame.core.plugin_host.trial", json.dumps(keys)),
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+        check=False,
+    )
+    found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout.strip() else {}
+    return [
+        replace(row, status="unusable" if answer else "usable", why=answer)
+        if (answer := found.get(f"{row.kind} {row.package}:{row.name}")) is not None
+        else row
+        for row in rows
+    ]
 
 
 def _failed(failure: Failure) -> Row:

@@ -44,7 +44,7 @@ class Checkpoint:
     `hf` is config.json with `hf_overrides` merged in, `text` its text model's part. `max_model_len` is the user's
     limit, or what the model was made for; `model_max_len` always the latter. `dtype` is the type of the stored weights
     by its torch name. `generation` holds the default sampling values, {} when none are wanted. `pooling` says how a
-    pooling model makes vectors; None for one that generates.
+    pooling model makes vectors; None for one that generates. `model_plugin` is the plugin that the user chose for it.
     """
 
     folder: Path
@@ -58,6 +58,7 @@ class Checkpoint:
     eos_token_ids: list[int]
     generation: dict[str, Any]
     pooling: PoolingPlan | None = None
+    model_plugin: str | None = None
 
     @property
     def model_type(self) -> str:
@@ -100,6 +101,7 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
         eos_token_ids=_eos_token_ids(stored, text, hf),
         generation=_generation(config, stored),
         pooling=pooling,
+        model_plugin=config.model.model_plugin,
     )
 
 

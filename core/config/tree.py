@@ -24,6 +24,11 @@ class ModelConfig(Section):
         description="Folder of a Hugging Face checkpoint, or the name of a model at a hub (org/model), which is "
         "fetched; none, or demo: the demo model that ships with frame.",
     )
+    model_plugin: str | None = Field(
+        None,
+        description="Model plugin (PACKAGE:NAME) that serves the checkpoint, whatever its config.json says; default: "
+        "that of its architecture, frame's own before others'.",
+    )
     revision: str | None = Field(
         None, description="Branch, tag or commit at the hub; of a folder: a subfolder, or a name under `snapshots/`."
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
@@ -19,6 +20,7 @@ from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
 from ..interfaces.mesh import Placement
+from ..plugin_host.isolation import culprit
 from ..plugin_host.model_choice import choose_model
 from ..plugin_host.registry import Registry
 from ..plugin_host.setups import connector_setup, engine_setup, executor_setup, mesh_of
@@ -89,6 +91,7 @@ class EngineStart:
                 info=info,
                 depth=self._depth,
                 merge=ResultMerge(sum(fact.answers for fact in facts)),
+                culprit=partial(culprit, self._registry),
                 records=any(one.records for one in ready),
             )
         except BaseException:

@@ -48,6 +48,7 @@ class Engine:
         info: EngineInfo,
         depth: int,
         merge: ResultMerge,
+        culprit: Callable[[BaseException], str] = lambda error: "",
         records: bool = False,
     ) -> None:
         self.info = info
@@ -56,6 +57,7 @@ class Engine:
         self._connector = connector
         self._depth = depth
         self._merge = merge
+        self._culprit = culprit
         self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self._late: list[EngineOutput] = []
         self._journal = NullJournal()
@@ -293,13 +295,17 @@ class Engine:
 
         A dead worker, or steps without a common request that fail one after the other, end the engine.
         """
-        logger.exception("step %d failed", plan.step, exc_info=error)
+        blamed = self._culprit(error)
+        logger.exception("step %d failed%s", plan.step, blamed and f" in {blamed}", exc_info=error)
         self.executor.check()
         names = self.scheduler.living(plan)
         if names and self._broken is not None and names.isdisjoint(self._broken):
             raise BrokenEngineError(f"steps of unrelated requests fail one after the other: {error}") from error
         self._broken = names or self._broken
-        self._late += self.scheduler.fail(plan, "an internal error ended the step; the engine's log has the cause")
+        self._late += self.scheduler.fail(
+            plan,
+            f"an {f'error in {blamed}' if blamed else 'internal error'} ended the step; the engine's log has the cause",
+        )
 
     def _clear_cache(self) -> None:
         """Forgets all prefixes; requests that run are computed anew later."""

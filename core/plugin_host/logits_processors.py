@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..interfaces.provider import Provider
 from ..interfaces.sampling import SamplingParams
+from .isolation import is_configured, tried
 from .offers import PluginError, import_target
 
 if TYPE_CHECKING:
@@ -19,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class FoundProcessor(NamedTuple):
-    """A class of logits processors, the name it was found by, and its options."""
+    """A class of logits processors, the name it was found by, and its options; what a package offers has a provider."""
 
     name: str
     kind: type[Any]
     options: Any
+    provider: Provider | None = None
 
 
 def request_check(config: FrameConfig, registry: Registry) -> Callable[[SamplingParams], None]:
@@ -52,20 +56,32 @@ def _check_callables(params: SamplingParams) -> None:
 def processor_classes(config: FrameConfig, registry: Registry) -> list[FoundProcessor]:
     """Every processor once; a configured name that a package offers is loaded already."""
     offered = registry.providers("processor")
-    found = [
-        FoundProcessor(provider.name, registry.resolve(provider), registry.options(provider, config))
-        for provider in offered
-    ]
     names = {name for provider in offered for name in (provider.name, *provider.aliases)}
+    found = []
+    for provider in offered:
+        named = is_named(provider, config)
+        if one := tried(registry, provider, partial(_offered, registry, provider, config), named=named):
+            found.append(one)
     for given in config.model.logits_processors:
         if isinstance(given, str) and given.rpartition(":")[2] in names:
             registry.choose("processor", given)
         elif not any(given is other.kind for other in found):
             kind = _import(given, sorted(names)) if isinstance(given, str) else given
+            _check_class(kind)
             found.append(FoundProcessor(str(given), kind, None))
-    for one in found:
-        _check_class(one.kind)
     return found
+
+
+def is_named(provider: Provider, config: FrameConfig) -> bool:
+    """Whether the configuration names an offered processor, so that the start ends where it fails."""
+    given = {one.rpartition(":")[2] for one in config.model.logits_processors if isinstance(one, str)}
+    return is_configured(provider, config) or not given.isdisjoint((provider.name, *provider.aliases))
+
+
+def _offered(registry: Registry, provider: Provider, config: FrameConfig) -> FoundProcessor:
+    kind = registry.resolve(provider)
+    _check_class(kind)
+    return FoundProcessor(provider.name, kind, registry.options(provider, config), provider)
 
 
 def _import(name: str, offered: list[str]) -> Any:

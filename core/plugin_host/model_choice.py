@@ -20,11 +20,13 @@ def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:
 
 
 def model_provider(checkpoint: Checkpoint, registry: Registry) -> Provider:
-    """What offers the checkpoint's architecture.
+    """What offers the checkpoint's architecture, or what the user chose for it.
 
     A pooling checkpoint of an architecture that no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") takes
     the family's generating model, which is built with another head.
     """
+    if checkpoint.model_plugin is not None:
+        return registry.choose("model", checkpoint.model_plugin)
     architecture = checkpoint.architecture
     if checkpoint.pooling is not None:
         offered = {provider.name for provider in registry.providers("model")}

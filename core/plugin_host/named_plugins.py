@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 #: Settings that name plugins of the engine → kind.
 ENGINE_PLUGINS: Mapping[str, str] = MappingProxyType({
+    "model_plugin": "model",
     "platform": "platform", "executor": "executor", "scheduling_policy": "scheduler", "attention_backend": "attention",
     "load_format": "loader", "structured_outputs_backend": "grammar", "pooling_type": "pooler", "metrics_sinks": "sink",
     "kv_connector": "connector", "speculator": "speculator",

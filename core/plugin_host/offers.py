@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pluggy
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from ..config.errors import near
 from ..interfaces.provider import API_VERSION, Provider
@@ -29,10 +30,20 @@ logger = logging.getLogger(__name__)
 
 #: Package name of what `ModelRegistry` was told in this process.
 HERE = "this-process"
+#: The package that frame itself is.
+OURS = "frame-llm"
+
+
+_THIS = Version(API_VERSION)
+_NEXT_MINOR = f"{_THIS.major}.{_THIS.minor + 1}"
 
 
 class PluginError(Exception):
     """A plugin that was asked for cannot be had; the message is one sentence with cause and remedy."""
+
+
+class UnfitPluginError(PluginError, ValueError):
+    """A plugin that cannot do what is asked of it here: its constructor said so by a `ValueError`."""
 
 
 @dataclass(frozen=True)
@@ -176,13 +187,22 @@ def _api_problem(provider: Provider) -> str | None:
     try:
         if not isinstance(provider.api, str) or not provider.api.strip():
             raise InvalidSpecifier
-        if API_VERSION in SpecifierSet(provider.api, prereleases=True):
-            return None
+        asked = SpecifierSet(provider.api, prereleases=True)
+        if API_VERSION in asked:
+            return None if _NEXT_MINOR not in asked else _endless(provider.api)
     except InvalidSpecifier:
         return f"its API range {provider.api!r} is no version range; write one like '>=0.2,<0.3'"
     return (
         f"it was written for plugin API {provider.api}, this frame has {API_VERSION}; "
         "install a version of the package made for it; its author finds what changed in docs/plugins/migrating.md"
+    )
+
+
+def _endless(api: str) -> str:
+    """A minor version may change anything, so a range that goes past it promises what nobody knows."""
+    return (
+        f"its API range {api!r} goes past {_NEXT_MINOR}, whatever that changes; its author must end it there: "
+        f"'>={API_VERSION},<{_NEXT_MINOR}'"
     )
 
 

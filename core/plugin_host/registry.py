@@ -22,7 +22,21 @@ from ..interfaces.mesh import Mesh
 from ..interfaces.provider import API_VERSION, Provider
 from ..interfaces.setup import Setup
 from .named_plugins import check_named, check_options, named_plugins
-from .offers import HERE, KINDS, Choice, Failure, Offer, PluginError, collect, import_target, installed, offers_of_file
+from .offers import (
+    HERE,
+    KINDS,
+    OURS,
+    Choice,
+    Failure,
+    Offer,
+    PluginError,
+    UnfitPluginError,
+    collect,
+    import_target,
+    installed,
+    offers_of_file,
+    one_line,
+)
 from .plugin_options import read_options
 
 logger = logging.getLogger(__name__)
@@ -110,6 +124,9 @@ class Registry:
             raise PluginError(self._unknown(kind, name))
         if not usable:
             raise PluginError(f"{noun} {name!r} of package {matches[0].package} cannot be used: {matches[0].problem}")
+        if kind == "model" and (ours := [offer for offer in usable if offer.package == OURS]):
+            self._warn_of_twins(ours[0], usable)
+            return ours[0]
         packages = sorted({offer.package for offer in usable})
         if len(packages) == 1:
             raise PluginError(f"{noun} {wanted!r} is offered {len(usable)} times by package {packages[0]}")
@@ -160,6 +177,17 @@ class Registry:
         self._tell(noun, provider.name, unable, level=logging.INFO if len(able) + len(unable) > 1 else logging.DEBUG)
         return provider
 
+    def _warn_of_twins(self, ours: Offer, usable: Sequence[Offer]) -> None:
+        """Says that a name which a checkpoint states, and nobody typed, is offered by other packages too."""
+        name = ours.provider.name
+        for package in sorted({offer.package for offer in usable} - {OURS}):
+            line = (
+                f"model {name!r} is also offered by package {package}; --model-plugin {package}:{name} takes that one"
+            )
+            if line not in self._told:
+                self._told.add(line)
+                logger.warning("%s", line)
+
     def _tell(
         self, noun: str, name: str, unable: Mapping[str, str] | None = None, *, level: int = logging.INFO
     ) -> None:
@@ -200,12 +228,21 @@ class Registry:
     def make(self, kind: str, name: str | Provider, setup: Setup, config: Any = None, *, part: str = "") -> Any:
         """Builds a plugin, by name or as chosen before: `Class(setup, options)`, the options as `config` sets them.
 
-        `part` is as in `resolve`.
+        `part` is as in `resolve`. What the constructor raises becomes a `PluginError` that names the plugin, its
+        package and the cause; it is a `ValueError` too where that was one.
         """
         provider = self.choose(kind, name) if isinstance(name, str) else name
         made, options = self.resolve(provider, part), self.options(provider, config)
         package = next((offer.package for offer in self.offers if offer.provider is provider), HERE)
-        return made(replace(setup, plugin=f"{package}:{provider.name}"), options)
+        setup = replace(setup, plugin=f"{package}:{provider.name}")
+        try:
+            return made(setup, options)
+        except PluginError:
+            raise
+        except Exception as error:
+            cause = str(error) if isinstance(error, ValueError) else one_line(error)
+            said = f"{KINDS[kind].noun} {provider.name!r} of package {package} cannot be built: {cause}"
+            raise (UnfitPluginError if isinstance(error, ValueError) else PluginError)(said) from error
 
     def check(self, config: Any) -> None:
         """Raises `PluginError` for any plugin named in `config` that is not there, or whose options are wrong.

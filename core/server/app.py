@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI, Request
@@ -20,6 +21,9 @@ from starlette.types import ASGIApp
 from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Endpoint
 from ..interfaces.errors import RequestError
+from ..interfaces.provider import Provider
+from ..interfaces.setup import EndpointSetup
+from ..plugin_host.isolation import is_configured, tried
 from ..plugin_host.registry import Registry
 from ..plugin_host.setups import endpoint_setup
 from .calls import RouteCalls
@@ -110,9 +114,21 @@ def _shapes(endpoints: Sequence[Endpoint], routers: Sequence[APIRouter]) -> Erro
 def make_endpoints(config: FrameConfig, registry: Registry, serving: ServingHost) -> list[Endpoint]:
     """The endpoints of all installed plugins that this kind of server has."""
     setup = endpoint_setup(config, serving)
-    made = [registry.make("endpoint", provider, setup, config) for provider in registry.providers("endpoint")]
+    made = []
+    for provider in registry.providers("endpoint"):
+        work = partial(_endpoint, registry, provider, setup, config)
+        if endpoint := tried(registry, provider, work, named=is_configured(provider, config)):
+            made.append(endpoint)
     mode = "tokens" if config.server.tokens_only else "text"
     return [endpoint for endpoint in made if endpoint.admin or mode in endpoint.modes]
+
+
+def _endpoint(registry: Registry, provider: Provider, setup: EndpointSetup, config: FrameConfig) -> Endpoint:
+    """Built, and of other packages with its routes tried: a router that fails must not end the server."""
+    endpoint: Endpoint = registry.make("endpoint", provider, setup, config)
+    if not provider.target.startswith("frame.plugins."):
+        build_routes([endpoint.router()])
+    return endpoint
 
 
 def build_admin(config: FrameConfig, endpoints: Sequence[Endpoint]) -> ASGIApp:

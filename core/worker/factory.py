@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..config.plain import to_plain
 from ..config.tree import FrameConfig
@@ -13,6 +14,9 @@ from ..interfaces.wire import decode, encode
 from ..plugin_host.registry import Registry
 from ..startup.early import begin_platforms
 from ..startup.logging import configure_logging
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 
 class Workers:
@@ -49,7 +53,7 @@ class Workers:
         return json.dumps(parts).encode()
 
 
-def worker_of(recipe: bytes, progress: Callable[[str], None] = lambda stage: None) -> WorkerProtocol:
+def worker_of(recipe: bytes, progress: Callable[[str], None] = lambda stage: None) -> Worker:
     """The worker of a recipe, for a process that does nothing else: it sets up logging and loads the plugins."""
     parts = json.loads(recipe)
     config = FrameConfig.model_validate(parts["config"])

@@ -19,6 +19,7 @@ from ..interfaces.kv import KVLayout
 from ..interfaces.loader import WeightLoader
 from ..interfaces.mesh import Placement
 from ..interfaces.model import Model
+from ..interfaces.platform import Platform
 from ..interfaces.step import StepPlan
 from ..layers.weights import WeightMap, load_weights
 from ..plugin_host.registry import Registry
@@ -52,6 +53,11 @@ class Worker:
         if self._started is None:
             raise RuntimeError("the worker has not been started, or is closed")
         return self._started
+
+    @property
+    def platform(self) -> Platform:
+        """The device."""
+        return self.started.platform
 
     @property
     def model(self) -> Model:
@@ -105,12 +111,12 @@ class Worker:
 
     def sleep(self, keep: tuple[str, ...] = ("weights",)) -> None:
         """Frees device memory; raises where the platform cannot. Weights that are not kept are read again later."""
-        self.started.platform.memory().sleep(tuple(keep))
+        self.platform.memory().sleep(tuple(keep))
         self._weights_gone = "weights" not in keep
 
     def wake_up(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
         """Brings the memory back."""
-        platform = self.started.platform
+        platform = self.platform
         platform.memory().wake(tuple(tags))
         if "weights" in tags and self._weights_gone:
             fresh = load_model(self.config, read_checkpoint(self.config), platform, self.registry).model
@@ -129,7 +135,7 @@ class Worker:
     def update_weights(self, **source: Any) -> None:
         """Reads the weights that `source` names (see `with_weights`; {}: those served) into the model's own memory."""
         model, (config, loader) = self._awake_model(), self._open_weights(source)
-        streams = self.started.platform.streams()
+        streams = self.platform.streams()
         streams.synchronize()
         load_weights(model, loader, streams.fill)
         self._drop_stale_recordings()

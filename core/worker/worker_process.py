@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ import msgspec
 from ..interfaces.executor import DeadWorkerError, StepHandle, WorkerFacts, WorkerReady
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
+from ..plugin_host.isolation import culprit
 from ..processes.channel import Channel
 from ..processes.python_command import python_command
 from ..startup.openmp import child_environment
@@ -90,11 +92,12 @@ class Value(msgspec.Struct, tag=True):
 
 
 class Failure(msgspec.Struct, tag=True):
-    """Worker to engine: what was asked for raised. `kind` names the exception."""
+    """Worker to engine: what was asked for raised. `kind` names the exception, `culprit` the plugin where it arose."""
 
     kind: str
     message: str
     step: int | None = None
+    culprit: str = ""
 
 
 ToWorker = Load | Allocate | Execute | Sample | Call
@@ -102,7 +105,11 @@ FromWorker = Stage | Loaded | Ready | Sampled | Value | Failure
 
 
 class WorkerError(RuntimeError):
-    """A worker raised."""
+    """A worker raised; `culprit` is the plugin of another package in which it did, "" if in none."""
+
+    def __init__(self, message: str, culprit: str = "") -> None:
+        super().__init__(message)
+        self.culprit = culprit
 
 
 class RemoteStep:
@@ -201,7 +208,7 @@ class RemoteWorker:
         elif isinstance(message, Sampled):
             self._steps.popleft().answer = message.result
         elif isinstance(message, Failure) and message.step is not None:
-            self._steps.popleft().answer = WorkerError(f"{message.kind}: {message.message}")
+            self._steps.popleft().answer = WorkerError(f"{message.kind}: {message.message}", message.culprit)
         elif self._num_unheard:  # answers come in the order of the questions
             self._num_unheard -= 1
         else:
@@ -246,7 +253,7 @@ def serve_worker(descriptor: int) -> int:
     recipe = sys.stdin.buffer.read()
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
     worker = worker_of(recipe, lambda stage: channel.send(Stage(stage)))
-    loop = _WorkerLoop(worker, channel)
+    loop = _WorkerLoop(worker, channel, partial(culprit, worker.registry))
     try:
         while (message := channel.receive()) is not None:
             loop.handle(message)
@@ -261,10 +268,13 @@ def serve_worker(descriptor: int) -> int:
 class _WorkerLoop:
     """Launches steps as they come and answers them in order, when their tokens are on the host."""
 
-    def __init__(self, worker: Any, channel: Channel) -> None:
+    def __init__(
+        self, worker: Any, channel: Channel, culprit: Callable[[BaseException], str] = lambda error: ""
+    ) -> None:
         self.unanswered: deque[tuple[int, StepHandle | Exception]] = deque()
         self._worker = worker
         self._channel = channel
+        self._culprit = culprit
         self._step = 0
         self._failed: Exception | None = None
 
@@ -293,7 +303,7 @@ class _WorkerLoop:
             (result,) = outcome.results()
             self._channel.send(Sampled(result))
         except Exception as error:  # also a result that is too large to be sent
-            self._channel.send(Failure(type(error).__name__, str(error), step))
+            self._channel.send(Failure(type(error).__name__, str(error), step, self._culprit(error)))
 
     def _sample(self, masks: bytes) -> StepHandle | Exception:
         try:

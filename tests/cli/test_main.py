@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from frame.core.cli import main as cli
 from frame.core.cli.main import main
@@ -78,6 +79,12 @@ def test_plugins_table_and_json(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert {"kind", "name", "package", "version", "api", "status", "why"} <= set(rows[0])
     assert {row["kind"] for row in rows} == {"platform"}
+    found = {row["name"]: (row["status"], row["why"]) for row in rows}
+    assert found["cpu"] == ("usable", "")
+    if not torch.cuda.is_available():
+        assert found["cuda"] == ("unusable", "torch sees no CUDA device")
+    assert main(["plugins", "--json", "--kind", "platform", "--quick"]) == 0
+    assert {row["status"] for row in json.loads(capsys.readouterr().out)} == {"loaded"}
 
 
 def test_checking_what_is_not_there(capsys):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from ...config.tree import FrameConfig
 from ...interfaces.logits import LogitsProcessor
 from ...interfaces.setup import ProcessorSetup
-from ...plugin_host.logits_processors import FoundProcessor, processor_classes
+from ...plugin_host.isolation import tried
+from ...plugin_host.logits_processors import FoundProcessor, is_named, processor_classes
 from ...plugin_host.registry import Registry
 
 
@@ -19,7 +21,14 @@ def load_processors(config: FrameConfig, registry: Registry, device: torch.devic
     Raises `PluginError` when one cannot be imported and `ValueError` when it is no logits processor.
     """
     setup = ProcessorSetup(device, config.scheduler.max_num_seqs)
-    return [_build(found, setup) for found in processor_classes(config, registry)]
+    processors = []
+    for found in processor_classes(config, registry):
+        build = partial(_build, found, setup)
+        if found.provider is None:
+            processors.append(build())
+        elif one := tried(registry, found.provider, build, named=is_named(found.provider, config)):
+            processors.append(one)
+    return processors
 
 
 def _build(found: FoundProcessor, setup: ProcessorSetup) -> LogitsProcessor:

@@ -47,8 +47,9 @@ def open_device(config: FrameConfig, registry: Registry, placement: Placement, e
     platform = choose_platform(config, registry, checkpoint.max_model_len, placement)
     dtype, deterministic = resolve_dtype(config, checkpoint, platform), config.model.deterministic
     reason = platform.supports(PlatformSpec(dtype, world_size=placement.mesh.size, deterministic=deterministic))
+    name = platform.setup.plugin or platform.device_type
     if reason:
-        raise ValueError(f"platform {platform.device_type!r} cannot serve this configuration: {reason}")
+        raise ValueError(f"platform {name!r} cannot serve this configuration: {reason}")
     torch.manual_seed(config.model.seed)
     refused = platform.supports(PlatformSpec(dtype, deterministic=True))
     return OpenDevice(
@@ -60,7 +61,7 @@ def open_device(config: FrameConfig, registry: Registry, placement: Placement, e
         platform=platform,
         steps=platform.steps(),
         dtype=str(dtype).removeprefix("torch."),
-        not_deterministic=f"platform {platform.device_type!r}: {refused}" if refused else "",
+        not_deterministic=f"platform {name!r}: {refused}" if refused else "",
     )
 
 

@@ -1,0 +1,79 @@
+"""What becomes of plugins that fail: those that nobody named are left out, and a traceback says which one it was.
+
+Knows no kind of plugin.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ..interfaces.provider import Provider
+from .offers import HERE, KINDS, OURS, PluginError, one_line
+from .registry import Registry
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def tried(registry: Registry, provider: Provider, work: Callable[[], T], *, named: bool) -> T | None:
+    """What `work` gives; None when it raises, and then the plugin cannot be chosen any more and the log says why.
+
+    What was `named` raises. So do frame's own plugins, which would be missed.
+    """
+    try:
+        return work()
+    except (Exception, SystemExit) as error:  # a foreign class may raise anything
+        place = next((at for at, offer in enumerate(registry.offers) if offer.provider is provider), None)
+        if (
+            place is None
+            or registry.offers[place].package in (HERE, OURS)
+            or (named and isinstance(error, PluginError))
+        ):
+            raise
+        offer, reason = registry.offers[place], one_line(error)
+        said = f"{KINDS[offer.kind].noun} {provider.name!r} of package {offer.package}"
+        if named:
+            raise PluginError(f"{said} cannot be built: {reason}") from error
+        registry.offers[place] = replace(offer, problem=reason)
+        logger.warning("%s is left out: %s", said, reason)
+        logger.debug("%s failed", said, exc_info=error)
+        return None
+
+
+def is_configured(provider: Provider, config: Any) -> bool:
+    """Whether the configuration gives options to a plugin, which names it."""
+    return any(name in config.plugin for name in (provider.name, *provider.aliases))
+
+
+def culprit(registry: Registry, error: BaseException) -> str:
+    """The plugin of another package in which an error arose, as "logits processor 'x' of package y"; "" if in none.
+
+    An error that came from another process carries the answer with it, as its attribute `culprit`.
+    """
+    told = getattr(error, "culprit", None)
+    if told is not None:
+        return str(told)
+    step, found = error.__traceback__, ""
+    while step is not None:
+        # the innermost frame of a plugin counts: what it called may be torch's, or ours
+        found = _owner(registry, str(step.tb_frame.f_globals.get("__name__", ""))) or found
+        step = step.tb_next
+    return found
+
+
+def _owner(registry: Registry, module: str) -> str:
+    """Whose a module is: a plugin's own, or one beside it in a package of others; "" for anybody else's."""
+    beside = ""
+    for offer in registry.offers:
+        if offer.package in (HERE, OURS):
+            continue
+        homes = [target.partition(":")[0] for target in (offer.provider.target, *offer.provider.tags.values())]
+        if module in homes:
+            return f"{KINDS[offer.kind].noun} {offer.provider.name!r} of package {offer.package}"
+        if module.partition(".")[0] == homes[0].partition(".")[0]:
+            beside = f"package {offer.package}"
+    return beside

@@ -1,0 +1,38 @@
+"""Whether plugins can be used on this machine, tried in a process that does nothing else: it imports their classes.
+
+Run as `python -m frame.core.plugin_host.trial KEYS`, JSON of [kind, "package:name"]; prints an object of
+"kind package:name" → "" or why not, on its last line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+from .offers import one_line
+from .registry import Registry
+
+#: Kinds of which a class says by itself whether it can be used, and those that are loaded without being named.
+TRIED = ("platform", "grammar", "processor", "endpoint", "command")
+
+
+def reason_against(registry: Registry, kind: str, name: str) -> str:
+    """Why a plugin cannot be used here; "" when it can."""
+    try:
+        found = registry.resolve(registry.choose(kind, name))
+        ask = {"platform": "probe", "grammar": "supports"}.get(kind)
+        return (getattr(found, ask)() or "") if ask is not None else ""
+    except (Exception, SystemExit) as error:  # a foreign class may raise anything
+        return one_line(error)
+
+
+def main(keys: list[list[str]]) -> None:
+    """Prints the answers."""
+    logging.disable(logging.CRITICAL)
+    registry = Registry.load()
+    print(json.dumps({f"{kind} {name}": reason_against(registry, kind, name) for kind, name in keys}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
