@@ -1,4 +1,4 @@
-"""Attention by FlashAttention, where the user has installed it: version 3 on Hopper, else version 2.
+"""Attention by FlashAttention, where the user has installed it: version 3 or 4 on Hopper, else version 2.
 
 Both read the paged cache as it lies. Which one serves a layer, and why not, is in `flash_libraries`. Knows no kernel of
 ours but the one that stores keys and values.

@@ -1,7 +1,8 @@
 """FlashAttention's versions: how each is found, what it cannot do, and how it wants its arguments.
 
-Facts of the packages' own documentation: `flash_attn_interface` (3) takes lengths and a page table of any page size;
-`flash_attn` (2) takes running sums of lengths and pages of a multiple of 256 tokens. Knows no step.
+Facts of the packages' own documentation: `flash_attn_interface` (3) and `flash_attn.cute` (4) take
+lengths and a page table of any page size; `flash_attn` (2) takes running sums of lengths and pages of a multiple of 256
+tokens. Knows no step.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class FlashLibrary(ABC):
     function: ClassVar[str]
     block_multiple: ClassVar[int] = 1
     alibi: ClassVar[bool] = False
+    windows: ClassVar[bool] = True
     capabilities: ClassVar[tuple[tuple[int, int], ...]] = ()
 
     def load(self) -> Callable[..., Any]:
@@ -43,6 +45,8 @@ class FlashLibrary(ABC):
             found.append(f"block size {spec.block_size} not supported (multiples of {self.block_multiple})")
         if spec.alibi and not self.alibi:
             found.append("ALiBi not supported")
+        if spec.window and not self.windows:
+            found.append("sliding windows not supported: what lies before a window in its first tile must be numbers")
         try:
             self.load()
         except ModuleNotFoundError as error:
@@ -90,12 +94,16 @@ class FlashThree(FlashLibrary):
 
 
 class FlashFour(FlashLibrary):
-    """The version for Hopper and Blackwell, `flash-attn-4`, which compiles each of its kernels at first use."""
+    """The version for Hopper and Blackwell, `flash-attn-4`, which compiles each of its kernels at first use.
+
+    It multiplies what lies before a window by zero, and another request may have left numbers there that are none.
+    """
 
     name = "FlashAttention 4"
     module = "flash_attn.cute"
     function = "flash_attn_varlen_func"
     capabilities = ((9, 0), (10, 0))
+    windows = False
 
     def attend(
         self, foreign: Callable[..., Any], layer: LayerParams, query: Tensor, kv_cache: Tensor, batch: GroupBatch
@@ -112,7 +120,6 @@ class FlashFour(FlashLibrary):
                 max_seqlen_q=batch.max_query_len,
                 softmax_scale=spec.scale,
                 causal=True,
-                window_size=(spec.window - 1, 0) if spec.window else (None, None),
                 softcap=spec.soft_cap,
             )
         )

@@ -10,6 +10,11 @@ class TestFlashThree(AttentionBackendSuite):
     device_type = "cpu"
 
 
+class TestFlashFour(AttentionBackendSuite):
+    target = f"{HERE}:FlashFourOnCpu"
+    device_type = "cpu"
+
+
 class TestFlashTwo(AttentionBackendSuite):
     target = f"{HERE}:FlashTwoOnCpu"
     device_type = "cpu"

@@ -14,7 +14,7 @@ from torch import Tensor
 from frame.core.ops import Ops
 from frame.plugins.attention.cudnn import CudnnAttention
 from frame.plugins.attention.flash import FlashAttention
-from frame.plugins.attention.flash_libraries import FlashThree, FlashTwo
+from frame.plugins.attention.flash_libraries import FlashFour, FlashThree, FlashTwo
 from frame.plugins.attention.torch import FLOATS, TorchAttention
 
 
@@ -90,6 +90,36 @@ def flash_attn_varlen_func(
                    alibi_slopes)  # fmt: skip
 
 
+def flash_attn_four(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    qv: None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    min_seqlen_k: int | None = None,
+    seqused_q: None = None,
+    seqused_k: Tensor | None = None,
+    gather_kv_indices: None = None,
+    page_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    learnable_sink: None = None,
+    softcap: float = 0.0,
+) -> tuple[Tensor, None]:
+    """FlashAttention 4, a part of its arguments: queries by running sums, keys by lengths and a page table."""
+    assert seqused_k is not None
+    assert page_table is not None
+    assert cu_seqlens_q is not None
+    assert max_seqlen_q is not None
+    assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
+    assert window_size == (None, None)
+    return _attend(q, k, v, cu_seqlens_q, seqused_k, page_table, softmax_scale, causal, (-1, -1), softcap, None), None
+
+
 def _attend(
     q: Tensor,
     k: Tensor,
@@ -131,6 +161,14 @@ class StandInThree(FlashThree):
         return 9, 0
 
 
+class StandInFour(FlashFour):
+    def load(self) -> Callable[..., Any]:
+        return flash_attn_four
+
+    def capability(self) -> tuple[int, int]:
+        return 9, 0
+
+
 class StandInTwo(FlashTwo):
     block_multiple = 1  # the suite's cases have small blocks
 
@@ -141,6 +179,11 @@ class StandInTwo(FlashTwo):
 class FlashThreeOnCpu(FlashAttention):
     devices = ("cpu",)
     libraries = (StandInThree(),)
+
+
+class FlashFourOnCpu(FlashAttention):
+    devices = ("cpu",)
+    libraries = (StandInFour(),)
 
 
 class FlashTwoOnCpu(FlashAttention):

@@ -15,7 +15,7 @@ from frame.plugins.attention.cudnn import MAX_ROWS, CudnnAttention, padded
 from frame.plugins.attention.flash import FlashAttention
 from frame.plugins.attention.flash_libraries import FlashTwo
 from tests.plugins.attention.batches import SPEC, check, make_case
-from tests.plugins.attention.stand_ins import CudnnOnCpu, FlashThreeOnCpu, StandInThree, StandInTwo
+from tests.plugins.attention.stand_ins import CudnnOnCpu, FlashThreeOnCpu, StandInFour, StandInThree, StandInTwo
 
 HALF = replace(SPEC, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, head_dim=64, block_size=16)
 
@@ -50,6 +50,14 @@ def test_each_version_gives_its_reasons_where_none_can() -> None:
         "FlashAttention 2: flash_attn cannot be imported (OSError)",
     ]
     assert "FlashAttention 3: this GPU's compute capability not supported" in str(flash(Elsewhere()).supports(HALF))
+
+
+def test_four_refuses_windows() -> None:
+    """It multiplies what lies before them, which may be no number, by zero."""
+    assert flash(StandInFour()).supports(HALF) is None
+    refused = str(flash(StandInFour()).supports(replace(HALF, window=9)))
+    assert refused.startswith("FlashAttention 4: sliding windows not supported")
+    assert flash(StandInFour(), StandInThree()).supports(replace(HALF, window=9)) is None
 
 
 def test_faults_of_the_layer_come_first_and_do_not_hide_each_other() -> None:
