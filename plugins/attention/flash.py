@@ -70,9 +70,16 @@ class FlashAttention(AttentionBackend):
         store(key, value, kv_cache, plan.batch.slot_mapping)
         if not plan.batch.max_query_len:
             return torch.zeros_like(query)
-        # of single tokens a library takes one for each row; those behind them are padding
-        taken = query[: len(plan.batch.host_query_lens)] if plan.batch.max_query_len == 1 else query
-        out = self._library.attend(self._attend, layer, taken, kv_cache, plan.batch)
-        if len(taken) < len(query):
-            out = pad(out, (0, 0, 0, 0, 0, len(query) - len(taken)))
+        # of single tokens a library takes one for each row; there may be more or fewer tokens, the rest is padding
+        taken = query
+        if plan.batch.max_query_len == 1:
+            taken = _of_length(query, len(plan.batch.host_query_lens))
+        out = _of_length(self._library.attend(self._attend, layer, taken, kv_cache, plan.batch), len(query))
         return out if plan.padding is None else out.masked_fill_(plan.padding, 0)
+
+
+def _of_length(tokens: Tensor, length: int) -> Tensor:
+    """`tokens` [T, H, D] cut or filled with zeros to `length`."""
+    if length <= len(tokens):
+        return tokens[:length]
+    return pad(tokens, (0, 0, 0, 0, 0, length - len(tokens)))
