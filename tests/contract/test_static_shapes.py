@@ -30,7 +30,7 @@ def test_sizes_that_vary_are_found(kind: str, op: str, tmp_path: Path) -> None:
     suite = type("Suite", (PlatformSuite,), {"target": f"tests.contract.static_shapes:{kind}", "max_sizes": 6})()
     suite.folder = tmp_path
     with pytest.raises(AssertionError, match=f"argument . of op {op} has sizes"):
-        suite.test_a_fixed_set_of_sizes_is_met(suite.make(local_rank=0), tmp_path)
+        suite.test_a_fixed_set_of_sizes_is_met(suite.make(), tmp_path)
 
 
 ASKED = [
