@@ -64,8 +64,8 @@ class CachedLayer(nn.Module, ABC):
     def bind(self, cache: Tensor | None, block: BlockFormat | None, plan: int, planner: Planner) -> None:
         """Called by the worker once memory is there, and again when it moved.
 
-        `cache` uint8 [num_blocks, block_bytes] holds blocks of the format `block`; both are None for a layer that keeps
-        nothing. `plan` is the number of its plan in a step.
+        `cache` uint8 [num_blocks, block_bytes] holds blocks of the format `block`, or raw bytes where that is None, as
+        for layers without a backend; it is None for a layer that keeps nothing. `plan` is the number of its plan.
         """
         self.plan_index, self.planned_by = plan, planner
         self.kv_cache = cache if cache is None or block is None else block.view(cache)

@@ -89,6 +89,7 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("tool-parser", f"{MORE}:Piecewise", "pieces do not matter", CALL),
         ("reasoning-parser", f"{MORE}:Forgetting", "plain text stays content", THOUGHT),
         ("reasoning-parser", f"{MORE}:OneReader", "readers do not share state", THOUGHT),
+        ("model", "tests.contract.recurrent:Forgetful", "chunks give the logits of the whole", LLAMA),
         ("model", f"{MORE}:Halved", "tokens equal the reference", LLAMA),
         ("model", f"{MORE}:Neighbourly", "tokens do not depend on the batch", LLAMA),
     ],
@@ -115,6 +116,15 @@ def test_a_right_one_passes_and_gives_reasons_for_what_it_skips():
     skipped = [outcome for outcome in outcomes if outcome.status == "skipped"]
     assert [outcome.name for outcome in skipped] == ["blocks that are damaged are computed again"]
     assert all(outcome.reason for outcome in skipped)
+
+
+def test_a_model_that_keeps_states_runs_its_suite_but_for_what_the_engine_lacks():
+    outcomes = run_suite("model", target="tests.contract.recurrent:Recurrent", tags=LLAMA)
+    by_status = {status: {one.name for one in outcomes if one.status == status} for status in ("passed", "failed")}
+    assert by_status["failed"] == set()
+    assert {"chunks give the logits of the whole", "logits are finite and float32"} <= by_status["passed"]
+    reasons = {outcome.reason for outcome in outcomes if outcome.status == "skipped"}
+    assert any("layer 'model.state' has no attention backend" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(
