@@ -6,7 +6,8 @@ The rates are those of a copy, of a large product that goes on for a while, and 
 known when the targets were set; decodes have since read keys at up to 4.56 TB/s. Each step takes the longer of its
 products' operations and of the weights' bytes, then the bytes of all keys and values that its decodes read, then the
 operations of its prompts' attention; nothing overlaps, all else takes no time. Steps hold every decode and prompts up
-to a budget of tokens, as frame and its peers schedule them.
+to a budget of tokens, as frame and its peers schedule them. What prompts
+share is computed once, and read once a step.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def floor(config: dict[str, Any], run: Run, seed: int) -> tuple[float, float, fl
     running: list[tuple[int, int]] = []  # tokens in the cache, tokens still wanted
     while waiting or running:
         tokens = sampled = len(running)
-        keys += shape.keys(sum(length for length, _ in running))
+        keys += shape.keys(sum(length for length, _ in running) - run.shared * max(0, len(running) - 1))
         running = [(length + 1, left - 1) for length, left in running]
         while waiting and tokens < MAX_TOKENS:
             length, left = waiting[0]
@@ -81,7 +82,7 @@ def floor(config: dict[str, Any], run: Run, seed: int) -> tuple[float, float, fl
             if done == length:
                 del waiting[0]
                 running.append((length + 1, left - 1))
-                sampled, done = sampled + 1, 0
+                sampled, done = sampled + 1, run.shared  # the first prompt has computed what all share
         products += shape.products(tokens, sampled)
         running = [(length, left) for length, left in running if left]
     return products, keys, attention, sum(wanted)
