@@ -94,6 +94,14 @@ class Groups:
     pipeline: ProcessGroup
     expert: ProcessGroup
 
+    @classmethod
+    def single(cls) -> Groups:
+        """Those of a worker that is alone: nothing is divided."""
+        from ..parallel.group import SingleGroup
+
+        alone = SingleGroup()
+        return cls(alone, alone, alone)
+
 
 class Weights(Protocol):
     """Where the tensors of a checkpoint go in a model."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: Version of the plugin contract (interfaces + layers + ops and their data classes). A minor adds, a major removes.
-API_VERSION = "0.2.dev2"
+API_VERSION = "0.2.dev3"
 
 
 @dataclass(frozen=True)

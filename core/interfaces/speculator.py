@@ -67,12 +67,3 @@ class Speculator(ABC):
 
         Every returned id must lie in the vocabulary. The same context gives the same guesses on every rank.
         """
-
-
-class NullSpeculator(Speculator):
-    """No speculation: one token a step."""
-
-    def propose(self, context: DraftContext) -> Drafts:
-        rows = len(context.slots)
-        nothing = torch.zeros((rows, 0), dtype=torch.int32, device=self.device)
-        return Drafts(nothing, torch.zeros(rows, dtype=torch.int32, device=self.device))

@@ -21,7 +21,6 @@ from ...interfaces.setup import LoaderSetup, ModelSetup
 from ...layers.build import ModelBuild
 from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
-from ...parallel.group import SingleGroup
 from ...plugin_host.model_choice import model_provider
 from ...plugin_host.registry import Registry
 
@@ -76,7 +75,6 @@ def build_model(
 ) -> tuple[Model, ModelBuild]:
     """The model of the checkpoint's architecture on the platform's device, its weights not yet read."""
     dtype = resolve_dtype(config, checkpoint, platform)
-    group = SingleGroup()
     kv_name = config.cache.kv_cache_dtype
     provider = model_provider(checkpoint, registry)
     build = _build_kind(config, checkpoint, registry.resolve(provider))(
@@ -84,7 +82,7 @@ def build_model(
         dtype=dtype,
         device=platform.device,
         ops=platform.ops(),
-        groups=Groups(tensor=group, pipeline=group, expert=group),
+        groups=Groups.single(),
         block_size=config.cache.block_size,
         kv_dtype=dtype if kv_name == "auto" else KV_DTYPES.get(kv_name) or getattr(torch, kv_name),
         device_type=platform.device_type,

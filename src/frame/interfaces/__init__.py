@@ -216,7 +216,6 @@ if TYPE_CHECKING:
     from frame.core.interfaces.speculator import (
         DraftContext as DraftContext,
         Drafts as Drafts,
-        NullSpeculator as NullSpeculator,
         Speculator as Speculator,
     )
     from frame.core.interfaces.step import (
@@ -279,7 +278,7 @@ else:
             "CacheView", "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker",
             "RequestView",
         ),
-        "speculator": ("DraftContext", "Drafts", "NullSpeculator", "Speculator"),
+        "speculator": ("DraftContext", "Drafts", "Speculator"),
         "executor": (
             "DeadWorkerError", "Executor", "StepHandle", "WorkerDescription", "WorkerFactory", "WorkerFacts",
             "WorkerProtocol", "WorkerReady",

@@ -24,7 +24,6 @@ from frame.core.interfaces.setup import BackendSetup
 from frame.core.layers.build import ModelBuild
 from frame.core.layers.weights import load_weights
 from frame.core.ops import Ops
-from frame.core.parallel.group import SingleGroup
 from frame.core.plugin_host.offers import import_target
 from frame.core.worker.start.kv_memory import KVMemory
 from frame.core.worker.start.model_loading import choose_loader
@@ -119,13 +118,12 @@ class ModelSuite(PluginSuite):
 
     def build(self) -> ModelBuild:
         """What the model is built from, on the CPU in float32, unsharded."""
-        group = SingleGroup()
         return ModelBuild(
             config=ModelConfig(self.checkpoint().text),
             dtype=torch.float32,
             device=torch.device("cpu"),
             ops=Ops(),
-            groups=Groups(tensor=group, pipeline=group, expert=group),
+            groups=Groups.single(),
             block_size=_BLOCK,
             kv_dtype=torch.float32,
             device_type="cpu",
