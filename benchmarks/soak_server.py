@@ -114,8 +114,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def _name(pid: int) -> str:
-    command = _command(pid).split("\0")
-    name = command[3] if len(command) > 3 and command[2] == "frame" else "other"
+    name = _command(pid).partition("\0frame\0")[2].partition("\0")[0] or "other"
     if name == "engine":
         try:
             standby = Path(f"/proc/{pid}/comm").read_text().strip() == "frame-standby"
