@@ -41,7 +41,7 @@ def test_predicted_blocks_and_bytes_are_those_of_the_engine(family, tmp_path, ca
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     found = doctor(capsys, str(folder), *flags)
     engine = LLM(str(folder), **settings).llm_engine
-    (layout,) = engine.collective_rpc(lambda worker: worker.memory.layout)
+    (layout,) = engine.collective_rpc(lambda worker: worker.started.memory.layout)
     (weights,) = engine.collective_rpc(lambda worker: sum(one.nbytes for one in worker.model.parameters()))
     cache = found["kv_cache"]
     assert cache["num_blocks"] == layout.num_blocks == engine.core.info.num_blocks
