@@ -34,18 +34,18 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: characters from which text is tokenised on a thread, so that other streams go on
+#: texts of at least this many characters are tokenised on a thread, so that other streams go on
 _LONG_TEXT = 8192
-#: between two questions whether paused requests have ended
+#: seconds between two checks whether the running requests of a paused engine have ended
 _POLL_SECONDS = 0.02
 
 
 class AsyncLLM:
-    """A front over an `EngineClient`. Reading the engine's outputs begins with the first request.
+    """A front over an `EngineClient`, whose outputs it reads from the first request on.
 
-    Requests that an engine loses by dying are replayed on the next one, from where their streams stand.
-    One event loop uses it. `client` belongs to the caller unless `from_engine_args` made it. `tokenizer` may be on its
-    way already.
+    When an engine dies, its requests continue on the next engine from the last token that their streams received. Only
+    one event loop may use it. `client` belongs to the caller unless `from_engine_args` made it. `tokenizer` may be
+    passed while it still loads.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class AsyncLLM:
 
     @classmethod
     def from_config(cls, config: FrameConfig) -> AsyncLLM:
-        """As `from_engine_args`, from a configuration tree."""
+        """Like `from_engine_args`, but takes a configuration tree."""
         config = fetch_model(config)
         checkpoint = read_checkpoint(config)
         tokenizer = tokenizer_source(config, checkpoint)
@@ -111,10 +111,11 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams the outputs of one request, as its `output_kind` says, until one is `finished`.
 
-        Cancelling the task or closing the generator aborts the request. Raises `InvalidRequest` for what cannot be
-        served, `EngineDeadError` when there is no engine and none will come; when the engine dies, the stream goes on
-        with the next one, or ends with finish_reason "error" when there is none. `trace_headers` change nothing: the
-        server's sinks take them from HTTP requests. With scheduling_policy "fair" each `owner` gets an equal share.
+        Cancelling the task or closing the generator aborts the request. Raises `InvalidRequest` for a request that
+        cannot be served, `EngineDeadError` when there is no engine and none will be started; when the engine dies, the
+        stream goes on with the next one, or ends with finish_reason "error" when there is none. `trace_headers` change
+        nothing: the server's sinks take them from HTTP requests. With scheduling_policy "fair" each `owner` gets an
+        equal share.
         """
         del trace_headers
         refuse_unserved(lora_request=lora_request, **unused)
@@ -122,7 +123,7 @@ class AsyncLLM:
         self._start()
         parsed = parse_prompt(prompt)
         if parsed.token_ids is None:
-            parsed = await self._beside(len(parsed.text or ""), self.front.tokenize, parsed, params)
+            parsed = await self._off_loop(len(parsed.text or ""), self.front.tokenize, parsed, params)
         requests = self.front.submit(
             request_id, parsed, params, priority=priority, kv_transfer=kv_transfer, owner=owner
         )
@@ -155,7 +156,7 @@ class AsyncLLM:
     def encode(
         self, prompt: Any, pooling_params: PoolingParams | None, request_id: str, **options: Any
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """Pools one prompt; a stream of one output, whose `outputs.error` says when there is no answer.
+        """Pools one prompt: yields one output, whose `outputs.error` holds the cause when pooling failed.
 
         `options` are keywords of `generate`.
         """
@@ -165,23 +166,23 @@ class AsyncLLM:
         return stream
 
     async def pair(self, first: str, second: str, params: PoolingParams) -> ParsedPrompt:
-        """Two texts as one prompt of a reranker."""
-        return await self._beside(len(first) + len(second), self.front.pair, first, second, params)
+        """Joins two texts into one prompt for a reranker."""
+        return await self._off_loop(len(first) + len(second), self.front.pair, first, second, params)
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; raises `InvalidRequest` without a tokenizer and for a text beyond all use."""
-        return await self._beside(len(text), self.front.encode, text, add_special_tokens)
+        """Token ids of a text; raises `InvalidRequest` without a tokenizer and for a text that is far too long."""
+        return await self._off_loop(len(text), self.front.encode, text, add_special_tokens)
 
     async def render_chat(self, messages: list[Any], options: ChatOptions) -> ParsedPrompt:
-        """A conversation as a prompt; raises `InvalidRequest` naming what the template cannot take."""
-        return await self._beside(text_size(messages), self.front.render_chat, messages, options)
+        """Renders a conversation as a prompt; raises `InvalidRequest` naming what the template does not accept."""
+        return await self._off_loop(text_size(messages), self.front.render_chat, messages, options)
 
     async def get_tokenizer(self) -> Any:
         """The transformers tokenizer."""
         return self.front.tokenizer().hf
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What requests without parameters use: the model's generation config."""
+        """The sampling parameters of requests that bring none: those of the model's generation config."""
         return self.front.default_sampling_params.clone()
 
     async def check_health(self) -> None:
@@ -203,15 +204,15 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> EngineDeadError:
-        """What a request would be told now."""
+        """The error that a new request would get at this moment."""
         return EngineDeadError(self._client.error or "the engine is running")
 
     async def stats(self) -> EngineStats:
-        """The engine's own counters and gauges now."""
+        """The present values of the engine's own counters and gauges."""
         return await self._client.stats()
 
     async def get_metrics(self) -> list[Metric]:
-        """Every metric now; raises `RuntimeError` unless statistics are kept (disable_log_stats=False)."""
+        """All metrics; raises `RuntimeError` unless statistics are kept (disable_log_stats=False)."""
         if self.front.statistics is None:
             raise RuntimeError("metrics are not kept: pass disable_log_stats=False")
         return self.front.statistics.snapshot(await self._client.stats())
@@ -227,7 +228,7 @@ class AsyncLLM:
 
     @property
     def model_config(self) -> ModelConfig:
-        """What was asked for of the model, with the length and the dtype that the engine chose."""
+        """The model's configuration as given, with the length and the dtype that the engine chose."""
         info = self._client.info
         return self.config.model.model_copy(update={"max_model_len": info.max_model_len, "dtype": info.dtype})
 
@@ -242,7 +243,8 @@ class AsyncLLM:
         """Holds requests back until `resume_generation`; new ones wait.
 
         "abort" ends those that run, "wait" returns when they have ended, "keep" freezes them. `clear_cache` empties the
-        prefix cache. `wait_for_inflight_requests` is an old name for "wait". Raises `RuntimeError` for what is wrong.
+        prefix cache. `wait_for_inflight_requests` is an old name for "wait". Raises `RuntimeError` when the arguments
+        contradict each other.
         """
         arguments = {"mode": "wait" if wait_for_inflight_requests else mode, "clear_cache": clear_cache}
         while await self._client.call("pause", arguments) and arguments["mode"] == "wait":
@@ -257,11 +259,11 @@ class AsyncLLM:
         return bool(await self._client.call("is_paused"))
 
     async def is_sleeping(self) -> bool:
-        """Whether memory was given back by `sleep` and not taken again."""
+        """Whether `sleep` has freed device memory that `wake_up` has not allocated again."""
         return bool(await self._client.call("is_sleeping"))
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empties the prefix cache; running requests are recomputed if asked, else their blocks make this False."""
+        """Empties the prefix cache; False where running requests hold blocks and are not to be recomputed."""
         arguments = {"reset_running_requests": reset_running_requests, "reset_connector": reset_connector}
         return bool(await self._client.call("reset_prefix_cache", arguments))
 
@@ -273,7 +275,7 @@ class AsyncLLM:
     ) -> list[Any]:
         """Calls a method of every worker by name, with keyword arguments; returns the answers by rank.
 
-        Raises `TimeoutError` when there is none after `timeout` seconds; the workers go on with it.
+        Raises `TimeoutError` when no answer came within `timeout` seconds; the workers continue the call.
         """
         if not isinstance(method, str) or args:
             raise ValueError("workers of another process take a method by name and keyword arguments only")
@@ -289,11 +291,11 @@ class AsyncLLM:
         return await self._client.call("stop_profile")
 
     async def sleep(self, level: int = 1) -> None:
-        """Frees device memory; raises where the platform cannot, and `ValueError` for a level that is none."""
+        """Frees device memory; raises where the platform cannot, and `ValueError` for an unknown level."""
         await self._client.call("sleep", {"keep": sleep_keeps(level)})
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Takes the memory back."""
+        """Allocates the device memory again."""
         await self._client.call("wake_up", {"tags": tags or ["weights", "kv_cache"]})
 
     def shutdown(self) -> None:
@@ -303,8 +305,11 @@ class AsyncLLM:
         if self._owned is not None:
             self._owned.stop()
 
-    async def _beside(self, num_chars: int, work: Callable[..., T], *args: Any) -> T:
-        """Does work on text so that streams go on: long texts on a thread, short ones one in each turn of the loop."""
+    async def _off_loop(self, num_chars: int, work: Callable[..., T], *args: Any) -> T:
+        """Runs text work without delaying streams.
+
+        On a thread for long texts, one short text per turn of the event loop.
+        """
         if num_chars >= _LONG_TEXT:
             return await asyncio.to_thread(work, *args)
         async with self._short_texts:

@@ -1,4 +1,4 @@
-"""Grammars of answers that may hold tool calls, as structural tags. Knows no model's format: parsers give theirs."""
+"""Grammars of answers that may contain tool calls, as structural tags. Tool parsers supply the formats."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ Format = dict[str, Any]
 
 
 def text_or_calls(constraint: StructuredOutputsParams, calls: CallTags, parallel: bool) -> StructuredOutputsParams:
-    """Answers that obey `constraint`, or call; a structural tag of the older form stays as it is."""
+    """Answers that obey `constraint` or call tools; a structural tag of the older form stays as it is."""
     text = _text_format(constraint)
     if text is None:
         return constraint
-    # a lexer reads the longest text it knows: beside other JSON, the head of a call must be JSON's parts, not one text
+    # a lexer takes the longest literal that matches: where other JSON is allowed too, the head of a call must be given
+    # in JSON's tokens, not as one literal
     calls = replace(calls, tags=[_as_object(tag) or tag for tag in calls.tags])
     return _tagged({"type": "or", "elements": [text, _calls_format(calls, parallel)]}, constraint)
 
 
 def text_with_calls(calls: CallTags, parallel: bool) -> StructuredOutputsParams:
-    """Free text in which what begins a call is a whole one."""
+    """Free text in which every tool call that begins must also be complete."""
     tags = calls.tags
     if calls.opener:
         tags = [{"type": "tag", "begin": calls.opener, "content": _several(calls, parallel), "end": calls.closer}]
@@ -47,7 +48,7 @@ def _calls_format(calls: CallTags, parallel: bool) -> Format:
 
 
 def _as_object(tag: Mapping[str, Any]) -> Format | None:
-    """A call that is a JSON object, as the schema of that object; None for another."""
+    """The JSON schema of a call that is written as one JSON object; None for other formats."""
     content = tag["content"]
     try:
         call = json.loads(f"{tag['begin']}null{tag['end']}")

@@ -8,7 +8,9 @@ from .outputs import RequestOutput
 
 
 class Collector:
-    """Holds at most one output: a consumer slower than the engine gets several steps in one.
+    """Holds at most one output.
+
+    A consumer that is slower than the engine gets the tokens of several steps in one output.
 
     `aggregate` joins deltas; otherwise a newer output replaces the older one.
     """
@@ -28,7 +30,7 @@ class Collector:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Makes `get` raise once what was put has been taken."""
+        """Makes `get` raise `error` after it has returned the output that is waiting."""
         self._error = error
         self._wake()
 

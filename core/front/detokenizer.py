@@ -11,11 +11,12 @@ from .token_bytes import Pieces
 #: Prompt tokens that new text is decoded after: a character has at most four bytes, each at most one token.
 NUM_CONTEXT_TOKENS = 5
 _REPLACEMENT = "\ufffd"
-#: Tokens after which some of what waits is shown: tokens that straddle characters, or broken text.
+#: After so many held-back tokens, their whole characters are shown: the tokens end within characters, or the text is
+#: broken.
 _MAX_WAITING = 4
-#: Tokens after which all of it is: broken text.
+#: After so many held-back tokens, all of the text is shown: it is broken.
 _MAX_STRADDLING = 32
-#: Bytes of a character that another may still follow; each may read as one U+FFFD.
+#: Most bytes of an incomplete UTF-8 character; each may decode to one U+FFFD.
 _MAX_OPEN_BYTES = 3
 
 
@@ -26,11 +27,11 @@ class Detokenizer(Protocol):
         """Takes new ids; returns the whole characters that they completed."""
 
     def flush(self) -> str:
-        """At the end: what is left of an unfinished character, as U+FFFD, or nothing."""
+        """Ends the output: returns the rest of an incomplete character as U+FFFD, or an empty text."""
 
 
 class PieceDetokenizer:
-    """For tokenizers that only join tokens: looks bytes up and decodes UTF-8 as a stream, constant time a token."""
+    """For tokenizers that only join tokens: decodes their bytes as UTF-8 incrementally, in constant time a token."""
 
     def __init__(self, pieces: Pieces, context: Sequence[int], skipped: frozenset[int]) -> None:
         self._pieces = pieces
@@ -44,7 +45,7 @@ class PieceDetokenizer:
         if not self._open and len(token_ids) == 1 and (token := token_ids[0]) not in skipped:
             text = pieces.texts[token]
             if text is not None:
-                return text  # nearly all tokens, at the price of a look-up
+                return text  # fast path for nearly all tokens: one look-up
         text = self._decoder.decode(b"".join([pieces[token] for token in token_ids if token not in skipped]))
         self._open = bool(self._decoder.getstate()[0])
         return text
@@ -88,7 +89,7 @@ class WindowDetokenizer:
         return new.lstrip(" ") if follows_special else new
 
     def _show_whole_characters(self, text: str) -> str:
-        """Shows all but an open character at the end of `text`; the window stays, for it has no end of its own yet."""
+        """Shows all but an incomplete character at the end of `text`, inside which the window must not end."""
         num_open = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_OPEN_BYTES)
         whole = text[: len(text) - num_open]
         if not whole.startswith(self._prefix):
@@ -97,7 +98,7 @@ class WindowDetokenizer:
         return new
 
     def _advance(self, text: str) -> str:
-        """Shows `text` beyond what was shown, and drops the tokens before the newest shown ones from the window."""
+        """Returns the part of `text` that was not shown yet, and drops the oldest shown tokens from the window."""
         if text.startswith(self._prefix):
             new = text[len(self._prefix) :]
         elif self._prefix.endswith(_REPLACEMENT):

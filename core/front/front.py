@@ -29,7 +29,7 @@ from .tokenizer import Tokenizer, TokenizerSource
 
 
 def tokenizer_source(config: FrameConfig, checkpoint: Checkpoint) -> TokenizerSource:
-    """Where the tokenizer is: the folder that was named, the checkpoint's, or nowhere."""
+    """The source of the tokenizer: the configured folder, else the checkpoint's, or none."""
     model = config.model
     if model.skip_tokenizer_init or config.server.tokens_only:
         return TokenizerSource(None)
@@ -56,7 +56,7 @@ class Front:
         self.config = config
         self.checkpoint = checkpoint
         self.source = tokenizer if tokenizer is not None else tokenizer_source(config, checkpoint)
-        self.source.get_or_none()  # now, not with the first request
+        self.source.get_or_none()  # load at the start, not with the first request
         self.default_sampling_params = default_sampling_params(checkpoint.generation)
         self.chat_template = read_template(config.model.chat_template)
         self.statistics = None if config.observability.disable_log_stats else RequestStatistics()
@@ -153,7 +153,7 @@ class Front:
             raise InvalidRequest(f"the model {kind}, so it cannot do {task!r}; it can: {', '.join(served)}", "model")
 
     def tokenize(self, prompt: ParsedPrompt, params: SamplingParams | PoolingParams) -> ParsedPrompt:
-        """The prompt with its ids, as `submit` would make them; for long texts, on another thread."""
+        """The prompt with its ids, as `submit` would make them; callers run it on another thread for long texts."""
         if isinstance(params, PoolingParams):
             return self._pooling.tokenize(prompt, params)
         return self._admission.tokenize(prompt, params)
@@ -171,24 +171,24 @@ class Front:
         return self._pooling.tokenize(ParsedPrompt(chat.text, chat.token_ids), params)
 
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[Any], list[str]]:
-        """Takes what the engine emitted; returns what callers get, and engine ids to abort (stop strings)."""
+        """Turns engine outputs into request outputs, and engine ids to abort because a stop string ended them."""
         now = time.time()
         touched: dict[str, Record] = {}
         ended: list[str] = []
         for output in outputs:
             found = self._sequences.get(output.request_id)
             if found is None:
-                continue  # ended here before the engine knew
+                continue  # the front ended it before the engine learned of the abort
             record, sequence = found
             if output.num_drafts:
                 record.metrics.count_drafts(output.num_drafts, output.num_accepted)
             if output.finish_reason is None and record.metrics.first_token_time is not None:
-                if sequence.quiet:  # most outputs of an offline run: nothing to show before the end
+                if sequence.quiet:  # fast path for most outputs of an offline run: nothing is shown before the end
                     sequence.token_ids += output.token_ids
                     continue
-                if sequence.flows and output.kv_transfer is None:  # of streams
+                if sequence.takes_fast_path and output.kv_transfer is None:  # fast path for streams
                     record.metrics.last_token_time = now
-                    sequence.flow(output.token_ids)
+                    sequence.push_fast(output.token_ids)
                     touched[record.admitted.request_id] = record
                     continue
             if record.push(sequence, output, now):
@@ -199,7 +199,7 @@ class Front:
         return self._take(touched, now), ended
 
     def replay(self, engine_id: str) -> EngineRequest | None:
-        """An unfinished engine request as another engine continues it: with all that was emitted so far.
+        """An unfinished engine request for another engine to continue, with all tokens emitted so far.
 
         None when it has ended meanwhile.
         """
@@ -232,11 +232,11 @@ class Front:
 
     @property
     def longest_chat(self) -> int:
-        """Most characters of a rendered conversation of which some part can be used."""
+        """Most characters of a rendered conversation that can be of use, even truncated."""
         return self._admission.longest_text(cut=True)
 
     def with_template(self, options: ChatOptions) -> ChatOptions:
-        """The options with the configured template and format of contents unless they bring some."""
+        """The options, completed with the configured chat template and content format where they give none."""
         if options.content_format == "auto":
             options = replace(options, content_format=self.config.model.chat_template_content_format)
         if options.chat_template is None and self.chat_template is not None:
@@ -251,7 +251,7 @@ class Front:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, of any length that could be of use."""
+        """Token ids of a text; raises `InvalidRequest` for one that is too long to be used even when truncated."""
         self._admission.check_length(text, cut=True)
         return self.tokenizer().encode(text, add_special_tokens)
 

@@ -32,7 +32,7 @@ _DEFAULTS = {
     "max_new_tokens": "max_tokens",
 }
 _MAX_CHILDREN = 16384
-#: A text that is only counted, or cut to fit, may be this many times as long as one that could fit.
+#: A text that is only counted or will be truncated may be this many times as long as the longest that could fit.
 _CUT_LENGTHS = 8
 _SEED_MASK = 2**64 - 1
 
@@ -44,7 +44,7 @@ def derive_seed(seed: int, number: int) -> int:
 
 
 def default_sampling_params(generation: Mapping[str, Any]) -> SamplingParams:
-    """Parameters of a request that brings none, from generation_config.json's values."""
+    """The sampling parameters of requests that bring none, from the values of generation_config.json."""
     values = {ours: generation[name] for name, ours in _DEFAULTS.items() if generation.get(name) is not None}
     try:
         return SamplingParams(**values)
@@ -57,7 +57,7 @@ class Limits:
     """What the model and its configuration allow.
 
     `max_tokens` caps the output of every request (generation_config's max_new_tokens). `priorities` says whether the
-    scheduling policy reads them. `not_deterministic` says why no request may be deterministic, if so.
+    scheduling policy reads them. `not_deterministic` says why requests cannot be deterministic; None where they can.
     """
 
     max_model_len: int
@@ -72,7 +72,7 @@ class Limits:
     max_grammar_length: int = 1 << 18
 
     def check_priority(self, priority: int) -> None:
-        """Raises `InvalidRequest` for a priority that nobody would read."""
+        """Raises `InvalidRequest` for a priority that the scheduling policy would ignore."""
         if priority and not self.priorities:
             raise InvalidRequest(
                 f"priority {priority} needs scheduling_policy 'priority'; this engine serves in order of arrival",
@@ -160,9 +160,10 @@ class Admission:
         return ParsedPrompt(prompt.text, np.array(ids, np.int64), prompt.salt, listed=ids)
 
     def check_length(self, text: str, *, cut: bool) -> None:
-        """Raises `InvalidRequest` for a text of which no part can ever be used.
+        """Raises `InvalidRequest` for a text that cannot be used even when truncated.
 
-        Tokenising takes time in proportion to the text, so that is asked before. A text to be `cut` may be longer.
+        Checked before tokenising, which takes time in proportion to the text. A text that will be truncated (`cut`) may
+        be longer.
         """
         if len(text) <= self.limits.max_model_len:
             return
@@ -175,7 +176,7 @@ class Admission:
             )
 
     def longest_text(self, *, cut: bool) -> int:
-        """Most characters of a text of which some part can be used."""
+        """Most characters of a text that can be of use, even truncated."""
         return self.limits.max_model_len * self._tokenizer.get().max_token_chars * (_CUT_LENGTHS if cut else 1)
 
     @cached_property
@@ -249,7 +250,7 @@ class Admission:
             self._check_vocabulary("bad_words_token_ids", list(chain.from_iterable(params.bad_words_token_ids)))
 
     def _check_constraint(self, constraint: StructuredOutputsParams) -> None:
-        """Bounds the text; what it compiles to is the engine's to judge."""
+        """Checks the length of the constraint's text; the engine checks what it compiles to."""
         name = f"structured_outputs.{constraint.constraint}"
         try:
             length = len(msgspec.json.encode(constraint))
@@ -278,7 +279,7 @@ class Admission:
             )
 
     def _complete(self, params: SamplingParams) -> SamplingParams:
-        """The engine's own copy, with what only the front knows filled in."""
+        """A copy of the parameters for the engine, completed with the token ids that only the front knows."""
         changes: dict[str, Any] = {}
         if params.bad_words:
             tokenizer = self._tokenizer.get()

@@ -42,7 +42,7 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition | None]):
         ranks: Sequence[int | None],
         decoded_tokens: Sequence[str | None],
     ) -> None:
-        """Adds one position from parallel sequences, without making a mapping."""
+        """Adds one position from parallel sequences without creating a dict."""
         self.start_indices.append(len(self.token_ids))
         self.token_ids.extend(token_ids)
         self.logprobs.extend(logprobs)

@@ -79,7 +79,7 @@ class RequestStatistics:
         self._finished = dict.fromkeys(FINISH_REASONS, 0)
 
     def observe(self, metrics: RequestMetrics, ends: Sequence[tuple[str, int]]) -> None:
-        """Takes a finished request: its times, and (finish reason, tokens) of each of its outputs."""
+        """Counts a finished request by its times and the (finish reason, number of tokens) of each of its outputs."""
         if metrics.finished_time is not None:
             self._whole.observe(metrics.finished_time - metrics.arrival_time)
         if metrics.first_token_time is not None and metrics.last_token_time is not None:
@@ -91,7 +91,7 @@ class RequestStatistics:
             self._finished[reason] += 1
 
     def snapshot(self, stats: EngineStats) -> list[Metric]:
-        """Every metric now; `stats` are the engine's own counters."""
+        """The present value of every metric; `stats` are the engine's own counters."""
         return [
             Gauge("frame_num_requests_running", stats.running),
             Gauge("frame_num_requests_waiting", stats.waiting),

@@ -1,6 +1,7 @@
-"""The streams of an asyncio front: an engine's outputs on their way to the consumer of each request.
+"""Carries the engine's outputs to the consumer of each request in an asyncio front.
 
-What a dead engine lost is replayed on the next one, from where the streams stand. One event loop uses it.
+Requests of an engine that died continue on the next one from the last token that their stream received. Only one event
+loop may use it.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ class RequestStreams:
         self.num_replayed = 0
 
     def start(self) -> None:
-        """Reads from now on, if that has not begun."""
+        """Starts to read the engine's outputs unless that has begun."""
         if self._reader is None or self._reader.done():
             self._reader = asyncio.get_running_loop().create_task(self._read())
 
     def open(self, request_id: str, aggregate: bool) -> Collector:
-        """Where the outputs of a request that the front has admitted arrive; `aggregate` joins those that wait."""
+        """The collector for the outputs of an admitted request; `aggregate` joins outputs that wait."""
         collector = self._collectors[request_id] = Collector(aggregate)
         return collector
 
     async def leave(self, request_id: str, finished: bool) -> None:
-        """The consumer of a request is gone; one that is not `finished` is aborted."""
+        """Forgets the consumer of a request, which is aborted unless it is `finished`."""
         self._collectors.pop(request_id, None)
         if not finished:
             await self.end([request_id])
@@ -64,7 +65,7 @@ class RequestStreams:
                 self._reader.cancel()
 
     async def _read(self) -> None:
-        """Turns the engine's outputs into callers', until the client is closed."""
+        """Turns engine outputs into request outputs until the client is closed."""
         error: Exception = EngineDeadError("the engine's client was closed")
         try:
             async for batch in self._client.outputs():
@@ -85,7 +86,7 @@ class RequestStreams:
             await self._client.abort(ended)
 
     def _replay(self, request_ids: list[str]) -> None:
-        """Continues requests on the next engine, while outputs are read on."""
+        """Submits requests to the next engine while other outputs are still read."""
         task = asyncio.get_running_loop().create_task(self._add_again(request_ids))
         self._replays.add(task)
         task.add_done_callback(self._replays.discard)

@@ -16,9 +16,10 @@ __all__ = ["CompletionOutput", "FlatLogprobs", "Logprob", "RequestMetrics", "Req
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of `time.time`; None: not yet. And what its drafts came to.
+    """Times of a request in seconds of `time.time`, None where not reached yet; and its draft counts.
 
-    `num_drafts` times drafts were checked, together `num_draft_tokens`, of which `num_accepted_tokens` held.
+    Drafts were checked `num_drafts` times, in all `num_draft_tokens` tokens, of which `num_accepted_tokens` were
+    accepted.
     """
 
     arrival_time: float
@@ -38,7 +39,7 @@ class RequestMetrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens that a step with drafts brought on average: those that held, and the one drawn after them."""
+        """Mean number of tokens of a step with drafts: the accepted ones, and the one drawn after them."""
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
 
 
@@ -65,7 +66,7 @@ class CompletionOutput:
 
     @classmethod
     def of(cls, **fields: Any) -> CompletionOutput:
-        """From its fields, those with a default if they differ: for each token, at a fraction of what a call costs."""
+        """Makes one from its fields, faster than a call of the class: each token of a stream needs one."""
         output = cls.__new__(cls)
         output.__dict__ = fields
         return output
@@ -88,7 +89,7 @@ class CompletionOutput:
 
 @dataclass(init=False)
 class RequestOutput:
-    """What is known of a request: its prompt and its outputs, ordered by index.
+    """A request's prompt and its outputs so far, ordered by index.
 
     `num_cached_tokens` counts prompt tokens that were not computed. Keywords of newer callers are ignored with a
     warning, so that outputs can be rebuilt from stored fields.
@@ -141,7 +142,7 @@ class RequestOutput:
 
     @classmethod
     def of(cls, **fields: Any) -> RequestOutput:
-        """From its fields, those with a default if they differ, unchecked: for each token, as `CompletionOutput.of`."""
+        """Makes one from its fields without checks, faster than the constructor, as `CompletionOutput.of`."""
         output = cls.__new__(cls)
         output.__dict__ = fields
         return output

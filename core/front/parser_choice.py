@@ -1,4 +1,4 @@
-"""Which tool parser suits a checkpoint, where the settings leave it open. Knows no parser by name."""
+"""Chooses the tool parser of a checkpoint where the settings name none. Knows no parser by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANY_MODEL = "*"
 
 
 def suited_parser(registry: Registry, front: Front) -> Provider | None:
-    """The tool parser that is made for the model; None when none is.
+    """The tool parser that was written for the model, or None.
 
     A provider's tag `models` lists model types, as config.json has them, and its tag `marker` a text of their chat
     templates: a model with a template of another kind does not write the calls that its family does.
@@ -28,7 +28,7 @@ def suited_parser(registry: Registry, front: Front) -> Provider | None:
 
 
 def parser_of_any_model(registry: Registry) -> Provider | None:
-    """The tool parser that finds the format of calls itself: its tag `models` is "*"."""
+    """The tool parser that infers the format of calls from the chat template: its tag `models` is "*"."""
     providers = registry.providers("tool-parser")
     return next((each for each in providers if each.tags.get("models") == ANY_MODEL), None)
 

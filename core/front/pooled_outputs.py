@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass
 class PoolingOutput:
-    """float32 `data`: [size], or [rows, size] where every token has a row. `error` says why there is none."""
+    """float32 `data`: [size], or [rows, size] with a row for each token. `error`: why pooling failed."""
 
     data: np.ndarray
     error: str | None = None
@@ -34,13 +34,13 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """Numbers of the embedding."""
+        """The size of the embedding."""
         return len(self.embedding)
 
 
 @dataclass
 class ClassificationOutput:
-    """What each class gets: a probability, unless use_activation is off."""
+    """One number for each class: a probability, unless use_activation is off."""
 
     probs: list[float]
 
@@ -57,7 +57,7 @@ class ClassificationOutput:
 
 @dataclass
 class ScoringOutput:
-    """How well two texts fit."""
+    """How well two texts match."""
 
     score: float
 

@@ -1,6 +1,6 @@
 """The text side of pooling: prompts and pooling parameters become engine requests, their rows become outputs.
 
-Knows what the engine said of its model (`PoolingFacts`), and neither tensors nor poolers.
+Knows the engine's `PoolingFacts`, but neither tensors nor poolers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_SAMPLING = SamplingParams(max_tokens=1)
 
 @dataclass(frozen=True)
 class ChunkedInputs:
-    """Whether longer texts than the model takes are embedded in parts, and how long these may be in all."""
+    """Whether texts that are longer than the model's limit are embedded in parts, and how long such a text may be."""
 
     enabled: bool = False
     max_len: int | None = None
@@ -189,7 +189,7 @@ class PoolingAdmission:
 
 
 class NoPooling(PoolingAdmission):
-    """For engines that generate."""
+    """Refuses pooling requests on engines that generate."""
 
     def __init__(self) -> None:
         self.facts = PoolingFacts(tasks=[], size=0)
@@ -215,7 +215,7 @@ class NoPooling(PoolingAdmission):
 def make_pooling_admission(
     config: FrameConfig, limits: Limits, facts: PoolingFacts | None, tokenizer: TokenizerSource
 ) -> PoolingAdmission:
-    """Admission to the engine that said `facts` of itself, or to none."""
+    """The pooling admission of an engine with these `facts`; `NoPooling` for None."""
     if facts is None:
         return NoPooling()
     pooler = config.pooler
@@ -240,7 +240,7 @@ class PooledPart:
 
 
 class PoolingRecord:
-    """One request: what was admitted, and the rows that came back."""
+    """One pooling request as admitted, and the rows that the engine returned."""
 
     num_prompt_logprobs = 0
 

@@ -11,7 +11,7 @@ import numpy as np
 
 
 class InvalidRequest(ValueError):
-    """A request that cannot be served as it is; `param` names the field at fault."""
+    """A request that is refused; `param` names the field at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -42,8 +42,8 @@ _NOT_SERVED = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_pro
 class ParsedPrompt(msgspec.Struct, frozen=True, eq=False):
     """One prompt: `text`, or `token_ids` [n] int64 or int32, perhaps read-only, or both (then the ids count).
 
-    `second_segment` is where the second text of a pair begins, -1 where there is one text. `listed` are the ids once
-    more where they came as a list, which is copied sooner than the array becomes one.
+    `second_segment` is where the second text of a pair begins, -1 where there is one text. `listed` holds the same ids
+    as a list where they came as one, since copying it is faster than converting the array.
     """
 
     text: str | None = None
@@ -97,19 +97,19 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a field says nothing: a tensor or an array always does, and must not be asked for its truth."""
+    """Whether a field is unset or empty; tensors and arrays count as set, since their truth value is not defined."""
     return value is None or (isinstance(value, (Mapping, Sequence)) and not value)
 
 
 def _of_ids(text: str | None, ids: Any, salt: str | None) -> ParsedPrompt:
-    """A prompt with ids; plain lists, the usual case, are read at half the price of other sequences."""
+    """A prompt with ids; plain lists take a fast path."""
     if type(ids) is list:
         try:
             listed = msgspec.convert(ids, list[int])  # copies a list of nothing but integers, in which no bool counts
             array = np.frombuffer(struct.pack(f"{len(listed)}i", *listed), np.int32)
             return ParsedPrompt(text, array, salt, listed=listed)
         except (msgspec.ValidationError, struct.error, ValueError):
-            pass  # numpy's integers, or a mistake to be named
+            pass  # numpy integers, or a wrong value that the error must name
     return ParsedPrompt(text, _read_ids(ids), salt)
 
 
@@ -135,7 +135,7 @@ def _read_ids(ids: Any) -> np.ndarray:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message, however long it is."""
+    """A value as text for an error message, shortened."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"one of {value.bit_length()} bits"
     text = repr(value)

@@ -1,4 +1,4 @@
-"""The record of one request: what was admitted, its output sequences, what was shown of it. Knows no other request."""
+"""The front's record of one request: the prompt, its output sequences, and how much of them was shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tokenizer import Tokenizer
 
 
 class RequestRecord:
-    """One request: what was admitted, its sequences, what was shown of it."""
+    """One request: the prompt as admitted, its output sequences, and how much of them the caller has seen."""
 
     def __init__(self, admitted: Admitted, tokenizer: Tokenizer | None, stream_interval: int = 1) -> None:
         self.admitted = admitted
@@ -36,18 +36,18 @@ class RequestRecord:
         self._changed: dict[int, OutputSequence] = {}
         if len(self.sequences) > 1 or stream_interval != 1 or self._prompt_logprobs is not None:
             for sequence in self.sequences:
-                sequence.flows = False
+                sequence.takes_fast_path = False
 
     @property
     def finished(self) -> bool:
-        for sequence in self.sequences:  # noqa: SIM110  # asked for each token, and a generator costs as much as all else
+        for sequence in self.sequences:  # noqa: SIM110 # called for each token: a generator would double its cost
             if sequence.finish_reason is None:
                 return False
         return True
 
     @property
     def _scores_prompt(self) -> bool:
-        """Whether log-probabilities of the prompt, which the first sequence brings, are still to come."""
+        """Whether prompt log-probabilities, which come with the first sequence, are still missing."""
         if self._prompt_logprobs is None or self.sequences[0].finish_reason is not None:
             return False
         return self.num_prompt_logprobs < len(self.admitted.prompt_ids) - 1
@@ -85,11 +85,11 @@ class RequestRecord:
             self._changed[sequence.index] = sequence
 
     def take(self, now: float) -> RequestOutput | None:
-        """The output to hand out now; None when its kind shows nothing yet."""
+        """The output that the caller gets now; None when its `output_kind` shows nothing yet."""
         sole = self.sequences[0]
-        if sole.flows and sole.finish_reason is None:
+        if sole.takes_fast_path and sole.finish_reason is None:
             self._changed.clear()
-            return self._output(None, [sole.take_flowed()], False)
+            return self._output(None, [sole.take_fast()], False)
         finished = self.finished
         kind = self.params.output_kind
         if finished:
@@ -106,7 +106,7 @@ class RequestRecord:
         shown = due if kind == RequestOutputKind.DELTA else self.sequences
         prompt_logprobs = self._prompt_logprobs
         if kind == RequestOutputKind.DELTA:
-            self._prompt_logprobs = None  # told once, with the first output
+            self._prompt_logprobs = None  # reported once, with the first output
         output = self._output(prompt_logprobs, [sequence.take() for sequence in shown], finished)
         for sequence in due:
             del self._changed[sequence.index]
@@ -130,7 +130,7 @@ class RequestRecord:
 
 
 class Record(Protocol):
-    """What the front keeps of an unfinished request: `RequestRecord`, or `PoolingRecord`."""
+    """The record of an unfinished request: a `RequestRecord` or a `PoolingRecord`."""
 
     admitted: Any
     sequences: Any
@@ -150,4 +150,4 @@ class Record(Protocol):
         """Ends a sequence as aborted."""
 
     def take(self, now: float) -> Any:
-        """The output to hand out now, or None."""
+        """The output that the caller gets now, or None."""

@@ -1,4 +1,4 @@
-"""One output sequence while it grows: its ids, its text, its log-probabilities. Knows no other sequence."""
+"""One output sequence of a request: its ids, text and log-probabilities so far. Knows no other sequence."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .tokenizer import Tokenizer
 
 
 class Sequence:
-    """The record of one engine request: enough to show it, and to run it again (`request`, `token_ids`).
+    """The record of one engine request, from which its output is shown and a replay is built (`request`, `token_ids`).
 
-    `tokenizer` None means ids only.
+    Without a `tokenizer` it has ids only.
     """
 
     def __init__(self, index: int, request: EngineRequest, prompt_ids: Ids[int], tokenizer: Tokenizer | None) -> None:
@@ -44,15 +44,18 @@ class Sequence:
             )
             if params.stop:
                 self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
-        #: whether ids may just be kept until the end
+        #: whether ids are only collected until the end
         self.quiet = (
             params.output_kind == RequestOutputKind.FINAL_ONLY
             and self._stops is None
             and params.logprobs is None
             and params.prompt_logprobs is None
         )
-        #: whether new ids only become new text, with nothing else to look at before the end; its record may say no
-        self.flows = params.output_kind == RequestOutputKind.DELTA and self._stops is None and params.logprobs is None
+        #: whether a step's ids only need to be decoded (no stop strings, no log-probabilities); its record may switch
+        #: this off
+        self.takes_fast_path = (
+            params.output_kind == RequestOutputKind.DELTA and self._stops is None and params.logprobs is None
+        )
         self._num_decoded = 0
         self._num_sent = 0
         self._text: list[str] = []
@@ -81,15 +84,15 @@ class Sequence:
             self.finish(reason, output.stop_reason, output.error)
         return False
 
-    def flow(self, token_ids: list[int]) -> None:
-        """As `push`, for a sequence that `flows` and a step that adds ids only."""
+    def push_fast(self, token_ids: list[int]) -> None:
+        """The fast path of `push`, for a sequence with `takes_fast_path` and a step that adds ids only."""
         self.token_ids += token_ids
         if self._detokenizer is not None:
             self._text.append(self._detokenizer.push(token_ids))
             self._num_decoded = len(self.token_ids)
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None) -> None:
-        """Ends the sequence and shows what was held back."""
+        """Ends the sequence and decodes the text that was held back."""
         self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
         if self._detokenizer is None:
             return
@@ -102,7 +105,7 @@ class Sequence:
         self._text.append(rest)
 
     def due(self, interval: int) -> bool:
-        """Whether there is enough to show: the first tokens, `interval` new ones, or the end."""
+        """Whether an output is due: for the first tokens, after `interval` new ones, and at the end."""
         return (
             interval == 1
             or self.finish_reason is not None
@@ -110,15 +113,15 @@ class Sequence:
             or len(self.token_ids) - self._num_sent >= interval
         )
 
-    def take_flowed(self) -> CompletionOutput:
-        """As `take`, for a sequence that `flows` and has not ended."""
+    def take_fast(self) -> CompletionOutput:
+        """The fast path of `take`, for a sequence with `takes_fast_path` that has not ended."""
         text, num_sent, self._num_sent = self._text, self._num_sent, len(self.token_ids)
         shown = text[0] if len(text) == 1 else "".join(text)
         text.clear()
         return CompletionOutput.of(index=self.index, text=shown, token_ids=self.token_ids[num_sent:])
 
     def take(self) -> CompletionOutput:
-        """What its kind of output shows now: all so far, or what is new since the last call."""
+        """The output by its `output_kind`: everything so far, or what is new since the last call."""
         text = "".join(self._text)
         self._text.clear()
         token_ids, logprobs = self.token_ids, self._logprobs
@@ -147,7 +150,7 @@ class Sequence:
         )
 
     def _num_shown(self, reason: FinishReason | None) -> int:
-        """Tokens that may become text: not the one that ended the output, when it is no text or means the end."""
+        """The number of tokens that become text: without a final stop or end-of-sequence token that is not shown."""
         num_tokens = len(self.token_ids)
         if reason != "stop" or not num_tokens or self.request.params.include_stop_str_in_output:
             return num_tokens

@@ -1,4 +1,4 @@
-"""The special tokens that a tokenizer puts around a text and between two, and cutting texts so that these stay."""
+"""The special tokens that a tokenizer puts around one text and between two, and truncation that keeps them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PROBE = "a"
 
 @dataclass(frozen=True)
 class SpecialFrame:
-    """One text is head + ids + tail, two are head + ids + middle + ids + tail; `cut_left`: long ones lose the start."""
+    """One text is head + ids + tail, two are head + ids + middle + ids + tail; `cut_left` truncates at the start."""
 
     head: list[int]
     middle: list[int]
@@ -19,7 +19,7 @@ class SpecialFrame:
     cut_left: bool = False
 
     def cut(self, ids: Sequence[int], length: int) -> list[int]:
-        """At most `length` of a text's ids (without special tokens)."""
+        """Truncates a text's ids (without special tokens) to `length`."""
         return list(ids[max(0, len(ids) - length) :] if self.cut_left else ids[:length])
 
     def bare(self, ids: list[int]) -> list[int]:
@@ -49,7 +49,7 @@ class SpecialFrame:
 
 
 def _share(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many ids of each text stay: the shorter one whole while it takes no more than half, else half each."""
+    """How many ids of each text stay: all of the shorter one if it needs at most half, else half each."""
     if first + second <= room:
         return first, second
     shorter = min(first, second)

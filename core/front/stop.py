@@ -8,8 +8,8 @@ from collections.abc import Sequence
 class StopStrings:
     """Watches one output.
 
-    The stop string that is complete first ends the text; of two that end at the same character, the longer one. So the
-    result does not depend on how the text was cut into pieces.
+    The stop string that is complete first ends the text; of two that end at the same character, the longer one does. So
+    the result does not depend on how the text was split into pieces.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
@@ -39,7 +39,7 @@ class StopStrings:
         return held
 
     def _num_held(self, buffer: str) -> int:
-        """Length of the longest end of `buffer` that begins a stop string."""
+        """The length of the longest suffix of `buffer` that is a prefix of a stop string."""
         for length in range(min(len(self._stops[0]) - 1, len(buffer)), 0, -1):
             tail = buffer[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

@@ -1,4 +1,6 @@
-"""Chats to prompts: checks messages, renders the chat template, tokenises without letting content forge control tokens.
+"""Turns chats into prompts.
+
+Checks messages, renders the chat template, and tokenises so that message content cannot produce control tokens.
 
 Templates run in the transformers library's sandbox (immutable, no private attributes). Knows no model and no request.
 """
@@ -125,12 +127,12 @@ def _apply(tokenizer: Tokenizer, messages: list[dict[str, Any]], **arguments: An
         return tokenizer.hf.apply_chat_template(messages, **arguments)
     except InvalidRequest:
         raise
-    except Exception as error:  # a template may fail in any way; its author's own message is the useful part
+    except Exception as error:  # a template may raise anything; the message of its author is what helps
         raise ChatTemplateError(f"the chat template cannot render these messages: {error}", "messages") from error
 
 
 def _holds_special_text(tokenizer: Tokenizer, value: Any) -> bool:
-    """Whether any text inside `value` spells a token that only the template may write."""
+    """Whether any text inside `value` contains a special token, which only the template may write."""
     if isinstance(value, str):
         return tokenizer.special_text.search(value) is not None
     if isinstance(value, Mapping):
@@ -193,7 +195,7 @@ def _read_parts(content: Any, where: str) -> list[str]:
 
 
 def _read_call(call: Any, where: str) -> dict[str, Any]:
-    """A tool call whose JSON arguments are an object, as templates expect; text that is not JSON stays text."""
+    """A tool call with its JSON arguments parsed, as templates expect; arguments that are not JSON stay text."""
     if not isinstance(call, Mapping):
         raise InvalidRequest(f"{where}.tool_calls must hold objects, got {_kind(call)}", "messages")
     copy = dict(call)

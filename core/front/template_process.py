@@ -1,7 +1,7 @@
-"""Chat templates that clients bring, rendered in child processes with bounds on time and memory.
+"""Renders chat templates of clients in child processes with bounds on time and memory.
 
-A template is a program: the sandbox keeps it from data, not from working for ever. Parent side, child side, and what
-they tell each other. Knows no model and no request.
+A template is a program: the sandbox keeps it from reading data, but not from running for ever. Holds the parent's side,
+the child's side and their messages. Knows no model and no request.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..processes.bounded_process import BoundedProcess, OutOfBoundsError, Ready,
 from .prompts import InvalidRequest, ParsedPrompt
 from .template import ChatOptions, ChatTemplateError, render_chat
 
-#: Chats that are rendered at a time, each by a process of its own.
+#: Most chats that are rendered at a time, each by a process of its own.
 _NUM_PROCESSES = 2
-#: Chats that may wait; more are refused.
+#: Most chats that may wait; more are refused.
 _MAX_PENDING = 64
 _STACK_BYTES = 8 << 20
 
 
 class Render(msgspec.Struct, tag=True):
-    """Parent to child: the chat as JSON (messages, and the fields of `ChatOptions`), and the longest text of use."""
+    """Parent to child: the chat as JSON (messages, `ChatOptions`), and the most characters of the prompt."""
 
     chat: str
     longest: int
@@ -69,7 +69,7 @@ class TemplateProcesses:
             self._pending -= 1
 
     def close(self) -> None:
-        """Ends the processes, also those that are at work."""
+        """Ends the processes, busy ones too."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.close()
@@ -126,7 +126,7 @@ def _answer(tokenizer: Any, question: Render) -> Rendered | Refused:
         prompt = render_chat(tokenizer, messages, ChatOptions(**options), check)
     except InvalidRequest as error:
         if isinstance(error.__cause__, MemoryError):
-            os._exit(1)  # what is left is not to be relied on
+            os._exit(1)  # the process may be in any state
         return Refused(one_line(error), error.param)
     except MemoryError:
         os._exit(1)

@@ -14,7 +14,7 @@ _WORD_START = "▁"
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in of every byte: printable Latin-1 is itself, the rest follows from U+0100 on."""
+    """GPT-2's printable character for each byte: printable Latin-1 is itself, the rest follows from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
@@ -45,7 +45,7 @@ def _read_words(token: str) -> bytes:
 
 
 def _joins_with_fallback(steps: list[dict[str, Any]]) -> bool:
-    """Whether the decoder's steps are word marks to spaces, bytes, join, and at most a cut of the first space."""
+    """Whether the decoder only replaces word marks, reads byte tokens, joins, and perhaps strips the first space."""
     for step in steps:
         kind = step["type"]
         if kind == "Replace":
@@ -75,7 +75,7 @@ def _reader(decoder: dict[str, Any]) -> Callable[[str], bytes] | None:
 
 
 class Pieces(dict[int, bytes]):
-    """Token id → bytes, filled as ids are met. Ids that the tokenizer does not have are no bytes."""
+    """Token id → bytes, filled as ids are met. Unknown ids have no bytes."""
 
     def __init__(self, backend: Any, read: Callable[[str], bytes]) -> None:
         super().__init__()

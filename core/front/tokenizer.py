@@ -23,7 +23,7 @@ _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "voc
 
 
 class TokenizerError(InvalidRequest):
-    """There is a tokenizer that cannot be loaded."""
+    """The tokenizer exists but cannot be loaded."""
 
 
 class NoTokenizerError(TokenizerError):
@@ -58,7 +58,7 @@ def _load(folder: Path) -> Any:
 
 
 class Tokenizer:
-    """A transformers tokenizer (`hf`) with what the front asks of it often."""
+    """Wraps a transformers tokenizer (`hf`) and caches what the front asks often."""
 
     def __init__(self, hf: Any) -> None:
         self.hf = hf
@@ -75,7 +75,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that are not text: those that the tokenizer marks as special."""
+        """Ids that the tokenizer marks as special, which are not shown as text."""
         ids = set(self.hf.all_special_ids)
         if self.backend is not None:
             ids.update(i for i, added in self.backend.get_added_tokens_decoder().items() if added.special)
@@ -127,7 +127,7 @@ class Tokenizer:
         return self.hf.decode(list(token_ids), skip_special_tokens=skip_special_tokens)  # type: ignore[no-any-return]
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
-        """As `decode` with special tokens, without any clean-up that looks at neighbours."""
+        """Like `decode` with special tokens, without the clean-up that depends on neighbouring tokens."""
         if self.backend is not None:
             return self.backend.decode(list(token_ids), skip_special_tokens=False)  # type: ignore[no-any-return]
         return self.hf.decode(  # type: ignore[no-any-return]
@@ -155,7 +155,7 @@ def _is_encodable(text: str) -> bool:
 
 
 class TokenizerSource:
-    """The tokenizer of a folder, loaded once by whoever asks first, from any thread. `folder` None: there is none."""
+    """The tokenizer of a folder, loaded once on first use; any thread may ask. `folder` None: there is no tokenizer."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -181,7 +181,7 @@ class TokenizerSource:
             return self._tokenizer
 
     def preload(self) -> None:
-        """Begins to load it on a thread; whoever asks for it hears of errors."""
+        """Starts loading it on a thread; errors are raised where it is asked for."""
 
         def load() -> None:
             with suppress(TokenizerError):

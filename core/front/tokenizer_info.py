@@ -1,6 +1,6 @@
-"""What a tokenizer says of itself over HTTP: the settings of its `tokenizer_config.json`, as plain JSON.
+"""The settings of a tokenizer's `tokenizer_config.json` as plain JSON, for answers over HTTP.
 
-Knows no file: what stands in its settings about this machine is left out.
+Leaves out settings that tell something about this machine. Knows no file.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: Settings that are about the place it was loaded from.
+#: Settings that name the place from which it was loaded.
 _LOCAL = frozenset(("name_or_path", "is_local", "local_files_only", "cache_dir", "backend", "token", "use_auth_token"))
 _TOKEN_FIELDS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 _MAX_DEPTH = 16
@@ -26,7 +26,7 @@ def tokenizer_info(hf: Any, chat_template: str | None) -> dict[str, Any]:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """The value as JSON has it: added tokens as mappings; what is nothing of the kind is left out."""
+    """The value as JSON: added tokens become objects, values without a JSON form are left out."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if depth == 0:

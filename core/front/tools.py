@@ -22,7 +22,7 @@ _NAMED_SCHEMAS = frozenset(("properties", "$defs", "definitions"))
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """What the model may call: `tools` (all of them for "auto"), and whether it must. `explicit`: not a default."""
+    """What the model may call: `tools` (all for "auto"), and whether it must. `explicit`: the request said so."""
 
     tools: tuple[Tool, ...]
     definitions: list[dict[str, Any]]
@@ -101,7 +101,7 @@ def _read_tool(definition: Any, where: str) -> Tool:
 
 
 def _with_json_types(schema: Any) -> Any:
-    """The schema with JSON's names of types, of which programming languages have other ones."""
+    """The schema with JSON's type names in place of a programming language's (`int`, `dict`, …)."""
     if isinstance(schema, list):
         return [_with_json_types(one) for one in schema]
     if not isinstance(schema, Mapping):
@@ -119,7 +119,7 @@ def _with_json_types(schema: Any) -> Any:
 
 
 def _check_schema(schema: Any, where: str) -> None:
-    """Refuses what is no schema of an object; its finer points are the grammar's to judge."""
+    """Refuses anything but the schema of an object; the grammar compiler checks the details."""
     if not isinstance(schema, Mapping):
         raise _wrong(f"{where} must be a JSON schema, got {schema!r:.80}")
     if json_type(str(schema.get("type", "object"))) != "object":

@@ -1,4 +1,4 @@
-"""Output text to content, reasoning and tool calls, for any route: the chosen parsers, and the turn of one request.
+"""Splits output text into content, reasoning and tool calls with the chosen parsers; one `AssistantTurn` a request.
 
 Knows no wire format and no engine.
 """
@@ -54,7 +54,9 @@ def _no_tokens(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class OutputParsers:
-    """The parsers of a server. `forced` writes and reads calls that a request demands, where `tools` has no grammar.
+    """The parsers of a server.
+
+    `forced` gives the grammar of demanded calls and reads them where `tools` has no grammar.
 
     `auto`: the model may choose to call. Where `tools` is None, the first request with tools asks `find_tools` for the
     parser, which is None when there is none. `exclude_when_none`: a choice of none hides the tools. `token_id` finds a
@@ -179,14 +181,14 @@ class AssistantTurn:
         return msgspec.structs.replace(params, **changes) if changes else params
 
     def read(self, completion: Any) -> list[OutputEvent]:
-        """What a completion adds."""
+        """The events that a new completion output adds."""
         reader = self._readers.get(completion.index)
         if reader is None:
             reader = self._readers[completion.index] = self._reader()
         return reader.read(completion.text, completion.token_ids, completion.finish_reason is not None)
 
     def message(self, index: int = 0) -> AssistantMessage:
-        """Everything read so far of the output with this index."""
+        """The whole message so far of the output with this index."""
         reader = self._readers.get(index)
         return reader.message if reader is not None else AssistantMessage()
 
@@ -201,7 +203,7 @@ class AssistantTurn:
         return sum(reader.num_reasoning_tokens(self._parsers.encode) for reader in self._readers.values())
 
     def _demanded(self) -> StructuredOutputsParams:
-        """The grammar of a demanded call, and the parser that reads it; a format of the text holds for other turns."""
+        """The grammar of a demanded call, and the parser that reads it; the text's format does not apply."""
         for parser in (self._parsers.tools, self._parsers.forced):
             constraint = parser.constraint(self._request) if parser is not None else None
             if constraint is not None:
@@ -210,13 +212,13 @@ class AssistantTurn:
         raise RequestError(400, "no tool parser here has a grammar to demand a call with", param="tool_choice")
 
     def _allowed(self, constraint: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
-        """The grammar of an answer that may call: beside the format of its text, or where a tool is strict."""
+        """The grammar of an answer that may call tools, needed where the text has a format or a tool is strict."""
         own, request = self._tool_parser, self._request
         if constraint is None:
             calls = own.call_tags(request) if own is not None and any(tool.strict for tool in request.tools) else None
             return text_with_calls(calls, request.parallel) if calls is not None else None
         if own is not None and own.end(request) is not None:
-            return constraint  # it holds for the text only, beside which the format writes calls
+            return constraint  # the constraint applies to the text only; the parser's format writes the calls
         for parser in (own, self._parsers.forced):
             calls = parser.call_tags(request) if parser is not None else None
             if calls is not None:
@@ -225,14 +227,14 @@ class AssistantTurn:
         return constraint
 
     def _after_reasoning(self, constraint: StructuredOutputsParams) -> StructuredOutputsParams:
-        """The constraint from where the reasoning ends, if the output has any."""
+        """The constraint, applied only after the end of the reasoning where the output has any."""
         end = self._reasoning_end()
         if end is None or constraint.start_after:
             return constraint
         return msgspec.structs.replace(constraint, start_after=self._parsers.encode(end))
 
     def _reasoning_end(self) -> str | None:
-        """The text that ends the reasoning, as whichever parser reads the reasoning says."""
+        """The text that ends the reasoning, as the parser that reads the reasoning gives it."""
         own = self._parsers.tools
         parser = self._parsers.reasoning or (own if own is not None and own.reads_reasoning else None)
         return parser.end(self._request) if parser is not None else None
@@ -249,7 +251,7 @@ class AssistantTurn:
         reasoning: ToolParser | ReasoningParser | None = None if reads_all else self._parsers.reasoning
         own = self._parsers.tools
         if not reads_all and reasoning is None and own is not None and own.reads_reasoning:
-            reasoning = own  # another one reads the call that it was made to write
+            reasoning = own  # the forced parser reads the demanded call
         return [parser for parser in (reasoning, tools) if parser is not None]
 
     def _reader(self) -> TurnReader:
@@ -259,7 +261,7 @@ class AssistantTurn:
         return made
 
     def _end_token(self) -> int | None:
-        """The one token that ends the reasoning, where one does."""
+        """The token that ends the reasoning, where it is a single one."""
         end = self._reasoning_end()
         ids = self._parsers.encode(end) if end is not None else []
         return ids[0] if len(ids) == 1 else None

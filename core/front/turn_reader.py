@@ -1,4 +1,4 @@
-"""One output of a turn through its readers: reasoning, then calls, each in what the one before left as content."""
+"""Reads one output of a turn with a chain of readers: reasoning first, then calls in the content that is left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..interfaces.parser import (
 
 
 class TurnReader:
-    """One output through its readers, each of which reads the content of the one before."""
+    """One output and its chain of readers, each of which reads the content that the one before left."""
 
     def __init__(
         self, readers: Sequence[OutputReader], parallel: bool, include_reasoning: bool, new_id: Callable[[], str]
@@ -35,7 +35,7 @@ class TurnReader:
         self._include_reasoning = include_reasoning
 
     def read(self, text: str, token_ids: Sequence[int], finished: bool) -> list[OutputEvent]:
-        """Events of new text; with everything that was held back when the output has ended."""
+        """The events of new text, and at the end of the output those of the text that was held back."""
         if not self._readers:
             if not text:
                 return []
@@ -56,7 +56,7 @@ class TurnReader:
         self._num_tokens += len(token_ids)
 
     def num_reasoning_tokens(self, encode: Callable[[str], list[int]]) -> int:
-        """Tokens before the one that ends the reasoning; where none does, those of the reasoning's text."""
+        """Tokens before the one that ends the reasoning; where no single token does, those of its text."""
         if not self.reasoning:
             return 0
         if self.end_token is None or (self._num_until_end is None and (self.num_calls or self.message.content)):

@@ -1,4 +1,4 @@
-"""What `LLMEngine` and `AsyncLLM` refuse of vLLM's keywords, and what sleeping keeps. Knows no engine."""
+"""vLLM's keywords that `LLMEngine` and `AsyncLLM` refuse, and what each sleep level keeps. Knows no engine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .prompts import InvalidRequest
 
 
 def sleep_keeps(level: int) -> list[str]:
-    """What `sleep` keeps on this level; raises `ValueError` for one that there is not."""
+    """What `sleep` keeps on this level; raises `ValueError` for an unknown level."""
     if level not in (1, 2):
         raise ValueError(f"sleep level must be 1 or 2, got {level!r}")
     return ["weights"] if level == 1 else []
 
 
 def refuse_unserved(**arguments: Any) -> None:
-    """Raises `InvalidRequest` for a keyword of vLLM's that has a value but no meaning here yet."""
+    """Raises `InvalidRequest` for a keyword of vLLM's that is set but not served."""
     for name, value in arguments.items():
         if name not in ("lora_request", "tokenization_kwargs", "trace_headers", "prompt_text", "data_parallel_rank",
                         "mm_processor_kwargs"):  # fmt: skip

@@ -1,6 +1,6 @@
-"""What token ids stand for, for grammars: read from the tokenizer's file, by whoever needs it and only then.
+"""The text of each token id, for grammars; read from the tokenizer's file when a grammar first needs it.
 
-The library of tokenizers is enough for most; transformers is imported only for folders without a tokenizer.json.
+Imports transformers only for folders without a tokenizer.json; the tokenizers library reads the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .tokenizer import TokenizerError
 
 
 class TokenizerVocabulary:
-    """Implements `frame.interfaces.Vocabulary` over a `tokenizers.Tokenizer`, of which it takes possession."""
+    """Implements `frame.interfaces.Vocabulary` over a `tokenizers.Tokenizer`, which it owns."""
 
     def __init__(self, backend: Any, size: int, eos_token_ids: Sequence[int]) -> None:
         self.size = size

@@ -1,8 +1,8 @@
 """An API process: the HTTP application over the text side, on a socket that its parent has bound.
 
 The parent says where the engine is and when it is gone; this process serves `/health` from the start and everything
-else from the first ready engine on. The successor of one that died answers nothing until it can serve. Imports no torch
-of its own.
+else from the first ready engine on. A process that replaces one that died answers nothing until it can serve. Does not
+import torch itself.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("frame.server")
 
 _DRAIN_POLL_SECONDS = 0.02
-#: What answers get to carry the news that the server ends.
+#: Seconds that running answers get to send the error that ends them.
 _FAREWELL_SECONDS = 1.0
-#: The same when the parent has hung up already, and ends this process soon.
-_HASTE_SECONDS = 0.1
-#: How long connections to the successor of a process that died wait before they are told why.
+#: The same when the parent has hung up and will end this process soon.
+_HANGUP_SECONDS = 0.1
+#: Seconds that connections to a replacement process wait until it serves; then they get an answer that says why not.
 _SUCCESSION_SECONDS = 30.0
-#: Objects that come before the collector looks: by default a step of a thousand streams would have it look at all
-#: requests several times, and next to nothing here is a cycle.
+#: Allocations between two garbage collections: with Python's default, a step of a thousand streams would trigger
+#: several, and hardly any objects here form cycles.
 _GC_THRESHOLDS = 50_000, 20, 50
 
 
 class ApiProcess:
-    """The life of an API process: serve, follow the parent's news, drain, end."""
+    """The life of an API process: serves, follows the parent's messages, drains, ends."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ApiProcess:
         self._admin: Server | None = None
         self._draining: asyncio.Task[None] | None = None
         self._successor = successor
-        self._settled = asyncio.Event()  # it serves, cannot, or ends
+        self._settled = asyncio.Event()  # set when it serves, cannot serve, or ends
 
     async def run(self) -> int:
         """Serves until told to stop; returns the exit status."""
@@ -99,7 +99,7 @@ class ApiProcess:
         admin = asyncio.create_task(self._serve_admin())
         try:
             if self._successor:
-                await self._settle(follow)
+                await self._await_serving(follow)
             await server.serve(sockets=[self._listener])
         finally:
             if self._admin is not None:
@@ -113,8 +113,8 @@ class ApiProcess:
             control.close()
         return 0
 
-    async def _settle(self, follow: asyncio.Task[None]) -> None:
-        """Leaves connections in the listener's queue until they can be served: clients of a dead process try again."""
+    async def _await_serving(self, follow: asyncio.Task[None]) -> None:
+        """Leaves connections in the listener's queue until they can be served: clients of a dead process reconnect."""
         settled = asyncio.create_task(self._settled.wait())
         await asyncio.wait((settled, follow), timeout=_SUCCESSION_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         settled.cancel()
@@ -141,7 +141,7 @@ class ApiProcess:
     async def _follow(
         self, control: AsyncChannel, server: Server, ingress: Ingress, text: asyncio.Task[Text | None]
     ) -> None:
-        """Takes the parent's news until it hangs up, which ends this process, too."""
+        """Handles the parent's messages until the parent hangs up, which ends this process too."""
         front: asyncio.Task[None] | None = None
         try:
             while (message := await control.receive()) is not None:
@@ -151,7 +151,7 @@ class ApiProcess:
                     front = asyncio.create_task(self._open(control, text))
         except (OSError, ValueError) as error:
             logger.error("the parent process cannot be understood: %s", describe(error))
-        await self._dismiss(ingress, "the server was stopped", _HASTE_SECONDS)
+        await self._end_running(ingress, "the server was stopped", _HANGUP_SECONDS)
         server.force_exit = server.should_exit = True
 
     async def _open(self, control: AsyncChannel, text: asyncio.Task[Text | None]) -> None:
@@ -167,12 +167,12 @@ class ApiProcess:
         finally:
             self._settled.set()
         gc.collect()
-        gc.freeze()  # what lives now lives for ever: no need to look at it again
+        gc.freeze()  # objects that exist now live for ever: the collector need not look at them again
         gc.set_threshold(*_GC_THRESHOLDS)
         await control.send(Serving(self._host.models.names))
 
     async def _load_text(self, control: AsyncChannel) -> Text | None:
-        """Loads the tokenizer while the engine starts. What is wrong with it ends the start at once: None."""
+        """Loads the tokenizer while the engine starts; None when that fails, which ends the start at once."""
         try:
             return await asyncio.to_thread(self._prepare_text)
         except Exception as error:
@@ -212,22 +212,22 @@ class ApiProcess:
         self._draining = asyncio.create_task(self._drain(server, ingress))
 
     async def _drain(self, server: Server, ingress: Ingress) -> None:
-        """Lets running requests finish, new ones being refused, then tells the rest and ends the server."""
+        """Refuses new requests, lets running ones finish in time, ends the rest with an error, and stops the server."""
         seconds = self._config.server.drain_seconds
-        await _until(lambda: not ingress.active, seconds)
+        await _wait_until(lambda: not ingress.active, seconds)
         if ingress.active:
             reason = f"the server is stopping: the request did not end within {seconds:g} seconds (--drain-seconds)"
-            await self._dismiss(ingress, reason, _FAREWELL_SECONDS)
+            await self._end_running(ingress, reason, _FAREWELL_SECONDS)
         server.should_exit = True
 
-    async def _dismiss(self, ingress: Ingress, reason: str, seconds: float) -> None:
-        """Ends running requests with `reason`; their answers get `seconds` to leave."""
+    async def _end_running(self, ingress: Ingress, reason: str, seconds: float) -> None:
+        """Ends running requests with the error `reason`; their answers get `seconds` to be sent."""
         await self._client.drop(reason)
-        await _until(lambda: not ingress.active, seconds)
+        await _wait_until(lambda: not ingress.active, seconds)
 
 
-async def _until(done: Callable[[], bool], seconds: float) -> None:
-    """Returns once it is `done`, or after `seconds`."""
+async def _wait_until(done: Callable[[], bool], seconds: float) -> None:
+    """Returns once `done()` is true, or after `seconds`."""
     deadline = time.monotonic() + seconds
     while not done() and time.monotonic() < deadline:
         await asyncio.sleep(_DRAIN_POLL_SECONDS)
@@ -244,9 +244,9 @@ def run_api_process(
     index: int = 0,
     successor: bool = False,
 ) -> int:
-    """Runs API process number `index` on inherited sockets, maybe in the place of one that died; the exit status.
+    """Runs API process number `index` on inherited sockets, perhaps in place of one that died; returns the exit status.
 
-    Processes of one server count together in `metrics_file`, and bound together what their clients do in `limits_file`.
+    All API processes of a server share their metrics in `metrics_file` and the limits of each key in `limits_file`.
     """
     try:
         from uvloop import new_event_loop

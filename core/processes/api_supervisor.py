@@ -19,12 +19,12 @@ from .child import Child, frame_command, memory_file, spawn, write_config
 from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
 from .supervisor import STEADY_SECONDS
 
-#: Told when all of them serve (the models' names), and when one died (how).
+#: Called with the models' names when all of them serve, and with the cause when one died.
 OnServing = Callable[[Sequence[str] | None, str], None]
 
 
 class ApiSupervisor:
-    """Keeps one API process alive for each listener; what they count together lies in memory that this one opened."""
+    """Keeps one API process alive for each listener; their shared counts lie in memory that it opens."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ApiSupervisor:
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> str | None:
-        """Returns once all have drained (None), or with the cause when one cannot go on."""
+        """Returns None once all have drained, or the cause when one cannot be restarted."""
         shared = {
             "config-file": write_config(self._config),
             "metrics-fd": memory_file(""),
@@ -70,7 +70,7 @@ class ApiSupervisor:
                 os.close(descriptor)
 
     async def tell(self, message: EngineNews) -> None:
-        """Passes news of the engine on, also to processes that start later."""
+        """Passes a message about the engine on, also to processes that start later."""
         if isinstance(message, Stage):
             self._stage = message
         else:
@@ -79,7 +79,7 @@ class ApiSupervisor:
             await _send(child, message)
 
     def drain(self) -> None:
-        """Has all of them finish what runs, and end."""
+        """Tells all of them to finish running requests and to end."""
         self._draining = True
         for child in self._children.values():
             child.signal(signal.SIGTERM)
@@ -98,7 +98,7 @@ class ApiSupervisor:
         for name, descriptor in shared.items():
             arguments += [f"--{name}", f"/dev/fd/{descriptor}" if name == "config-file" else str(descriptor)]
         descriptors = [listener, *shared.values()]
-        if self._admin is not None and index == 0:  # one of them is enough
+        if self._admin is not None and index == 0:  # one error is enough
             arguments += ["--admin-fd", str(self._admin.fileno())]
             descriptors.append(self._admin.fileno())
         while True:
@@ -116,7 +116,7 @@ class ApiSupervisor:
             if self._draining:
                 return
             if time.monotonic() - born > STEADY_SECONDS:
-                self._deaths = 0  # not one of several in a row
+                self._deaths = 0  # it had served, so a new row of deaths begins
             self._deaths += 1
             if not served or self._deaths > self._config.server.max_engine_restarts * len(self._listeners):
                 self._fail(f"the API process {death}")
@@ -126,7 +126,7 @@ class ApiSupervisor:
                 arguments.append("--successor")
 
     async def _follow(self, index: int, child: Child) -> bool:
-        """Reads what a process reports until its end; returns whether it ever served."""
+        """Reads the reports of a process until it ends; returns whether it ever served."""
         served = False
         with contextlib.suppress(OSError, ValueError):
             while (message := await child.channel.receive()) is not None:

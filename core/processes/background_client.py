@@ -1,4 +1,4 @@
-"""An engine process and its client on a thread of their own, so that any loop, or none, can use and end them."""
+"""An engine process whose client runs on a thread of its own, so that callers need no event loop to use it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 class BackgroundEngine:
     """Implements `frame.interfaces.EngineClient` for callers of any event loop.
 
-    Building it starts the engine process and waits until it is ready; raises the root cause when it does not become
-    ready. `stop` works without a loop.
+    Building it starts the engine process and waits until it is ready; raises the cause when it does not become ready.
+    `stop` works without a loop.
     """
 
     def __init__(self, config: FrameConfig) -> None:
@@ -99,7 +99,7 @@ async def _start(config: FrameConfig) -> EngineClient:
 async def _pump(
     client: EngineClient, queue: asyncio.Queue[list[EngineOutput] | None], loop: asyncio.AbstractEventLoop
 ) -> None:
-    """Carries outputs from the client's loop into the consumer's."""
+    """Passes outputs from the client's event loop to the consumer's."""
     try:
         async for batch in client.outputs():
             loop.call_soon_threadsafe(queue.put_nowait, batch)

@@ -1,6 +1,6 @@
-"""What a supervisor concludes from the deaths of its engines: whom to try alone, whom to refuse, when to give up.
+"""Decides from the deaths of engines which requests to compute alone, which to refuse, and when to give up.
 
-Fed with the names of the requests that were being computed. Knows no process and no request.
+Gets the names of the requests that were being computed. Knows no process and no request.
 """
 
 from __future__ import annotations
@@ -11,30 +11,31 @@ from collections.abc import Sequence
 from ..engine.recovery.suspects import Suspects
 from .messages import Verdict
 
-#: Deaths of a suspect, the last of them alone, that prove its guilt. Whoever kills engines from outside may well hit
-#: the same request twice.
+#: A suspect is at fault after so many deaths, in the last of which it was computed alone. One kill from outside may
+#: well hit the same request twice.
 _PROOF = 2
 _PROOF_IF_KILLED = 3
 _MAX_GUILTY = 256
 
 
 class Blame:
-    """The state of suspicion over the engines of one supervisor."""
+    """Which requests are suspected of killing the engines of one supervisor."""
 
     def __init__(self) -> None:
         self._suspects = Suspects()
-        self._deaths: Counter[str] = Counter()  # of each suspect since anybody was last acquitted
+        self._deaths: Counter[str] = Counter()  # suspect -> deaths since a request was last cleared
         self._guilty: dict[str, str] = {}
 
     @property
     def verdict(self) -> Verdict:
-        """For the next engine."""
+        """The verdict that the next engine gets."""
         return Verdict(self._suspects.groups, self._guilty)
 
     def death(self, names: Sequence[str], cause: str, *, cleared: bool, killed: bool) -> str | None:
-        """An engine died with `names` in flight; returns the one that is guilty of it, if that is now certain.
+        """Records that an engine died with `names` in flight.
 
-        `cleared`: it had acquitted all suspects. `killed`: by SIGKILL, which need not be a request's doing.
+        Returns the request that caused it, if that is now certain. `cleared`: the engine had computed all suspects
+        without dying. `killed`: by SIGKILL, which a request need not have caused.
         """
         if cleared:
             self._suspects = Suspects()

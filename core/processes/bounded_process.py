@@ -1,7 +1,7 @@
-"""A child process that answers one question at a time, within bounds of time and memory.
+"""A child process that answers one question at a time within bounds on time and memory.
 
-What hangs, crashes or eats memory there costs one question its answer; the process starts again with the next one.
-Knows no question's meaning.
+When it hangs, crashes or exceeds its memory, only the question at hand fails; the next one starts the process again.
+Does not know what the questions mean.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _NICE = 5
 
 
 class Ready(msgspec.Struct, tag=True):
-    """Child to parent: it can be asked."""
+    """Child to parent: it is ready for questions."""
 
 
 class Refused(msgspec.Struct, tag=True):
-    """Child to parent: no answer, and why; or why it cannot be asked at all."""
+    """Child to parent: why there is no answer to this question, or to any."""
 
     error: str
     param: str | None = None
 
 
 class OutOfBoundsError(Exception):
-    """There was no answer. `late`: it took too long; else the process died, as it does for want of memory."""
+    """There was no answer. `late`: it took too long; else the process died, as it does without memory."""
 
     def __init__(self, late: bool) -> None:
         super().__init__("late" if late else "died")
@@ -138,7 +138,8 @@ def serve_questions(
 ) -> int:
     """The child: reads its start message, then answers questions of `kind` until its socket closes.
 
-    `build` makes the function that answers, and says how many bytes it may take; a `ValueError` of it is told.
+    `build` returns the function that answers and the bytes that it may allocate; its `ValueError` is sent to the
+    parent.
     """
     channel = Channel(socket.socket(fileno=descriptor), kind)
     try:
@@ -161,7 +162,7 @@ def _serve(channel: Channel, answer: Callable[[Any], Any]) -> None:
 
 
 def _limit(num_bytes: int) -> None:
-    """Bounds the memory that is allocated from now on; a crash writes no core file and no message."""
+    """Limits the memory that may be allocated from here on; a crash writes no core file and no message."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         data = int(statm.read().split()[5]) * os.sysconf("SC_PAGESIZE")
     resource.setrlimit(resource.RLIMIT_DATA, (data + num_bytes, data + num_bytes))
@@ -172,5 +173,5 @@ def _limit(num_bytes: int) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, as one bounded line."""
+    """The message of an exception as one line of bounded length."""
     return " ".join(str(error).split())[:500].encode(errors="replace").decode() or type(error).__name__

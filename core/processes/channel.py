@@ -1,7 +1,7 @@
 """Length-prefixed msgpack frames over Unix sockets, for threads and for asyncio.
 
-A frame is 4 bytes of length (big-endian) and one message. A peer that sends more than the limit, or anything that is
-not one of the expected messages, is cut off. Knows no message's meaning.
+A frame is 4 bytes of length (big-endian) and one message. A peer that sends a frame above the limit or an unexpected
+message is disconnected. Knows no message's meaning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..interfaces.wire import decode, encode
 MAX_FRAME_BYTES = 1 << 28
 _LENGTH = struct.Struct(">I")
 _PEER = struct.Struct("3i")
-#: Whole frames of so many bytes may wait for a reader on an event loop; then the peer has to.
+#: Bytes of complete frames that may wait for a reader on an event loop; above them, nothing more is read from the peer.
 _MAX_WAITING_BYTES = 1 << 17
 
 
@@ -32,9 +32,10 @@ class FrameTooLargeError(ValueError):
 
 
 def listen(address: str) -> socket.socket:
-    """A listening Unix socket at `address`: "@name" is in no folder and gone with its listener.
+    """A listening Unix socket at `address`.
 
-    Any local user may find such a name, so both sides ask who the other is (`same_user`).
+    "@name" is an abstract address, which no folder holds and which ends with its listener. Any local user can connect
+    to it, so both sides check the other's user (`same_user`).
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(_native(address))
@@ -74,7 +75,8 @@ class Channel:
     def send(self, message: Any, read: Callable[[], None] | None = None) -> None:
         """Blocks until all of it is handed over; raises `OSError` when the peer is gone.
 
-        `read` is called whenever something arrives meanwhile: peers that both only send would wait for ever.
+        `read` is called whenever something arrives meanwhile, since two peers that only send would wait for each other
+        for ever.
         """
         rest = memoryview(pack(message, self._limit))
         if read is None:
@@ -88,7 +90,7 @@ class Channel:
                 rest = rest[self._socket.send(rest, socket.MSG_DONTWAIT) :]
 
     def receive(self) -> Any:
-        """The next message, None at the end. Raises `ValueError` for what is none, `OSError` for a broken socket."""
+        """The next message, None at the end. Raises `ValueError` for an invalid one, `OSError` for a broken socket."""
         header = self._read(_LENGTH.size)
         if header is None:
             return None
@@ -99,10 +101,7 @@ class Channel:
         return None if data is None else decode(bytes(data), self._kind)
 
     def readable(self, seconds: float = 0) -> bool:
-        """Whether a message (or the end) has begun to arrive, so that `receive` would not wait for the peer.
-
-        Waits for it so long.
-        """
+        """Whether a message or the end begins to arrive within `seconds`, so that `receive` would return soon."""
         return bool(select.select([self._socket], [], [], max(0, seconds))[0])
 
     def close(self) -> None:
@@ -123,7 +122,7 @@ class Channel:
 
 
 class AsyncChannel(asyncio.Protocol):
-    """The same on an event loop. What had arrived before the end is read first, unless a `send` found the end."""
+    """The same on an event loop. What had arrived is still read after the end, unless a `send` found the end."""
 
     def __init__(self, kind: Any, limit: int = MAX_FRAME_BYTES) -> None:
         self._kind = kind
@@ -140,7 +139,7 @@ class AsyncChannel(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, address: str, kind: Any) -> AsyncChannel:
-        """Connects to what `listen`s there; raises `OSError` when nobody does, or somebody else."""
+        """Connects to a `listen`er; raises `OSError` when there is none, or when it belongs to another user."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
@@ -168,7 +167,7 @@ class AsyncChannel(asyncio.Protocol):
             raise ConnectionResetError(errno.ECONNRESET, "the peer is gone")
 
     async def receive(self) -> Any:
-        """As `Channel.receive`."""
+        """Like `Channel.receive`."""
         while not self._frames:
             if self._error is not None:
                 raise self._error
@@ -189,11 +188,11 @@ class AsyncChannel(asyncio.Protocol):
         self._transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by the event loop, as all below."""
+        """Called by the event loop, like the methods below."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Cuts frames off; reads no further while many wait."""
+        """Splits the data into frames; pauses reading while many wait."""
         self._rest += data
         start = 0
         while len(self._rest) >= (begin := start + _LENGTH.size):

@@ -1,4 +1,4 @@
-"""Starts child processes joined by a control channel, and ends them. Knows not what they do; imports no torch."""
+"""Starts child processes joined by a control channel, and ends them. Does not know what they do; imports no torch."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def frame_command(subcommand: str) -> list[str]:
 
 
 def write_config(config: FrameConfig) -> int:
-    """The configuration for child processes, as the descriptor of a file in memory: nothing is left of it on a disk.
+    """Writes the configuration for child processes to a file in memory and returns its descriptor.
 
-    Raises `ConfigError` for what cannot leave the process, such as classes.
+    Nothing is left on disk. Raises `ConfigError` for values that cannot leave the process, such as classes.
     """
     return memory_file(json.dumps(to_plain(config)))
 
 
 def memory_file(text: str) -> int:
-    """A file that is gone with the last process that has it open; children read it as `/dev/fd/N`."""
+    """A file in memory, freed when the last process closes it; children read it as `/dev/fd/N`."""
     descriptor = os.memfd_create("frame")
     with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
         file.write(text)
@@ -41,9 +41,9 @@ def memory_file(text: str) -> int:
 
 
 async def spawn(command: Sequence[str], arguments: Sequence[str], kind: object, fds: Sequence[int] = ()) -> Child:
-    """Starts a child in a session of its own, joined by a control channel that carries `kind` to us.
+    """Starts a child in a session of its own, with a control channel on which the parent receives `kind`.
 
-    The child finds its end as `--control-fd`; the end of the channel is the end of either side.
+    The child gets its end as `--control-fd`; each side ends when the channel closes.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -78,12 +78,12 @@ class Child:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends the child and all that it started, at once."""
+        """Kills the child and all processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Hangs up, so that the child ends by itself, and ends it by force after `seconds`."""
+        """Closes the channel, which tells the child to end, and kills it after `seconds`."""
         self.channel.close()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.process.wait(), seconds)
@@ -91,9 +91,9 @@ class Child:
         await self.process.wait()
 
     async def death(self) -> str:
-        """Waits for the end and says what it was."""
+        """Waits until the child has ended and returns how, as text."""
         status = await self.process.wait()
-        self.kill()  # whatever it left behind
+        self.kill()  # kill the processes that it left behind
         self.channel.close()
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"

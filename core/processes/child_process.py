@@ -1,4 +1,4 @@
-"""What the child processes of a server have in common: they end with their parent, and tell errors as one sentence."""
+"""Shared by the child processes of a server: ending with the parent, and describing errors in one sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def describe(error: BaseException) -> str:
-    """An exception as one sentence: what our own errors say, prefixed by the type for those that say too little."""
+    """An exception as one sentence: its message, after its type where it is not one of frame's own errors."""
     text = " ".join(str(error).split())[:2000]
     if not text:
         return type(error).__name__
@@ -40,7 +40,7 @@ def die_with_parent() -> None:
 def bind_to_parent(parent: Channel, take: Callable[[Any], None], stop: Callable[[], None]) -> None:
     """Ends this process with its parent: at once by the kernel, or through `stop` when the parent hangs up.
 
-    What the parent says until then goes to `take`, on a thread.
+    Until then a thread passes the parent's messages to `take`.
     """
     die_with_parent()
 
@@ -52,6 +52,6 @@ def bind_to_parent(parent: Channel, take: Callable[[Any], None], stop: Callable[
             pass
         stop()
         time.sleep(_CLOSE_SECONDS)
-        os._exit(1)  # the main thread is stuck
+        os._exit(1)  # the main thread does not react
 
     threading.Thread(target=listen, name="parent", daemon=True).start()

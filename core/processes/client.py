@@ -1,6 +1,6 @@
 """The asyncio client of an engine process: `EngineClient`.
 
-`RemoteEngine` speaks to whatever engine it is attached to and says which requests were lost when that engine dies;
+`RemoteEngine` talks to the engine that it is attached to and reports which requests were lost when that engine dies;
 `start_engine` gives it an engine process of its own. Knows no text and no HTTP; imports no torch.
 """
 
@@ -43,7 +43,8 @@ logger = logging.getLogger("frame.server")
 
 _NO_IDS = np.zeros(0, np.int32)
 _RECONNECT_SECONDS = 0.1
-#: More breaks than this within so many seconds end the requests that were under way: one of them may be to blame.
+#: When the connection breaks more often than this within so many seconds, the running requests end, since one of them
+#: may cause it.
 _MAX_BREAKS = 3
 _BREAKS_SECONDS = 30.0
 
@@ -51,9 +52,10 @@ OnStage = Callable[[Stage], None]
 
 
 class RemoteEngine:
-    """An engine in another process. Requests are tracked, so that none is left without an end.
+    """An engine in another process. Every request gets an end, since unfinished ones are tracked.
 
-    `news` tells it where the engine is and when it is gone; `close` also runs `on_close` (the owner of the process).
+    The supervisor calls `news` with the engine's address and when the engine is gone; `close` also runs `on_close` (the
+    owner of the process).
     """
 
     def __init__(self, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -63,11 +65,11 @@ class RemoteEngine:
         self._channel: AsyncChannel | None = None
         self._reader: asyncio.Task[None] | None = None
         self._outputs: asyncio.Queue[list[EngineOutput] | None] = asyncio.Queue()
-        self._newest: list[EngineOutput] | None = None  # what a step emitted, while it waits at the end of the queue
+        self._newest: list[EngineOutput] | None = None  # the last batch in the queue; grows until read
         self._unfinished: dict[str, None] = {}  # sent to this engine, in this order
-        self._waiting: set[str] = set()  # for the next engine
-        self._up = asyncio.Event()  # an engine listens, or none ever will
-        self._silent = asyncio.Event()  # no connection can be read
+        self._waiting: set[str] = set()  # ids that the next engine gets
+        self._up = asyncio.Event()  # set while an engine listens, or once none will be started
+        self._silent = asyncio.Event()  # set while there is no connection to read
         self._silent.set()
         self._final = False
         self._calls: dict[int, asyncio.Future[bytes]] = {}
@@ -93,29 +95,29 @@ class RemoteEngine:
 
     @property
     def end(self) -> str | None:
-        """Why no engine will come any more; None while one serves or is on its way."""
+        """Why no engine will be started any more; None while one serves or is starting."""
         return self._error if self._final else None
 
     async def news(self, message: EngineNews) -> None:
-        """Takes what a supervisor says: attaches to a new engine, lets a dead one go."""
+        """Handles a supervisor's message: attaches to a new engine, detaches from a dead one."""
         if isinstance(message, EngineUp):
             await self._attach(message)
         elif isinstance(message, EngineDown):
             ending = "" if message.final else "; it is being started again"
-            with contextlib.suppress(TimeoutError):  # what a dead engine said last lies in the socket
+            with contextlib.suppress(TimeoutError):  # the last messages of a dead engine are still in the socket
                 await asyncio.wait_for(self._silent.wait(), LAST_WORDS_SECONDS)
-            if not self._final:  # nobody left it meanwhile
+            if not self._final:  # still attached to that engine
                 await self._detach(f"{message.error}{ending}", message.final)
 
     async def add(self, request: EngineRequest) -> None:
-        """Sends a request; waits while the engine is started again.
+        """Sends a request; waits while the engine restarts.
 
-        Raises `EngineDeadError` when none will come, `ValueError` for a request that cannot be sent.
+        Raises `EngineDeadError` when none will be started, `ValueError` for a request that cannot be encoded.
         """
         name = request.request_id
         self._waiting.add(name)
         try:
-            while not self._up.is_set():  # the engine that came may be gone before this task runs
+            while not self._up.is_set():  # the new engine may be gone again before this task runs
                 await self._up.wait()
             if name not in self._waiting:
                 return  # aborted meanwhile
@@ -127,8 +129,8 @@ class RemoteEngine:
             _check_readable(request)
             await channel.send(Add(request))
         except OSError:
-            return  # the reader sees the end, too, and tells that this request was lost
-        except (OverflowError, TypeError, ValueError) as error:  # what it holds is no message
+            return  # the reader sees the broken connection too and reports this request as lost
+        except (OverflowError, TypeError, ValueError) as error:  # a field has a value that cannot be encoded
             self._unfinished.pop(name, None)
             raise ValueError(f"the request cannot be sent to the engine: {error}") from None
 
@@ -144,7 +146,7 @@ class RemoteEngine:
     async def outputs(self) -> AsyncIterator[list[EngineOutput]]:
         """Everything the engine emits, in order, for one consumer; ends when the client is closed.
 
-        Steps that wait for the consumer come as one batch.
+        Outputs of several steps that wait for the consumer come as one batch.
         """
         while (batch := await self._outputs.get()) is not None:
             if batch is self._newest:
@@ -157,7 +159,7 @@ class RemoteEngine:
         return stats
 
     async def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
-        """As `EngineCore.call`; raises `RuntimeError` with what the engine says."""
+        """Like `EngineCore.call`; raises `RuntimeError` with the engine's error."""
         return await self._call(method, arguments, Any)
 
     async def close(self) -> None:
@@ -185,20 +187,20 @@ class RemoteEngine:
             del self._calls[number]
 
     async def _attach(self, engine: EngineUp) -> None:
-        """Follows an engine from now on."""
+        """Starts to read from an engine."""
         await self._stop_reading()
         self._info = engine.info
         await self._connect(engine)
         self._reader = asyncio.create_task(self._follow(engine))
 
     async def drop(self, error: str) -> None:
-        """Leaves the engine; every unfinished request ends with `error`."""
+        """Detaches from the engine and ends every unfinished request with `error`."""
         await self._detach(error, final=True)
 
     async def _detach(self, error: str, final: bool) -> None:
         await self._stop_reading()
         self._final = final
-        self._lose(error, "engine" if final else "lost")
+        self._on_disconnect(error, "engine" if final else "lost")
         if final:
             self._up.set()
 
@@ -213,7 +215,7 @@ class RemoteEngine:
             channel = await AsyncChannel.connect(engine.address, FromEngine)
             await channel.send(Hello(self._name))
         except OSError as error:
-            self._lose(f"no engine process listens ({error.strerror or error})", "lost")
+            self._on_disconnect(f"no engine process listens ({error.strerror or error})", "lost")
             return
         self._channel = channel
         self._error = None
@@ -221,9 +223,10 @@ class RemoteEngine:
         self._up.set()
 
     async def _follow(self, engine: EngineUp) -> None:
-        """Takes what the engine says, over a new connection when one ends, until this task is cancelled.
+        """Handles the engine's messages until this task is cancelled, and reconnects when a connection ends.
 
-        What was lost with a connection is told as if the engine had died, unless they break again and again.
+        Requests lost with a connection are reported as if the engine had died; when connections break too often, they
+        end with an error.
         """
         breaks: list[float] = []
         while True:
@@ -231,25 +234,26 @@ class RemoteEngine:
                 error, fault = await self._read(self._channel)
                 now = time.monotonic()
                 breaks = [moment for moment in breaks if now - moment < _BREAKS_SECONDS] + [now]
-                self._lose(error, "engine" if len(breaks) > _MAX_BREAKS else fault)
-            await asyncio.sleep(_RECONNECT_SECONDS)  # where the engine is dead, news of that end this task
+                self._on_disconnect(error, "engine" if len(breaks) > _MAX_BREAKS else fault)
+            await asyncio.sleep(_RECONNECT_SECONDS)  # if the engine is dead, the supervisor's message cancels this task
             await self._connect(engine)
 
     async def _read(self, channel: AsyncChannel) -> tuple[str, Fault]:
-        """Takes messages until the connection ends; returns why, and what that means for the requests."""
+        """Handles messages until the connection ends; returns why, and the fault of the requests that were lost."""
         try:
             while (message := await channel.receive()) is not None:
                 self._take(message)
         except OSError as error:
             logger.warning("the connection to the engine broke: %s", error)
         except ValueError as error:
-            # whose answer it was is unknown, so all end; the engine lives and drops them when the connection ends
+            # the request of the unreadable answer is unknown, so all end; the engine drops them when the connection
+            # ends
             logger.exception("an answer of the engine cannot be read; connecting again")
             return f"an answer of the engine cannot be read: {error}", "engine"
         return "the engine process is gone", "lost"
 
-    def _lose(self, error: str, fault: Fault) -> None:
-        """There is no connection now."""
+    def _on_disconnect(self, error: str, fault: Fault) -> None:
+        """Notes that there is no connection."""
         self._error = error
         self._up.clear()
         self._silent.set()
@@ -275,7 +279,7 @@ class RemoteEngine:
                 future.set_exception(RuntimeError(message.error))
 
     def _fail(self, error: str, fault: Fault) -> None:
-        """Ends everything that waits for an engine which will not answer."""
+        """Ends all calls and requests that wait for an engine that will not answer."""
         lost = [
             EngineOutput(request_id=name, finish_reason="error", error=error, fault=fault) for name in self._unfinished
         ]
@@ -289,7 +293,7 @@ class RemoteEngine:
 
 
 def _check_readable(request: EngineRequest) -> None:
-    """Raises `ValueError` for fields of a wrong type: an engine that cannot read a message hangs up on everybody."""
+    """Raises `ValueError` for fields of a wrong type, on which an engine would close the whole connection."""
     decode(encode(msgspec.structs.replace(request, prompt_ids=_NO_IDS, output_ids=[])), EngineRequest)
 
 

@@ -1,7 +1,7 @@
 """The loop of an engine process: one engine, and the clients that talk to it.
 
-The main thread owns the engine: it drains what arrived, steps, and hands outputs to the clients' writer threads, so
-that reading, decoding, encoding and sending overlap with the device. Knows no text and no HTTP.
+The main thread owns the engine: it handles the messages that arrived, runs a step, and passes outputs to the clients'
+writer threads, so that socket work overlaps with the device. Knows no text and no HTTP.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Client:
     """One connection: a thread that reads into the engine's inbox and a thread that writes."""
 
     def __init__(self, connection: socket.socket, inbox: SimpleQueue[tuple[_Client | None, Any]]) -> None:
-        #: whose connection it is, once that was said
+        #: the client's id, once `Hello` has arrived
         self.name: str | None = None
         self._channel = Channel(connection, ToEngine)
         self._inbox = inbox
@@ -45,11 +45,11 @@ class _Client:
         threading.Thread(target=self._read, name="client_read", daemon=True).start()
 
     def send(self, message: Any) -> None:
-        """Queues a message; None closes the connection once everything before it is out."""
+        """Queues a message; None closes the connection after all earlier messages were sent."""
         self._outbox.put(message)
 
     def join(self, seconds: float) -> None:
-        """Waits until everything before the end is out, for so long at most: the client may not read."""
+        """Waits until all messages were sent, at most the given seconds, since the client may not read."""
         self._writer.join(max(0.0, seconds))
 
     def _read(self) -> None:
@@ -65,7 +65,7 @@ class _Client:
             try:
                 self._send(message)
             except OSError:
-                break  # the reader sees the end, too
+                break  # the reader notices the broken connection too
         self._channel.close()
 
     def _send(self, message: Any) -> None:
@@ -90,7 +90,7 @@ def _failure(request_id: str, error: str) -> EngineOutput:
 class EngineHost:
     """Serves one engine to clients that connect to `listener`, until `stop`.
 
-    `report` tells the supervisor what it has to know to start the same engine again.
+    `report` sends the supervisor what it needs to start the same engine again.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class EngineHost:
         self._report = report
         self._inbox: SimpleQueue[tuple[_Client | None, Any]] = SimpleQueue()
         self._clients: set[_Client] = set()
-        self._accepted: weakref.WeakSet[_Client] = weakref.WeakSet()  # the accepting thread's; also those not heard yet
-        self._owners: dict[str, _Client] = {}  # request id -> who gets its outputs
+        self._accepted: weakref.WeakSet[_Client] = weakref.WeakSet()  # the accepting thread's
+        self._owners: dict[str, _Client] = {}  # request id -> the client that gets its outputs
         self._failed_steps = 0
         self._running = True
         self._history = StatsHistory(engine.stats)
@@ -127,18 +127,18 @@ class EngineHost:
                     self._route(self._step())
                     self._history.note(idle=not self._engine.has_unfinished())
         finally:
-            self._journal.beat(idle=True)  # what follows may take longer than any step
-            self._listener.shutdown(socket.SHUT_RDWR)  # before clients lose their connections and look for another
+            self._journal.beat(idle=True)  # a slow call must not look like a hang
+            self._listener.shutdown(socket.SHUT_RDWR)  # the supervisor must know before clients lose their connections
             latest = time.monotonic() + LAST_WORDS_SECONDS
             accepting.join(LAST_WORDS_SECONDS)
             for client in list(self._accepted):
                 client.send(None)
             self._listener.close()
             for client in list(self._accepted):
-                client.join(latest - time.monotonic())  # the process may end now, and its threads with it
+                client.join(latest - time.monotonic())  # all messages are sent, so the process may end
 
     def stop(self) -> None:
-        """Ends `run` after the present step; safe from any thread and from signal handlers."""
+        """Ends `run` after the current step; safe from any thread and from signal handlers."""
         self._inbox.put((None, None))
 
     def _accept(self) -> None:
@@ -164,7 +164,7 @@ class EngineHost:
             return
 
     def _first(self) -> tuple[_Client | None, Any]:
-        """Waits for the next message, and shows meanwhile that this process runs."""
+        """Waits for the next message; beats in the journal meanwhile, so that this does not look like a hang."""
         while True:
             try:
                 item = self._inbox.get(timeout=PULSE_SECONDS)
@@ -181,7 +181,7 @@ class EngineHost:
         match message:
             case Hello(name=name):
                 for older in [one for one in self._clients if one.name == name]:
-                    self._leave(older)  # its end was not seen yet
+                    self._leave(older)  # the old connection has not been seen to end yet
                 client.name = name
                 self._clients.add(client)
             case Add(request=request):
@@ -268,7 +268,7 @@ class EngineHost:
         for output in outputs:
             client = self._owners.get(output.request_id)
             if client is None:
-                continue  # aborted by a client that has left, or failed before
+                continue  # its client has disconnected, or it failed before
             batches.setdefault(client, []).append(output)
             if output.finish_reason is not None:
                 del self._owners[output.request_id]

@@ -1,7 +1,4 @@
-"""The life of an engine process: load libraries, wait until it is wanted, build the engine, report, serve, close.
-
-Knows no request.
-"""
+"""The life of an engine process: imports, waits for `Begin`, builds the engine, serves, closes. Knows no request."""
 
 from __future__ import annotations
 
@@ -25,13 +22,13 @@ from .messages import Begin, EngineReport, Failed, Ready, Stage, Verdict
 
 logger = logging.getLogger("frame.server")
 
-#: Loads all that an engine of a configuration needs but no device; what it returns builds the engine. Calls back with
-#: the name of each stage that begins.
+#: Imports what an engine of a configuration needs without touching a device; returns the function that builds the
+#: engine. Calls back with the name of each stage that begins.
 EngineFactory = Callable[[FrameConfig, Callable[[str], None]], Callable[[], EngineCore]]
 
 
 class EngineProcess:
-    """One engine process. It builds its engine when its supervisor says so, which may be long after its start."""
+    """One engine process. It builds its engine when the supervisor sends `Begin`, perhaps long after its start."""
 
     def __init__(
         self, config: FrameConfig, address: str, control_fd: int, prepare: EngineFactory, journal_fd: int | None = None
@@ -47,10 +44,10 @@ class EngineProcess:
 
     def run(self) -> int:
         """Returns the exit status."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's to answer
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         show_as("frame-standby")
-        self._hush(at_least=logging.WARNING)  # what it chooses is told where it is used
+        self._silence_logs(at_least=logging.WARNING)  # plugins chosen here are logged again when the engine is built
         bind_to_parent(self._parent, self._take, self._stop)
         try:
             build = self._prepare(self._config, self._stage)
@@ -61,7 +58,7 @@ class EngineProcess:
             self._report(Failed(describe(error)))
             return 1
         try:
-            gc.freeze()  # what lives now lives on: to look through it again would hold steps up for a fifth of a second
+            gc.freeze()  # objects that exist now stay: collecting them again would delay steps by a fifth of a second
             self._host = EngineHost(engine, listen(self._address), self._journal, verdict, self._report)
             self._report(Ready(engine.info))
             self._host.run()
@@ -74,20 +71,20 @@ class EngineProcess:
             engine.close()
         return 0
 
-    def _hush(self, at_least: int) -> None:
-        """Logs nothing below a level, unless everything is asked for."""
+    def _silence_logs(self, at_least: int) -> None:
+        """Drops log lines below a level, unless debug logging is on."""
         wanted = logging.getLevelNamesMapping()[self._config.server.log_level.upper()]
         logging.getLogger("frame").setLevel(wanted if wanted <= logging.DEBUG else max(wanted, at_least))
 
     def _take(self, order: Begin) -> None:
         show_as("frame-engine")
-        self._hush(at_least=logging.NOTSET)
+        self._silence_logs(at_least=logging.NOTSET)
         self._started = time.monotonic()
         self._orders.put(order.verdict)
 
     def _stop(self) -> None:
         if self._host is None:
-            os._exit(1)  # still starting: nothing is lost
+            os._exit(1)  # still starting, so no request is lost
         self._host.stop()
 
     def _stage(self, name: str) -> None:

@@ -1,7 +1,8 @@
 """The journal of an engine: which requests its launched steps hold, in memory that outlives the process.
 
-The engine writes it, its supervisor reads it: after a death it names the requests that were being computed, and while
-the engine lives it tells work from a hang. A launch costs one copy of the step's slots. Knows no request's content.
+The engine writes it, its supervisor reads it: after a death it tells which requests were being computed, and while the
+engine lives it tells a busy engine from a hung one. A launch costs one copy of the step's slots. Knows no request's
+content.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import numpy as np
 
 from ..interfaces.step import StepPlan
 
-#: Launched steps that are remembered; more are never in flight.
+#: Launched steps that it holds; there are never more in flight.
 _STEPS = 32
 _NAME_BYTES = 128
-#: Most time between two beats of an engine that waits for work.
+#: Most seconds between two beats of an engine that waits for work.
 PULSE_SECONDS = 0.5
 _HEADER = 8
 _LAUNCHED, _ANSWERED, _SLOTS, _BEATS, _IDLE, _CLEARED = range(6)
 
 
 def journal_name(request_id: str) -> str:
-    """How the journal calls a request: its id, or the id's hash where that is too long."""
+    """The name of a request in the journal: its id, or a hash of an id that is too long."""
     data = request_id.encode()
     return request_id if len(data) <= _NAME_BYTES else f"#{hashlib.blake2b(data, digest_size=32).hexdigest()}"
 
@@ -36,7 +37,7 @@ def journal_memory() -> int:
 
 
 class NullJournal:
-    """Where nobody would read it."""
+    """Does nothing, for engines whose journal nobody reads."""
 
     def open(self, num_slots: int) -> None:
         """Makes room for steps of at most `num_slots` requests."""
@@ -51,7 +52,10 @@ class NullJournal:
         """The oldest launched step was answered."""
 
     def beat(self, idle: bool) -> None:
-        """The loop goes round, at least every `PULSE_SECONDS` while it waits; `idle`: what follows has no limit."""
+        """Counts a round of the engine's loop, at least every `PULSE_SECONDS` while it waits; `idle`.
+
+        The work that follows has no time limit.
+        """
 
     def clear(self) -> None:
         """No request is under suspicion any more."""
@@ -113,7 +117,7 @@ class JournalReader:
 
     @property
     def beats(self) -> int | None:
-        """Rounds of the engine's loop so far; None while it does what has no limit, or does not run yet."""
+        """Rounds of the engine's loop so far; None while it does work without a time limit, or does not run yet."""
         header = self._header()
         return None if not header[_BEATS] or header[_IDLE] else int(header[_BEATS])
 
@@ -124,7 +128,7 @@ class JournalReader:
 
     @property
     def cleared(self) -> bool:
-        """Whether the engine found all that it was told to suspect innocent."""
+        """Whether the engine has computed all suspected requests without dying."""
         return bool(self._header()[_CLEARED])
 
     def in_flight(self) -> list[str]:
@@ -158,5 +162,5 @@ def _name(data: bytes, start: int) -> str:
 
 
 def names_of(request_ids: Iterable[str]) -> list[str]:
-    """`journal_name` of each."""
+    """The `journal_name` of each request."""
     return [journal_name(request_id) for request_id in request_ids]

@@ -1,6 +1,6 @@
-"""The parent of a server: binds the address, starts the engine and the API processes, passes news on, ends them.
+"""The parent of a server: binds the address, starts and ends the engine and the API processes.
 
-Knows no request and no route; imports no torch.
+Tells the API processes how the engine is. Knows no request and no route; imports no torch.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Launcher:
             self._finish(FAILED)
 
     def _on_signal(self) -> None:
-        """The first signal drains, also while the engine is started again; the second ends at once.
+        """The first signal drains, also while the engine restarts; the second ends at once.
 
-        So does the first one where the engine was never ready, since nothing is lost then.
+        Before the engine was first ready, the first signal ends at once too, since no request is lost.
         """
         self._signals += 1
         if self._signals > 1 or self._engine is None:
@@ -96,17 +96,17 @@ class Launcher:
         self._apis.drain()
 
     async def _news(self, message: EngineNews) -> None:
-        """Shows what the engine does and tells the API processes."""
+        """Logs the engine's state and passes it on to the API processes."""
         if isinstance(message, Stage):
             self._say(message.name)
         else:
             self._engine = message
-        if isinstance(message, EngineDown) and not message.final:  # the last one is said at the end
+        if isinstance(message, EngineDown) and not message.final:  # the final cause is logged at the end
             self._say(f"{message.error}; starting it again")
         await self._apis.tell(message)
 
     def _on_serving(self, names: Sequence[str] | None, death: str) -> None:
-        """All API processes serve under these names; or one of them died."""
+        """Logs that all API processes serve under these names, or that one of them died."""
         if names is None:
             self._say(f"{death}; starting it again")
         else:
@@ -116,7 +116,7 @@ class Launcher:
                 self._say(f"admin routes at {url(self._admin)}")
 
     async def _guard(self, part: Coroutine[Any, Any, None]) -> None:
-        """Ends the server with the cause when a part of it cannot go on."""
+        """Ends the server with the cause when one of its parts fails for good."""
         try:
             await part
         except Exception as error:
@@ -136,7 +136,7 @@ class Launcher:
 
 
 def share_between_keys(config: FrameConfig) -> FrameConfig:
-    """With API keys, requests are served in the order of their keys' turns, unless an order was asked for."""
+    """With API keys, the scheduling policy is "fair" unless one was set."""
     if not config.server.api_key or "scheduling_policy" in config.scheduler.model_fields_set:
         return config
     scheduler = config.scheduler.model_copy(update={"scheduling_policy": "fair"})
@@ -146,7 +146,7 @@ def share_between_keys(config: FrameConfig) -> FrameConfig:
 def launch(config: FrameConfig, engine_command: Sequence[str] | None = None) -> int:
     """Binds the address and runs a server until it ends; returns the exit status. Raises `ConfigError` at once."""
     config = share_between_keys(config)
-    tls_context(config.server)  # files that do not do end the start at once
+    tls_context(config.server)  # unusable certificate files end the start at once
     listeners = bind_all(config.server)
     admin = bind_admin(config.server)
 

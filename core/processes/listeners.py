@@ -16,19 +16,20 @@ _BACKLOG = 2048
 def bind_all(server: ServerConfig) -> list[socket.socket]:
     """One listening socket for each API process, among which the kernel spreads connections; for a path, one for all.
 
-    Each outlives its process, so that connections wait for the successor of one that dies. Raises `ConfigError`.
+    Each socket outlives its process, so that connections wait for the replacement of one that dies. Raises
+    `ConfigError`.
     """
     count = server.api_server_count
     if server.uds is not None or count == 1:
         return [bind(server)] * count
-    probe = bind(server)  # alone, since the shared kind would not see that the port is taken
+    probe = bind(server)  # first without sharing, since a shared bind would not notice that the port is taken
     address = server.model_copy(update={"port": probe.getsockname()[1]})
     probe.close()
     return [bind(address, shared=True) for _ in range(count)]
 
 
 def bind_admin(server: ServerConfig) -> socket.socket | None:
-    """The admin listener: a Unix socket of this user, or loopback; None when there is to be none."""
+    """The admin listener: a Unix socket of this user, or loopback; None when none is configured."""
     if server.admin_uds is not None:
         return _bind_unix(Path(server.admin_uds), 0o600)
     if server.admin_port is not None:
@@ -37,7 +38,7 @@ def bind_admin(server: ServerConfig) -> socket.socket | None:
 
 
 def bind(server: ServerConfig, shared: bool = False) -> socket.socket:
-    """A listening socket at the configured address; raises `ConfigError` when it cannot be had.
+    """A listening socket at the configured address; raises `ConfigError` when that fails.
 
     `shared`: other sockets of this user may listen there, too.
     """
@@ -53,7 +54,7 @@ def bind(server: ServerConfig, shared: bool = False) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
-    except (OSError, UnicodeError) as error:  # the latter: a host that is no name
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
         raise ConfigError(
             f"cannot listen on {server.host}:{server.port}: {getattr(error, 'strerror', None) or error}; "
             "choose another --port or --host"
@@ -69,11 +70,11 @@ def _bind_unix(path: Path, mode: int) -> socket.socket:
             try:
                 listener.connect(str(path))
             except ConnectionRefusedError:
-                path.unlink()  # left by a server that is gone
+                path.unlink()  # the file of a server that has ended
             else:
                 raise ConfigError(f"cannot listen on {path}: a server listens there already")
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        os.fchmod(listener.fileno(), mode)  # Linux gives the file these permissions, less those of the umask
+        os.fchmod(listener.fileno(), mode)  # Linux gives the file these permissions minus the umask
         listener.bind(str(path))
         listener.listen(_BACKLOG)
     except OSError as error:
@@ -83,7 +84,7 @@ def _bind_unix(path: Path, mode: int) -> socket.socket:
 
 
 def url(listener: socket.socket, secure: bool = False) -> str:
-    """Where clients find the listener; `secure`: it speaks TLS."""
+    """The URL of the listener; `secure`: it speaks TLS."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]

@@ -1,7 +1,7 @@
-"""What the processes of a server tell each other, as typed structs.
+"""The messages between the processes of a server, as typed structs.
 
 Three conversations: a client and its engine (requests, outputs, calls); an engine and its supervisor (start-up); the
-supervisor and an API process (is there an engine, and why not). Knows no transport.
+supervisor and an API process (whether there is an engine, and if not, why). Knows no transport.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import msgspec
 from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest
 
-#: How long there is for taking what an engine said before its end.
+#: Seconds for reading the last messages of an engine that has ended.
 LAST_WORDS_SECONDS = 5.0
 
 
 class Hello(msgspec.Struct, tag=True):
-    """Client to engine, first of all: who it is. An older connection of the same client is over."""
+    """Client to engine, first: the client's id. The engine closes an older connection of the same client."""
 
     name: str
 
@@ -71,7 +71,7 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Weights(msgspec.Struct, tag=True):
-    """Engine to supervisor: it serves other weights now (see `with_weights`), as the next engine must, too."""
+    """Engine to supervisor: it serves other weights (see `with_weights`); the next engine must load these."""
 
     source: dict[str, str | None]
 
@@ -87,9 +87,10 @@ class Failed(msgspec.Struct, tag=True):
 
 
 class Verdict(msgspec.Struct):
-    """Supervisor to a new engine, by the names of the journal: what earlier deaths say about requests.
+    """Supervisor to a new engine: what earlier deaths say about requests, by their names in the journal.
 
-    `groups` are tried alone, one after the other; `guilty` ended earlier engines, and their callers get the reason.
+    Each of `groups` is computed alone, one after the other; the requests in `guilty` killed earlier engines and end
+    with an error that says so.
     """
 
     groups: list[list[str]] = []
@@ -97,7 +98,7 @@ class Verdict(msgspec.Struct):
 
 
 class Begin(msgspec.Struct, tag=True):
-    """Supervisor to an engine process: the engine is wanted now."""
+    """Supervisor to an engine process: build the engine."""
 
     verdict: Verdict
 
@@ -126,7 +127,7 @@ class Shutdown(msgspec.Struct, tag=True):
     """API process to supervisor: an operator asks the server to drain and end."""
 
 
-#: by direction
+#: the messages of each direction
 ToEngine = Hello | Add | Abort | Call
 FromEngine = Outputs | Reply
 EngineReport = Stage | Ready | Failed | Weights

@@ -1,4 +1,4 @@
-"""All routes over an engine of one's own, without a server: what `frame run-batch` asks. Knows no route."""
+"""All HTTP routes over an engine of this process, without a server; used by `frame run-batch`. Knows no route."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How frame starts Python again. Knows no subcommand; imports nothing heavy.
+"""The command line with which frame starts Python processes. Knows no subcommand; imports nothing heavy.
 
-Python puts the working directory first among the places of imports when it runs a module. That may be a checkpoint's
-folder, whose files are data: a `uvicorn.py` in it must never run.
+`python -m` puts the working directory first in `sys.path`. That may be a checkpoint's folder, whose files are data: a
+`uvicorn.py` in it must never run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def leave_working_directory() -> None:
-    """Takes the working directory from the places of imports, and keeps it out in child processes."""
+    """Removes the working directory from `sys.path`, and keeps it out of that of child processes."""
     if sys.path and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     os.environ["PYTHONSAFEPATH"] = "1"

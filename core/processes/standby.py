@@ -1,6 +1,7 @@
-"""Engine processes, one of them ahead: it has loaded its libraries, holds no device, and waits until it is wanted.
+"""Starts engine processes, and keeps a standby engine for a quick restart.
 
-Most of an engine's start is the import of libraries, which a restart need not wait for. Knows no death and no verdict.
+The standby has imported its libraries, holds no device, and waits until the engine dies: imports take most of an
+engine's start. Does not know why engines die.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from .messages import EngineReport
 
 logger = logging.getLogger("frame.server")
 
-#: After an engine is ready, so that its first requests have the processors for themselves.
+#: Seconds between a ready engine and the start of its standby, so that the first requests do not share the CPUs with
+#: it.
 DELAY_SECONDS = 2.0
-#: Until another one is started in the place of one that ended by itself.
+#: Seconds until a standby that ended by itself is replaced.
 _AGAIN_SECONDS = 60.0
 
 
 class EngineChild:
-    """An engine process that may have been told to begin, or not yet. Owns the memory of its journal."""
+    """An engine process, which may be a standby. Owns the memory of its journal."""
 
     def __init__(self, child: Child, address: str, journal: int) -> None:
         self.child = child
@@ -34,7 +36,7 @@ class EngineChild:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, as far as is known."""
+        """Whether it runs, as far as the control channel shows."""
         return self.child.process.returncode is None
 
     async def stop(self, seconds: float) -> None:
@@ -43,7 +45,7 @@ class EngineChild:
         self.forget()
 
     def forget(self) -> None:
-        """Gives the journal up; may be called twice."""
+        """Frees the journal; may be called twice."""
         if self.journal >= 0:
             os.close(self.journal)
             self.journal = -1
@@ -59,8 +61,8 @@ class Standby:
         self._keeper: asyncio.Task[None] | None = None
 
     async def take(self) -> EngineChild:
-        """The process that is ahead, else a new one. Nobody is ahead then, until `keep`."""
-        await self._rest()
+        """The standby process, else a new one. There is no standby afterwards until `keep` is called."""
+        await self._cancel_standby_start()
         taken, self._ahead = self._ahead, None
         if taken is not None and taken.alive:
             return taken
@@ -69,11 +71,11 @@ class Standby:
         return await self._spawn()
 
     def keep(self) -> None:
-        """Has a process ahead from soon on, until `take` or `stop`."""
+        """Starts a standby soon and replaces it when it ends, until `take` or `stop`."""
         self._keeper = asyncio.create_task(self._keep())
 
     async def renew(self, files: tuple[int, int]) -> None:
-        """Has processes read other files from now on; the one that is ahead has read the old ones, and ends."""
+        """Starts further processes with other files; ends the standby, which has read the old ones."""
         kept = self._keeper is not None
         await self.stop()
         self._files = files
@@ -81,13 +83,13 @@ class Standby:
             self.keep()
 
     async def stop(self) -> None:
-        """Ends the process that is ahead. It has nothing to lose."""
-        await self._rest()
+        """Kills the standby, which serves no request."""
+        await self._cancel_standby_start()
         if self._ahead is not None:
             await self._ahead.stop(0)
             self._ahead = None
 
-    async def _rest(self) -> None:
+    async def _cancel_standby_start(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -96,10 +98,10 @@ class Standby:
     async def _keep(self) -> None:
         await asyncio.sleep(DELAY_SECONDS)
         while True:
-            with contextlib.suppress(OSError):  # no memory or no process to be had: the next time, perhaps
+            with contextlib.suppress(OSError):  # out of memory or processes: tried again later
                 self._ahead = await self._spawn()
                 death = await self._ahead.child.death()
-                logger.warning("the engine process that stands by %s; another follows in a minute", death)
+                logger.warning("the standby engine %s; another is started in a minute", death)
                 self._ahead.forget()
                 self._ahead = None
             await asyncio.sleep(_AGAIN_SECONDS)

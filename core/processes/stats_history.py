@@ -1,4 +1,4 @@
-"""The counters of the last two minutes, one sample a second at most, for views of the engine that open later.
+"""Samples of the engine's counters, one a second over the last two minutes, for live views that are opened later.
 
 Samples are taken after steps, so an idle engine takes none and is not woken. Knows no engine and no server.
 """
@@ -28,12 +28,12 @@ class StatsHistory:
         self._next = 0.0
 
     def note(self, idle: bool) -> None:
-        """After each step. `idle`: nothing is left to do, so that the sample shows the end of the work."""
+        """Called after each step. `idle`: no work is left, so a sample is taken at once to show that."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + SAMPLE_SECONDS
         elif idle:
-            self._samples.pop()  # this second's sample is taken anew, so that sequences of short requests add none
+            self._samples.pop()  # replaces the sample of this second, so that a series of short requests adds none
         else:
             return
         self._samples.append({"time": time.time(), **msgspec.structs.asdict(self._read())})

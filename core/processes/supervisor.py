@@ -26,7 +26,7 @@ from .standby import EngineChild, Standby
 
 logger = logging.getLogger("frame.server")
 
-#: A ready engine that lived this long was not one of "deaths in a row".
+#: A ready engine that lived this many seconds does not count towards deaths in a row.
 STEADY_SECONDS = 60.0
 
 News = Callable[[EngineNews], Awaitable[None]]
@@ -61,7 +61,7 @@ class EngineSupervisor:
             self._standby = Standby(self._command, (config, plugins))
             info = await self._launch()
         except BaseException:
-            await self.stop(0)  # nothing is lost
+            await self.stop(0)  # no request is lost
             raise
         self._task = asyncio.create_task(self._watch())
         return info
@@ -102,7 +102,7 @@ class EngineSupervisor:
         return self._config.model_copy(update={"server": server})
 
     async def _take_weights(self, standby: Standby, source: Mapping[str, str | None]) -> None:
-        """Has the next engine start with what this one serves now."""
+        """Configures the next engine with the weights that this one serves."""
         self._config = with_weights(self._config, **source)
         old, plugins = self._files
         self._files = config, plugins = write_config(self._for_engine()), plugins
@@ -110,7 +110,7 @@ class EngineSupervisor:
         os.close(old)
 
     async def _launch(self) -> EngineInfo:
-        """Has a process build its engine and waits until it is ready; raises `EngineDeadError`."""
+        """Tells a process to build its engine and waits until it is ready; raises `EngineDeadError`."""
         if self._standby is None:
             raise EngineDeadError("the engine was stopped")
         if self._engine is not None:
@@ -131,7 +131,7 @@ class EngineSupervisor:
         return info
 
     async def _begin(self, child: Child) -> EngineInfo:
-        with contextlib.suppress(OSError):  # it died; its end says more
+        with contextlib.suppress(OSError):  # it died; `death` says how
             await child.channel.send(Begin(self._blame.verdict))
         while True:
             match await child.channel.receive():
@@ -146,13 +146,13 @@ class EngineSupervisor:
                     raise EngineDeadError(f"the engine process {await child.death()} before it was ready")
 
     async def _watch(self) -> None:
-        """Waits for deaths and answers each with a new start, until there are too many in a row."""
+        """Restarts the engine after each death, until there are too many in a row."""
         ready_at = time.monotonic()
         while self._engine is not None:
-            cause, killed = await self._mourn(self._engine)
+            cause, killed = await self._wait_for_death(self._engine)
             if time.monotonic() - ready_at > STEADY_SECONDS:
                 self._deaths = 0
-            self._deaths += self._judge(JournalReader(self._engine.journal), cause, killed)
+            self._deaths += self._learn_from_death(JournalReader(self._engine.journal), cause, killed)
             while True:
                 if self._deaths > self._config.server.max_engine_restarts:
                     await self._news(EngineDown(f"{cause} ({self._deaths} deaths in a row)", final=True))
@@ -166,15 +166,15 @@ class EngineSupervisor:
                     self._deaths += 1
             ready_at = time.monotonic()
 
-    async def _mourn(self, engine: EngineChild) -> tuple[str, bool]:
-        """Waits for the end of a ready engine, or ends it when it hangs.
+    async def _wait_for_death(self, engine: EngineChild) -> tuple[str, bool]:
+        """Waits until a ready engine ends, or kills it when it hangs.
 
-        Returns what the end was, and whether SIGKILL from outside caused it.
+        Returns how it ended, and whether a SIGKILL from outside ended it.
         """
         child, self._hung = engine.child, False
         watchdog = asyncio.create_task(self._end_when_hung(engine))
         try:
-            failed = await self._last_words(child)
+            failed = await self._read_to_end(child)
         finally:
             watchdog.cancel()
         death = f"the engine process {await child.death()}"
@@ -199,10 +199,11 @@ class EngineSupervisor:
                 engine.child.kill()
                 return
 
-    def _judge(self, journal: JournalReader, cause: str, killed: bool) -> int:
-        """Learns from a death which requests to try alone; returns how much it counts as one "in a row".
+    def _learn_from_death(self, journal: JournalReader, cause: str, killed: bool) -> int:
+        """Learns from a death which requests to compute alone.
 
-        A death that narrows down who is at fault does not count; one of an engine that had worked begins a new row.
+        Returns by how much it raises the count of deaths in a row. A death that narrows down the request at fault does
+        not count; the death of an engine that had worked starts the count again.
         """
         names = journal.in_flight()
         if journal.num_answered:
@@ -212,8 +213,8 @@ class EngineSupervisor:
             logger.error("%s: request %s is at fault and ends with an error", cause, guilty)
         return 0 if names and guilty is None else 1
 
-    async def _last_words(self, child: Child) -> Failed | None:
-        """Follows a ready engine to the end of its channel; returns what it says before."""
+    async def _read_to_end(self, child: Child) -> Failed | None:
+        """Reads a ready engine's messages until its channel ends; returns its `Failed` if it sent one."""
         failed = None
         with contextlib.suppress(OSError, ValueError):
             while (message := await child.channel.receive()) is not None:

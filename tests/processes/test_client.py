@@ -398,7 +398,7 @@ async def test_requests_end_when_connections_break_again_and_again(client: Remot
 
 
 async def ahead(client: RemoteEngine) -> EngineChild:
-    """The process that stands by."""
+    """The standby engine."""
     supervisor = client._on_close.__self__  # type: ignore[union-attr]
     async with asyncio.timeout(60):
         while supervisor._standby._ahead is None:
@@ -437,7 +437,7 @@ async def test_the_death_of_a_process_that_stands_by_is_told(
         while (await ahead(client)).child.process.pid == first:
             await asyncio.sleep(0.01)
     await client.close()
-    assert "the engine process that stands by was killed by SIGKILL" in caplog.text
+    assert "the standby engine was killed by SIGKILL" in caplog.text
 
 
 async def test_a_process_that_stands_by_may_die(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What an engine process logs while it stands by, and from when on."""
+"""What an engine process logs while it is a standby, and from when on."""
 
 from __future__ import annotations
 
