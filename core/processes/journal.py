@@ -52,10 +52,7 @@ class NullJournal:
         """The oldest launched step was answered."""
 
     def beat(self, idle: bool) -> None:
-        """Counts a round of the engine's loop, at least every `PULSE_SECONDS` while it waits; `idle`.
-
-        The work that follows has no time limit.
-        """
+        """Counts a round of the loop, at least every `PULSE_SECONDS`; `idle`: what follows has no time limit."""
 
     def clear(self) -> None:
         """No request is under suspicion any more."""
