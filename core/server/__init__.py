@@ -1,1 +1,1 @@
-"""The HTTP host: ingress, limits, metrics, and what endpoints are given. Starts and watches no process."""
+"""The HTTP host: ingress, limits, metrics, and the services that endpoints get. Starts and watches no process."""

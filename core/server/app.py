@@ -1,4 +1,4 @@
-"""The HTTP application: the routes of all endpoint plugins behind the one ingress, with one shape of error.
+"""The HTTP application: the routes of all endpoint plugins behind one ingress. Turns exceptions into error answers.
 
 Knows no route itself.
 """
@@ -37,7 +37,7 @@ from .openapi import with_shared_definitions
 from .serving import ServingHost
 from .uploads import Uploads
 
-#: What a proxy calls a request whose client left; nobody reads it.
+#: The status that proxies log for a request whose client disconnected; nobody reads it.
 _CLIENT_GONE = 499
 
 
@@ -73,7 +73,7 @@ async def _on_client_gone(_: Request, __: Exception) -> Response:
 
 
 async def _on_failure(request: Request, __: Exception) -> Response:
-    return _reply(request, RequestError(500, "internal error"))  # the exception goes on to the log
+    return _reply(request, RequestError(500, "internal error"))  # the exception is raised again and logged
 
 
 def build_routes(routers: Sequence[APIRouter], root_path: str = "", *, openapi: bool = True) -> FastAPI:
@@ -112,7 +112,7 @@ def _shapes(endpoints: Sequence[Endpoint], routers: Sequence[APIRouter]) -> Erro
 
 
 def make_endpoints(config: FrameConfig, registry: Registry, serving: ServingHost) -> list[Endpoint]:
-    """The endpoints of all installed plugins that this kind of server has."""
+    """The endpoints of all installed plugins for this kind of server."""
     setup = endpoint_setup(config, serving)
     made = []
     for provider in registry.providers("endpoint"):

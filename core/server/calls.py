@@ -1,6 +1,6 @@
-"""Calls of routes from inside the process: a batch line meets the same handlers, bounds and errors as a request.
+"""Calls of routes from inside the process: a batch line gets the same handlers, limits and errors as an HTTP request.
 
-The key was checked where the batch came in, so calls carry their owner. Knows no route.
+The key was checked when the batch was created, so calls carry their owner. Knows no route.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .strict_json import BodyParser, parse_json
 class RouteCalls:
     """The POST routes of an application, callable with a JSON body. `shapes` are those of its errors.
 
-    A call is a request of its own: `max_seconds` and what its body asks for bound it, whatever the task that makes it.
+    A call is a request of its own: `max_seconds` and the timeout in its body limit it, whichever task makes it.
     """
 
     def __init__(self, app: Starlette, routers: Sequence[APIRouter], shapes: ErrorShapes, server: ServerConfig) -> None:
@@ -50,7 +50,7 @@ class RouteCalls:
         return parse_json(body)
 
     async def read(self, body: bytes) -> Any:
-        """As `parse`; large ones in a thread, one at a time."""
+        """Like `parse`; large bodies are parsed in a thread, one at a time."""
         self._check_length(body)
         return await self._parser.parse(body)
 
@@ -59,8 +59,8 @@ class RouteCalls:
             raise RequestError(400, f"the line exceeds {self.max_body_bytes} bytes (--max-body-bytes)")
 
     async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
-        """What the route answers; cancelling it ends the request."""
-        body = dict(body)  # the same line may be called again
+        """Calls the route and returns its answer; cancelling the call ends the request."""
+        body = dict(body)  # copied, since a line that is tried again calls with the same body
         scope = self._scope(path, body, owner)
         reply = _Reply()
         present = REQUEST.set(scope)
@@ -69,7 +69,7 @@ class RouteCalls:
             await self._app(scope, _never, reply.take)
         except RequestError as error:
             return RouteAnswer(error.status, msgspec.json.decode(error_body(scope, error)))
-        except Exception:  # it has been answered with 500 and logged
+        except Exception:  # the failure was logged, and status 500 is the answer
             if reply.status is None:
                 return RouteAnswer(500, msgspec.json.decode(error_body(scope, RequestError(500, "internal error"))))
         finally:
@@ -77,9 +77,9 @@ class RouteCalls:
         return reply.answer()
 
     def forward(self, path: str) -> ForwardedResponse:
-        """What the route `path` answers to a request that the ingress has let in by another path.
+        """The answer of the route `path` to a request that the ingress admitted under another path.
 
-        Middleware has met that request already.
+        Middleware has already seen that request.
         """
         return ForwardedResponse(self._app.router, path, self._shapes.of(path))
 
@@ -104,7 +104,7 @@ class RouteCalls:
 
 
 class ForwardedResponse(Response):
-    """What another route answers to the same request; its key, body and deadline stay as they are."""
+    """The answer of another route to the same request, with its key, body and deadline."""
 
     def __init__(self, app: ASGIApp, path: str, errors: ErrorShape) -> None:
         super().__init__()
@@ -112,12 +112,12 @@ class ForwardedResponse(Response):
         self._changes = {"path": path, "raw_path": path.encode(), "path_params": {}, ERROR_SHAPE: errors}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Asks the application, which answers by itself."""
+        """Passes the request to the application, which sends the answer."""
         await self._target({**scope, **self._changes}, receive, send)
 
 
 async def _never() -> Message:
-    """The caller sends nothing more and does not hang up."""
+    """Waits for ever: the caller sends nothing more and does not disconnect."""
     await asyncio.Event().wait()
     raise RuntimeError("unreachable")
 

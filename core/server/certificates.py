@@ -1,4 +1,6 @@
-"""TLS of the public listener: its certificate, who must show one, and taking renewed files while connections go on.
+"""TLS of the public listener.
+
+Its certificate, client certificates, and loading renewed files while connections stay open.
 
 Knows no request.
 """
@@ -21,13 +23,13 @@ logger = logging.getLogger("frame.server")
 _LOOK_SECONDS = 1.0
 _CERTIFICATE = re.compile(rb"^-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----", re.MULTILINE)
 _KEY = re.compile(rb"^-----BEGIN ([A-Z]+ )?PRIVATE KEY-----", re.MULTILINE)
-#: What OpenSSL says of a key and a certificate that do not belong together, of one type or of two.
+#: OpenSSL's errors for a key and a certificate that do not belong together (of the same or of different types).
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 _LOCKED = re.compile(rb"^(-----BEGIN ENCRYPTED PRIVATE KEY-----|Proc-Type: 4,ENCRYPTED)", re.MULTILINE)
 
 
 class Certificates(ssl.SSLContext):
-    """Secures each new connection with a context of its own making: the last one whose files did.
+    """Secures each new connection with the newest context that could be built from the files.
 
     A renewal makes a whole new context, so that nothing of the one before it is left: neither a certificate of another
     type, nor an authority that is no longer listed, nor the sessions that clients of that authority could resume (which
@@ -35,26 +37,26 @@ class Certificates(ssl.SSLContext):
     """
 
     def __new__(cls, server: ServerConfig) -> Self:
-        """Settings of its own are never used."""
+        """The settings of this object itself are never used."""
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
     def __init__(self, server: ServerConfig) -> None:
         self._server = server
-        self._seen = _state(server)  # before they are read: what changes meanwhile is read again
+        self._seen = _state(server)  # taken before reading, so that files that change meanwhile are read again
         self._current = _context(server)
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """What event loops secure an accepted connection by."""
+        """Called by event loops to secure an accepted connection."""
         return self._current.wrap_bio(*arguments, **named)
 
     async def renew(self) -> None:
-        """Looks for renewed files for ever."""
+        """Checks for renewed files until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             self.look()
 
     def look(self) -> None:
-        """Reads the files again if one has changed, for connections made from then on. What fails is only logged."""
+        """Reads the files again if one has changed, for new connections. A failure is only logged."""
         if (now := _state(self._server)) == self._seen:
             return
         self._seen = now
@@ -67,7 +69,7 @@ class Certificates(ssl.SSLContext):
 
 
 def tls_context(server: ServerConfig) -> Certificates | None:
-    """What connections are secured with; None without a certificate. Raises `ConfigError` for files that do not do."""
+    """The context that secures connections; None without a certificate. Raises `ConfigError` for unusable files."""
     return None if server.ssl_certfile is None else Certificates(server)
 
 
@@ -78,7 +80,9 @@ def _context(server: ServerConfig) -> ssl.SSLContext:
     files = _files(server)
     _check(files)
     try:
-        context.load_cert_chain(str(server.ssl_certfile), server.ssl_keyfile, password=lambda: "")  # asks nobody
+        context.load_cert_chain(
+            str(server.ssl_certfile), server.ssl_keyfile, password=lambda: ""
+        )  # no prompt for a password
         if server.ssl_ca_certs is not None:
             context.load_verify_locations(server.ssl_ca_certs)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -124,7 +128,7 @@ def _files(server: ServerConfig) -> dict[str, str]:
 
 
 def _state(server: ServerConfig) -> Sequence[object]:
-    """Changes when a file does."""
+    """A value that changes when a file does."""
     found: list[object] = []
     for name in _files(server).values():
         try:

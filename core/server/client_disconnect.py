@@ -1,4 +1,4 @@
-"""Responses and handlers that end when their client hangs up. Knows no route."""
+"""Responses and handlers that end when their client disconnects. Knows no route."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PATIENCE_SECONDS = 1.0
 
 
 class ClientGoneError(Exception):
-    """The client hung up before its answer was ready."""
+    """The client disconnected before its answer was ready."""
 
 
 async def _hang_up(receive: Receive) -> None:
@@ -35,7 +35,7 @@ async def _hang_up(receive: Receive) -> None:
 
 
 async def race(receive: Receive, work: Awaitable[T]) -> T:
-    """Awaits `work` until the client hangs up; then cancels it and raises `ClientGoneError`."""
+    """Awaits `work`; when the client disconnects, cancels it and raises `ClientGoneError`."""
     task = asyncio.ensure_future(work)
     watch = asyncio.create_task(_hang_up(receive))
     try:
@@ -50,12 +50,12 @@ async def race(receive: Receive, work: Awaitable[T]) -> T:
 
 
 async def race_request(request: Request, work: Awaitable[T]) -> T:
-    """As `race`, for a request whose body has been read."""
+    """Like `race`, for a request whose body has been read."""
     return await race(request.receive, work)
 
 
 class _EarlyError(Exception):
-    """A refusal before anything was sent."""
+    """An error before anything was sent."""
 
     def __init__(self, error: RequestError) -> None:
         super().__init__(str(error))
@@ -63,9 +63,9 @@ class _EarlyError(Exception):
 
 
 class EventStream(Response):
-    """Server-sent events from frames that are bytes already. Closes the generator however it ends.
+    """Server-sent events from frames that are bytes already. Always closes the generator.
 
-    What the generator raises becomes a last event with the error body, since status 200 is out by then.
+    An exception of the generator becomes a last event with the error body, since status 200 was sent by then.
     """
 
     media_type = "text/event-stream"
@@ -79,12 +79,12 @@ class EventStream(Response):
         self._frames = frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends frames until they end or the client hangs up."""
+        """Sends frames until they end or the client disconnects."""
         with contextlib.suppress(ClientGoneError):
             await race(receive, self._pump(scope, send))
 
     async def _begin(self, send: Send) -> None:
-        """Sends the head with the first frame, or without it when it takes long: early refusals keep their status."""
+        """Sends the head with the first frame, or alone when that takes long: early errors keep their status."""
         first = asyncio.ensure_future(self._next())
         try:
             await asyncio.wait([first], timeout=_PATIENCE_SECONDS)

@@ -1,6 +1,6 @@
-"""When a request must have ended: what its `X-Request-Timeout` or field `timeout` asks for, and the server's bound.
+"""The deadline of a request: from `X-Request-Timeout`, the field `timeout`, and the server's limit.
 
-The text side's streams are cut here, and admin requests as a whole. Knows no route.
+Ends generations at their deadline, and admin requests as a whole. Knows no route.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIELD = "timeout"
 
 
 def set_deadline(scope: Scope, body: Any, most: float | None) -> None:
-    """Notes the deadline of a request; takes the field out of its body. Raises `RequestError` 400 for what is none."""
+    """Sets the deadline of a request and removes the field; raises `RequestError` 400 for an invalid value."""
     header = next((value for name, value in scope["headers"] if name == _HEADER), None)
     asked: Any = header.decode("latin-1") if header is not None else None
     where = "X-Request-Timeout" if header is not None else _FIELD
@@ -42,7 +42,7 @@ def set_deadline(scope: Scope, body: Any, most: float | None) -> None:
 def _seconds(asked: Any, where: str) -> float:
     try:
         seconds = math.nan if isinstance(asked, bool) else float(asked)
-    except (TypeError, ValueError, OverflowError):  # the last: an integer of hundreds of digits
+    except (TypeError, ValueError, OverflowError):  # OverflowError: an integer of hundreds of digits
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise RequestError(400, f"{where} must be a number of seconds above 0, got {_shown(asked)}", param=where)
@@ -55,7 +55,7 @@ def _shown(asked: Any) -> str:
 
 
 def until_deadline(stream: AsyncGenerator[T, None], scope: Scope | None) -> AsyncGenerator[T, None]:
-    """The stream of an HTTP request; raises `RequestError` 504 when its time is over."""
+    """The stream of an HTTP request; raises `RequestError` 504 at its deadline."""
     deadline = scope.get(DEADLINE) if scope is not None else None
     return stream if deadline is None else _cut(stream, *deadline)
 
@@ -78,9 +78,9 @@ def _too_late(seconds: float, more: str = "") -> RequestError:
 
 
 class Deadlines:
-    """ASGI middleware for routes that answer in one piece: it cancels those that are not done in time.
+    """ASGI middleware for routes that answer in one piece: cancels those that miss their deadline.
 
-    What a route does to leave the engine in order when it is cancelled takes its time before the answer.
+    The answer waits while a cancelled route cleans up in the engine.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -96,6 +96,6 @@ class Deadlines:
         except TimeoutError:
             if not limit.expired():
                 raise
-            error = _too_late(seconds, "; what it began in the engine may go on")
+            error = _too_late(seconds, "; its work in the engine may continue")
             answer = Response(error_body(scope, error), error.status, media_type="application/json")
             await answer(scope, receive, send)

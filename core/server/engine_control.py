@@ -1,4 +1,4 @@
-"""The engine's state, statistics and orders, as endpoints get them. Knows no route."""
+"""The engine's state, statistics and control methods for endpoints. Knows no route."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ClientControl:
         return self._host.error
 
     async def control(self, method: str, arguments: dict[str, Any]) -> Any:
-        """Tells the engine, or the server ("shutdown"); raises `RequestError` with what it says."""
+        """Calls a control method of the engine, or of the server ("shutdown"); raises `RequestError` with its error."""
         if method == "shutdown":
             await self._host.shut_down()
             return None
@@ -42,7 +42,7 @@ class ClientControl:
             raise RequestError(409, str(error)) from None
 
     async def stats(self) -> EngineStats:
-        """Counters and gauges of the engine; the last known ones while it is away or too busy."""
+        """Counters and gauges of the engine; the last known values while it restarts or is too busy."""
         with contextlib.suppress(EngineDeadError, TimeoutError):
             self._stats = await asyncio.wait_for(self._host.client.stats(), _STATS_SECONDS)
         return self._stats

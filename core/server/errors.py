@@ -1,6 +1,6 @@
-"""Which shape an error takes: that of the endpoint whose route was asked. Never the repr of an object.
+"""The format of error bodies: each endpoint gives that of its routes. Never shows the repr of an object.
 
-Knows no shape itself.
+Knows no format itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..interfaces.errors import ErrorShape, RequestError
 
 _MAX_MESSAGE = 2000
 _DEFAULT = ErrorShape()
-#: The shape of a request's errors lies in its scope under this name, once the ingress has seen it.
+#: The scope key under which the ingress stores the error format of a request.
 ERROR_SHAPE = "frame.errors"
 
 
@@ -54,7 +54,7 @@ def error_event(scope: Scope, error: RequestError) -> bytes:
 
 
 def retry_headers(error: RequestError) -> dict[str, str]:
-    """When to come again, and whether at all: clients of OpenAI and Anthropic repeat 5xx unless told not to."""
+    """Headers that say when to retry, or not to: clients of OpenAI and Anthropic repeat 5xx unless told not to."""
     if error.status in (429, 503):
         default = 1 if error.status == 429 else 2
         return {"retry-after": str(error.retry_after if error.retry_after is not None else default)}

@@ -1,4 +1,6 @@
-"""Requests on their way through the text side: timed, reported, cut at their deadline, and failed as `RequestError`s.
+"""Passes requests of routes to the text side.
+
+Times and reports them, ends them at their deadline, and turns failures into `RequestError`s.
 
 Knows no route.
 """
@@ -25,9 +27,9 @@ from .request_timer import RequestTimer
 if TYPE_CHECKING:
     from .serving import ServingHost
 
-#: What metrics read of a request that generates nothing.
+#: The sampling parameters that metrics see for a request that generates nothing.
 _POOLED = SamplingParams(max_tokens=1)
-#: Where an error lies -> HTTP status.
+#: Fault of an error -> HTTP status.
 _STATUS = {"request": 400, "load": 429, "engine": 500}
 
 
@@ -46,7 +48,7 @@ class TimedGeneration:
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails."""
+        """A stream of `RequestOutput` deltas; raises `RequestError` when the request fails."""
         prompt = self._salted(prompt)
         timer = RequestTimer(self._host.metrics, params)
         notes = self._host.reporter.begin(request_id, params)
@@ -97,7 +99,7 @@ class TimedGeneration:
             await stream.aclose()
 
     def _salted(self, prompt: Any) -> Any:
-        """The prompt, kept apart from those of other keys where that is set."""
+        """The prompt with the cache salt of its API key, where that is configured."""
         if not self._salts:
             return prompt
         with refusals():
@@ -105,7 +107,7 @@ class TimedGeneration:
 
     @contextlib.contextmanager
     def _failures(self, timer: RequestTimer, notes: Notes | None = None) -> Iterator[None]:
-        """Notes how a request failed, and raises it as a `RequestError`."""
+        """Records how a request failed, and raises it as a `RequestError`."""
         try:
             yield
         except (EngineDeadError, RequestError, ValueError) as error:
@@ -117,7 +119,7 @@ class TimedGeneration:
             raise (refusal(error) if isinstance(error, ValueError) else error) from None
 
     def _failure(self, fault: Fault, error: str | None) -> RequestError:
-        """What the engine says of a request that it ended."""
+        """The error of a request that the engine ended."""
         return RequestError(_STATUS[fault] if self._host.end is None else 503, error or "the engine failed")
 
     def _observe(self, timer: RequestTimer, output: Any) -> None:

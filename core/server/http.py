@@ -18,15 +18,15 @@ from .certificates import Certificates
 from .wire import attach_wire
 
 _KEEP_ALIVE_SECONDS = 30
-#: From the first byte of a request's head (for the first one, from the connection) until it is complete.
+#: Seconds from the first byte of a request's head (for the first request, from the connection) until it is complete.
 HEAD_SECONDS = 60.0
 _LAST_SECONDS = 2
-#: Asked again and again by probes, collectors and the page; not worth a line each time.
+#: Polled by probes, collectors and the page; their requests are not logged.
 _POLLED = frozenset(("/health", "/live", "/ping", "/ready", "/startup", "/metrics", "/load", "/stats"))
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to its owner. `renewal` runs beside it where certificates are taken anew."""
+    """Leaves signals to its owner. `renewal` runs alongside where certificates are renewed."""
 
     renewal: Callable[[], Coroutine[Any, Any, None]] | None = None
 
@@ -70,7 +70,7 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: Certificates | None = N
     own.parent = logging.getLogger("frame")  # one format for all lines
     logging.getLogger("uvicorn.access").addFilter(_access_line)
     if level == "info" and config.uvicorn_log_level is None:
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its account of start and end says nothing new
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # uvicorn's lines on start and end repeat ours
     server = Server(settings)
     if tls is not None and config.enable_ssl_refresh:
         server.renewal = tls.renew
@@ -91,9 +91,9 @@ def _access_line(record: logging.LogRecord) -> bool:
 
 
 def _protocol(max_head_bytes: int) -> Any:
-    """httptools where it is installed, since it parses in C; it knows no limits, so it gets ours.
+    """httptools where it is installed, since it parses in C; ours adds the limits that it lacks.
 
-    What arrives in one read with the end of a head may be more than its limit.
+    A read that ends a head may contain more bytes than the limit.
     """
     if importlib.util.find_spec("httptools") is None:
         return "h11"
@@ -112,12 +112,12 @@ def _bounded(max_head_bytes: int) -> Any:
         _clock: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            """Gives the client a while to say what it wants."""
+            """Starts the clock for the first request's head."""
             super().connection_made(transport)
             self._clock = self.loop.call_later(HEAD_SECONDS, transport.close)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """Lets the clock go."""
+            """Stops the clock."""
             self._stop_clock()
             super().connection_lost(exc)
 
@@ -135,20 +135,20 @@ def _bounded(max_head_bytes: int) -> Any:
                 self.send_400_response(f"The head of a request exceeds {max_head_bytes} bytes.")
 
         def on_message_begin(self) -> None:
-            """The head of a further request gets as long."""
+            """Starts the clock for the head of a further request."""
             if self._clock is None:
                 self._clock = self.loop.call_later(HEAD_SECONDS, self.transport.close)
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
-            """The rest is body, which the ingress bounds."""
+            """Stops the clock: the rest is body, which the ingress bounds."""
             self._in_body = True
             self._stop_clock()
             super().on_headers_complete()
             attach_wire(self.cycle)
 
         def on_message_complete(self) -> None:
-            """The next bytes are a new head."""
+            """Counts the next bytes as a new head."""
             self._in_body = False
             self._head_bytes = 0
             super().on_message_complete()

@@ -1,8 +1,8 @@
-"""The one way in: every HTTP request passes here before any route sees it.
+"""The ingress: every HTTP request passes here before any route sees it.
 
 Checks, in this order: the number of headers, the key, whether there is an engine to serve with, the size of the body
-while it is read, and that the body is plain JSON of bounded depth. Default is deny: a route is covered by existing.
-Knows no route but the open ones.
+while it is read, and that the body is plain JSON of bounded depth. The checks apply to every route unless it is listed
+as open here. Knows no other route.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from .uploads import Uploads
 OPEN_PATHS = ("/health", "/live", "/ping", "/ready", "/startup")
 #: Answered without an engine, but not without a key.
 _EARLY_PATHS = ("/load", "/metrics", "/stats", "/version")
-#: Bytes beyond the limit that are read and dropped, so that a client with too long a body learns why.
+#: Bytes beyond the limit that are read and dropped, so that the client of too long a body reads the error.
 _DROPPED_BYTES = 64 << 20
-#: Seconds until a JSON body is there, and until the next piece of any body: who sends slower holds a place for nothing.
+#: Most seconds for a whole JSON body, and between two pieces of any body, so that slow senders hold no place.
 BODY_SECONDS, PIECE_SECONDS = 600.0, 60.0
-#: The parsed JSON body lies in the scope under this name.
+#: The scope key of the parsed JSON body.
 JSON_BODY = "frame.json"
-#: Whose request it is: a digest of the key that was presented, "" on an open server.
+#: The scope key of the owner: a digest of the API key, "" on a server without keys.
 OWNER = "frame.owner"
-#: What bounds its outputs and tokens, where it is counted to a key.
+#: The scope key of the limits on outputs and tokens, where the request counts towards an API key.
 LIMITS = "frame.limits"
-#: The HTTP request that the present task serves, for what is told about a generation when it has ended.
+#: The HTTP request that the current task serves, for reports about its generations.
 REQUEST: ContextVar[Scope | None] = ContextVar("frame_request", default=None)
 
 
 class Traffic(Protocol):
-    """Who counts what passes."""
+    """Counts requests and answers (implemented by the metrics)."""
 
     def entered(self) -> None:
         """A request that needs the engine has been admitted."""
 
     def left(self, status: int) -> None:
-        """It was answered with `status`; 0 when nobody waited for an answer."""
+        """It was answered with `status`; 0 when the client had disconnected."""
 
     def responded(self, status: int) -> None:
-        """Any other response."""
+        """A response to a request that does not need the engine."""
 
 
 class Ingress:
-    """Pure ASGI middleware. `problem` says why nothing can be served now, None when all is well."""
+    """Pure ASGI middleware. `problem` says why nothing can be served now, None while requests are accepted."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Ingress:
             done.close()
 
     async def _count(self, traffic: Traffic, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves an admitted request and says how it was answered."""
+        """Serves an admitted request and counts its answer by status."""
         status = 0
 
         async def noting(message: Message) -> None:
@@ -147,7 +147,7 @@ class Ingress:
             (traffic.left if needs_engine else traffic.responded)(status)
 
     async def _admit(self, scope: Scope, receive: Receive, done: contextlib.ExitStack) -> Receive:
-        """What the application reads the body from; `done` ends with the request."""
+        """Checks a request; returns the `receive` of its body. `done` is closed when the request ends."""
         path = _plain_path(scope)
         if (number := len(scope["headers"])) > self._max_headers:
             raise RequestError(431, f"a request may have {self._max_headers} headers (--max-headers), got {number}")
@@ -181,9 +181,9 @@ class Ingress:
         return _replay(body, receive)
 
     def _bound(self, scope: Scope, done: contextlib.ExitStack, known: bool) -> None:
-        """Gives the request its time and its place among those of its key; raises when it gets none.
+        """Sets the deadline of the request and counts it towards its key's limits; raises when a limit is reached.
 
-        Whoever needs no key and has none is counted to nobody.
+        A request without a key on an open route is not counted.
         """
         set_deadline(scope, scope.get(JSON_BODY), self._max_seconds)
         if self._limits is not None and known:
@@ -194,13 +194,13 @@ class Ingress:
         return path in self._open or method == "OPTIONS" or (method in ("GET", "HEAD") and path in self._public)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body; None when the client hangs up. Nothing of a body that is too long is kept."""
+        """The whole body; None when the client disconnects. A body that is too long is dropped while it is read."""
         limit = self._max_body_bytes
         announced = max((int(value) for name, value in scope["headers"] if _is_length(name, value)), default=0)
         too_long = announced > limit
         chunks: list[bytes] = []
         size = 0
-        # most clients read no answer before they have sent everything, so the rest is taken in and dropped
+        # most clients read no answer before they have sent everything, so the rest is read and dropped
         while announced <= limit + _DROPPED_BYTES and size <= limit + _DROPPED_BYTES:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -219,7 +219,7 @@ class Ingress:
 
 
 def _timely(receive: Receive) -> Receive:
-    """Reads a body whose pieces must come in time; afterwards, waiting for the client's end has no bound."""
+    """A `receive` that bounds the wait for each piece of the body, but not that for the disconnect."""
     more = True
 
     async def timely() -> Message:
@@ -242,14 +242,14 @@ def _is_length(name: bytes, value: bytes) -> bool:
 
 
 def _plain_path(scope: Scope) -> str | None:
-    """The path, when what the client sent and what the router sees are the same; None for encoded forms."""
+    """The path, when what the client sent and what the router sees are the same; None for percent-encoded forms."""
     path: str = scope["path"]
     raw = scope.get("raw_path")
     return path if raw is None or raw == path.encode() else None
 
 
 def _check_type(scope: Scope) -> None:
-    """Browsers may send other types across origins without asking first, so only JSON is read."""
+    """Refuses other types than JSON, which browsers may send across origins without a preflight request."""
     for name, value in scope["headers"]:
         if name == b"content-type":
             kind = value.split(b";")[0].strip().lower()
@@ -259,7 +259,7 @@ def _check_type(scope: Scope) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Hands the read body to the application once; after that, the wire again (which reports a hang-up)."""
+    """A `receive` that gives the body once and then reads from the connection, which reports a disconnect."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

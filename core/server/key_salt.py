@@ -1,6 +1,6 @@
-"""A salt of the prefix cache for each API key, so that no key learns from timing what another has sent.
+"""A cache salt for each API key, so that no key can learn from timing what another has sent.
 
-Knows no route: every prompt passes here on its way to the text side.
+Every prompt passes here on its way to the text side. Knows no route.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from ..front.prompts import ParsedPrompt, parse_prompt
 from .ingress import OWNER, REQUEST
 
-#: Sets these digests apart from all others that are made of keys.
+#: A prefix that makes these digests differ from all other digests of keys.
 _PURPOSE = "frame cache salt"
 
 

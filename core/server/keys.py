@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 
 class KeyRing:
-    """The configured keys. Compares in constant time with all of them; keeps digests only."""
+    """The configured keys. Compares a key with all of them in constant time; stores only digests."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def owner(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-        """Whose key a header presents (`Authorization: Bearer KEY` or `x-api-key: KEY`), as its digest.
+        """The digest of the valid key in the headers (`Authorization: Bearer KEY` or `x-api-key: KEY`).
 
-        None when no header presents a known one; "" when there are no keys.
+        None without a valid key; "" when no keys are configured.
         """
         if not self._digests:
             return ""
@@ -30,7 +30,7 @@ class KeyRing:
             if presented is not None:
                 digest = hashlib.sha256(presented).digest()
                 found = False
-                for known in self._digests:  # no early exit: the time says nothing about which key it was
+                for known in self._digests:  # no early exit, so that the time does not depend on which key matched
                     found |= hmac.compare_digest(digest, known)
                 owner = digest.hex() if found else owner
         return owner

@@ -1,7 +1,7 @@
-"""How many requests, outputs and tokens each API key may have under way or use in a minute, over all API processes.
+"""Limits for each API key on running requests and outputs, and on requests and tokens a minute, over all API processes.
 
-The counts lie in memory that the parent opened: a row for each process, so that a dead one's are forgotten when its
-successor starts, and token buckets for each key. Knows no route.
+The counts lie in memory that the parent opened: one row a process, which is cleared when a dead process is replaced,
+and token buckets for each key. Knows no route.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OUTPUTS = _COUNTS + MAX_PROCESSES
 
 
 class KeyLimits:
-    """Asked by the ingress for each request that makes work, and by what runs generations. None: no limit."""
+    """Called by the ingress for each request that needs the engine, and by the generations. A limit of None is off."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class KeyLimits:
 
     @contextlib.contextmanager
     def admit(self, owner: str) -> Iterator[None]:
-        """Counts a request of the key with this digest while it runs; raises `RequestError` 429 when it is too much."""
+        """Counts a request of the key with this digest while it runs; raises `RequestError` 429 above the limit."""
         if not self.active:
             yield
             return
@@ -77,7 +77,7 @@ class KeyLimits:
 
     @contextlib.contextmanager
     def outputs(self, owner: str, count: int) -> Iterator[None]:
-        """Counts so many outputs while they are generated; raises `RequestError` 429 when it is too much."""
+        """Counts so many outputs while they are generated; raises `RequestError` 429 above the limit."""
         if self._outputs is None:
             yield
             return
@@ -98,7 +98,7 @@ class KeyLimits:
             self._own_outputs[column] -= count
 
     def spend(self, owner: str, num_tokens: int) -> None:
-        """Takes tokens that were used from the key's bucket, which may be overdrawn."""
+        """Takes used tokens from the key's bucket, whose level may become negative."""
         if self._tokens_per_minute is None:
             return
         column = self._columns.get(owner, 0)
@@ -148,7 +148,7 @@ class KeyLimits:
             )
 
     def _fill(self, row: int, column: int, per_minute: int) -> float:
-        """The level of a bucket that holds a minute's worth and fills evenly, now."""
+        """The present level of a bucket that holds one minute's limit and fills evenly."""
         now, filled = time.monotonic(), self._cells[row + 1, column]
         level = per_minute if filled == 0 else self._cells[row, column] + (now - filled) * per_minute / 60
         self._cells[row, column], self._cells[row + 1, column] = min(level, per_minute), now

@@ -1,7 +1,7 @@
-"""What the server counts, in the Prometheus text format, with a registry of its own.
+"""The server's metrics in the Prometheus text format, with a registry of its own.
 
-Latencies are taken where the client's bytes leave; the engine's counters are read when somebody asks. Metrics are
-called `frame_…`, and on demand a second time by the names that dashboards for vLLM ask for. Knows no route.
+Latencies are measured where answers are sent; the engine's counters are read at each scrape. Metrics are named
+`frame_…`; an option adds them a second time under vLLM's names. Knows no route.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _OUTPUTS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 #: name, help, field of EngineStats
 _ENGINE_GAUGES = (
-    ("num_requests_running", "Requests that the engine computes.", "running"),
-    ("num_requests_waiting", "Requests that wait in the engine.", "waiting"),
+    ("num_requests_running", "Running requests in the engine.", "running"),
+    ("num_requests_waiting", "Waiting requests in the engine.", "waiting"),
     ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "kv_usage"),
     ("kv_cache_blocks", "Blocks of the KV cache.", "num_blocks"),
     ("step_seconds", "Duration of the newest step.", "step_seconds"),
@@ -35,15 +35,15 @@ _ENGINE_GAUGES = (
 _ENGINE_COUNTERS = (
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
-    ("num_preemptions", "Requests that gave way and were computed again.", "preemptions"),
+    ("num_preemptions", "Preemptions: requests that gave back their blocks and were computed again.", "preemptions"),
     ("engine_steps", "Steps that the engine has run.", "steps"),
     ("engine_busy_seconds", "Seconds that the engine spent in steps.", "busy_seconds"),
-    ("spec_decode_num_drafts", "Times that drafts of a request were checked.", "num_drafts"),
-    ("spec_decode_num_draft_tokens", "Drafts that were checked.", "num_draft_tokens"),
-    ("spec_decode_num_accepted_tokens", "Drafts that held.", "num_accepted_tokens"),
+    ("spec_decode_num_drafts", "Steps of a request in which drafts were checked.", "num_drafts"),
+    ("spec_decode_num_draft_tokens", "Draft tokens that were checked.", "num_draft_tokens"),
+    ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "num_accepted_tokens"),
 )
 _COUNTERS = (
-    ("prompt_tokens", "Prompt tokens taken in."),
+    ("prompt_tokens", "Prompt tokens of requests."),
     ("prompt_tokens_cached", "Prompt tokens that were found in the KV cache."),
     ("generation_tokens", "Tokens generated."),
 )
@@ -114,11 +114,11 @@ class ServerMetrics:
         self.cells[len(_COUNTERS) + REASONS.index(reason)] += 1
 
     def entered(self) -> None:
-        """Notes that an HTTP request has been admitted."""
+        """Counts an admitted HTTP request."""
         self.cells[self._in_flight] += 1
 
     def left(self, status: int) -> None:
-        """Notes that an admitted HTTP request was answered with `status`; 0 when it had no answer."""
+        """Counts the answer to an admitted HTTP request; `status` is 0 when it had none."""
         self.cells[self._in_flight] -= 1
         self.responded(status)
 
@@ -186,7 +186,9 @@ class ServerMetrics:
             counter.add_metric(labels, getattr(self._stats, field))
             yield counter
         places = CounterMetricFamily(
-            "spec_decode_num_accepted_tokens_per_pos", "Drafts that held, by place.", labels=[*names, "position"]
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens that were accepted, by position.",
+            labels=[*names, "position"],
         )
         for place, count in enumerate(self._stats.num_accepted_per_place):
             places.add_metric([*labels, str(place)], count)
@@ -199,7 +201,7 @@ class ServerMetrics:
             yield config
 
     def _of_connector(self) -> Iterator[Metric]:
-        """What the workers of the KV connector reported."""
+        """The values that the workers of the KV connector reported."""
         labels, text = {"model_name": self._model_name, "engine": "0"}, "Reported by the KV connector."
         for kind, numbers in (("gauge", self._stats.connector_gauges), ("counter", self._stats.connector_counters)):
             for name, value in numbers.items():
@@ -209,13 +211,13 @@ class ServerMetrics:
 
 
 class _Collector:
-    """What prometheus_client asks at each exposition."""
+    """The collector that prometheus_client calls at each scrape."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
 
     def describe(self) -> list[Metric]:
-        """Nothing, so that registering reads no counters."""
+        """Returns nothing, so that registering reads no counters."""
         return []
 
     def collect(self) -> Iterator[Metric]:

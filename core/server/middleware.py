@@ -1,7 +1,8 @@
-"""ASGI middleware that the operator names by its import path. Below the ingress, so that it opens no route to anybody.
+"""ASGI middleware that the operator names by its import path.
 
-It meets what the ingress has let in, requests that need no key among them, and calls from inside the process (lines of
-batches), which have neither the client's headers nor its address. Admin routes have none. Knows no route.
+It runs after the ingress, so that it cannot give access without a key. It sees the requests that the ingress admits,
+also those that need no key, and calls from inside the process (lines of batches), which have neither the client's
+headers nor its address. Admin routes have no middleware. Knows no route.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .wire import WIRE
 
 
 class MessagesOnly:
-    """Has every frame of a stream pass as a message, which middleware sees and may hold back."""
+    """Sends every frame of a stream as an ASGI message, so that middleware sees it and may delay it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -32,7 +33,7 @@ class MessagesOnly:
 
 
 def add_middleware(app: Starlette, paths: Sequence[str]) -> None:
-    """Puts what `paths` name around `app`, the last one outermost, and builds it now; raises `ConfigError`.
+    """Wraps `app` in the middleware named by `paths`, the last one outermost, and builds it; raises `ConfigError`.
 
     A class is built as `Class(app)`; a coroutine function is called as `function(request, call_next)`. Nothing can be
     added to `app` afterwards.
@@ -49,7 +50,9 @@ def add_middleware(app: Starlette, paths: Sequence[str]) -> None:
             raise ConfigError(f"middleware {path!r} is neither a class nor a coroutine function")
     if paths:
         app.add_middleware(MessagesOnly)
-        app.middleware_stack = app.build_middleware_stack()  # what cannot be built ends the start, not every request
+        app.middleware_stack = (
+            app.build_middleware_stack()
+        )  # built here, so that an error ends the start instead of every request
 
 
 def _factory(path: str, kind: type) -> Callable[[ASGIApp], ASGIApp]:
@@ -77,7 +80,7 @@ def _takes(function: Any, number: int) -> bool:
         inspect.signature(function).bind(*range(number))
     except TypeError:
         return False
-    except ValueError:  # it does not tell
+    except ValueError:  # its signature is unknown
         return True
     return True
 
@@ -86,7 +89,7 @@ def _load(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
         return getattr(import_module(module), name)
-    except Exception as error:  # whatever the module does when it is imported
+    except Exception as error:  # the module may raise anything while it is imported
         raise ConfigError(
             f"middleware {path!r} cannot be imported: {error} (--middleware package.module.name)"
         ) from None

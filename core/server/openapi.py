@@ -1,4 +1,4 @@
-"""The OpenAPI document: what routes say about their bodies, with every reference where a reader of the document looks.
+"""The OpenAPI document, with the schemas of request bodies moved to where its references point.
 
 Knows no route.
 """
@@ -15,7 +15,7 @@ _SHARED = "#/components/schemas/"
 
 
 def with_shared_definitions(document: Object) -> Object:
-    """The document with the definitions inside bodies moved to its components, under names of their own."""
+    """The document with the definitions inside bodies moved to its components, under unique names."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for path in document.get("paths", {}).values():
         for operation in path.values():

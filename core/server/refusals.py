@@ -1,4 +1,4 @@
-"""What is wrong with a request, as errors that name the field: what the front says, and what pydantic found.
+"""Turns errors of the front and of pydantic into 400 errors that name the field.
 
 Knows no route.
 """
@@ -17,11 +17,11 @@ from ..interfaces.sampling import SamplingParams
 
 logger = logging.getLogger("frame.server")
 
-#: Names of ignored request fields that get a line in the log.
+#: Most names of ignored request fields that are logged.
 _MAX_IGNORED_NAMES = 64
-#: How pydantic calls a value in its messages; ours name the field instead.
+#: The words with which pydantic's messages begin; ours name the field instead.
 _PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary) should\b")
-#: Branches of unions, as they stand in an error's place.
+#: The names of union branches in the location of a pydantic error.
 _BRANCHES = ("str", "int", "float", "bool", "list", "dict")
 
 
@@ -32,7 +32,7 @@ class IgnoredFields:
         self._names: set[str] = set()
 
     def __call__(self, name: str) -> None:
-        """Notes a name; clients may make up as many as they like, so there is a bound."""
+        """Logs a name; since clients can invent names without end, there is a bound."""
         if name in self._names or len(self._names) >= _MAX_IGNORED_NAMES:
             return
         self._names.add(name)
@@ -41,7 +41,7 @@ class IgnoredFields:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turns what the front says about a request into a 400."""
+    """Turns errors of the front about a request into a 400."""
     try:
         yield
     except ValueError as error:
@@ -49,7 +49,7 @@ def refusals() -> Iterator[None]:
 
 
 def refusal(error: ValueError) -> RequestError:
-    """A 400 that names the field: the one that the error says, else the one that its sentence begins with."""
+    """A 400 that names the field: the error's own, else the first word of its message."""
     param = getattr(error, "param", None) or _subject(str(error), SamplingParams.__struct_fields__)
     return RequestError(400, str(error), param=param)
 
@@ -61,7 +61,7 @@ def _subject(text: str, fields: Container[str]) -> str | None:
 
 
 def field_error(error: ValidationError, fields: Container[str]) -> RequestError:
-    """What pydantic found first, and in the branch of a union that came closest, as one sentence about the field."""
+    """The first error that pydantic found, in the union branch that came closest, as one sentence about the field."""
     errors = error.errors(include_url=False, include_context=False)
     field = errors[0]["loc"][:1]
     first = max((each for each in errors if each["loc"][:1] == field), key=lambda each: len(each["loc"]))
@@ -77,5 +77,5 @@ def field_error(error: ValidationError, fields: Container[str]) -> RequestError:
 
 
 def _is_branch(part: int | str) -> bool:
-    """Whether a part of an error's place is the name of a union's branch rather than of a field."""
+    """Whether a part of an error's location names a branch of a union rather than a field."""
     return isinstance(part, str) and ("[" in part or part.removeprefix("constrained-") in _BRANCHES)

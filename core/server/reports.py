@@ -1,4 +1,4 @@
-"""Makes the report of each generation for the metrics sinks. Costs nothing where there is none. Knows no sink."""
+"""Makes the report of each generation for the metrics sinks. Does nothing when there are no sinks. Knows no sink."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .request_timer import RequestTimer
 
 logger = logging.getLogger("frame.server")
 
-#: Characters of each output that are kept for sinks that want texts.
+#: Most characters of each output that are kept for sinks that want texts.
 MAX_TEXT = 1 << 16
 _OWNER_DIGITS = 12
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
 class Reporter:
-    """Hands reports to sinks; one that fails is logged and asked again next time."""
+    """Passes reports to sinks; logs the failure of a sink and calls it again next time."""
 
     def __init__(self, model: str, sinks: Sequence[MetricsSink] = ()) -> None:
         self._model = model
@@ -30,7 +30,7 @@ class Reporter:
         self._wants_outputs = any(sink.wants_outputs for sink in sinks)
 
     def begin(self, request_id: str, params: SamplingParams) -> Notes | None:
-        """What to tell about a request that has arrived; None when nobody listens."""
+        """Starts the notes on a request; None when there are no sinks."""
         return Notes(request_id, params, self._wants_outputs) if self._sinks else None
 
     def end(self, notes: Notes, timer: RequestTimer) -> None:
@@ -52,7 +52,7 @@ class Reporter:
 
 
 class Notes:
-    """What is gathered of one request while it runs."""
+    """What one request adds to its report while it runs."""
 
     def __init__(self, request_id: str, params: SamplingParams, with_outputs: bool) -> None:
         self._request_id = request_id
@@ -94,7 +94,7 @@ class Notes:
 
 
 def _origin() -> dict[str, Any]:
-    """Where the present request came from; nothing of it outside of one."""
+    """The client, path and headers of the current HTTP request; empty outside of one."""
     scope = REQUEST.get()
     if scope is None:
         return {"path": ""}

@@ -9,10 +9,10 @@ from .metrics import ServerMetrics
 
 
 class RequestTimer:
-    """Feeds the server's metrics; made when a request arrives and closed however it ends.
+    """Feeds the server's metrics; created when a request arrives and always closed.
 
-    Times between tokens are taken as outputs arrive; the phases are those that the text side noted (`RequestMetrics`),
-    since an answer that is not streamed arrives all at once.
+    Times between tokens are taken as outputs arrive; the phases come from the text side (`RequestMetrics`), since an
+    answer that is not streamed arrives all at once.
     """
 
     def __init__(self, metrics: ServerMetrics, params: Any) -> None:
@@ -32,12 +32,12 @@ class RequestTimer:
         self.reason = "abort"
 
     def prompt(self, num_tokens: int, num_cached: int) -> None:
-        """Notes the prompt, when the first output is there."""
+        """Counts the prompt, at the first output."""
         self._prompt_tokens, self._cached_tokens = num_tokens, num_cached
         self._metrics.prompt(num_tokens, num_cached)
 
     def tokens(self, total: int, longest: int, times: Any) -> None:
-        """Notes that `total` tokens arrived now, at most `longest` of one output; `times` are the request's so far."""
+        """Counts `total` tokens that arrived now, at most `longest` of one output; `times` are the request's so far."""
         now = time.perf_counter()
         if self._num_outputs:
             self._pace.add(total, (now - self._last) / longest, longest, now)
@@ -57,11 +57,11 @@ class RequestTimer:
         return (self._prompt_tokens or 0) + self._tokens
 
     def ends(self, reason: str) -> None:
-        """Notes how the request ended; without it, it was aborted."""
+        """Sets how the request ended; a request without it counts as aborted."""
         self.reason = reason
 
     def close(self) -> None:
-        """Counts what was observed."""
+        """Adds the observations to the metrics."""
         metrics = self._metrics
         self._total_seconds = time.perf_counter() - self._arrival
         self._pace.count()
@@ -114,5 +114,5 @@ class RequestTimer:
 
 
 def between(start: float | None, end: float | None) -> float | None:
-    """Seconds from `start` to `end`, which clocks of two processes may have told; None when either is unknown."""
+    """Seconds from `start` to `end`, at least 0 since two processes' clocks may differ; None when either is unknown."""
     return None if start is None or end is None else max(end - start, 0.0)

@@ -1,4 +1,4 @@
-"""What endpoints ask about HTTP requests: bodies, owners, clients that leave. Knows no route."""
+"""What endpoints ask about HTTP requests: bodies, owners, disconnects, forwarding. Knows no route."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class ServedRequests:
             raise field_error(error, {*kind.model_fields, *kind.not_served}) from None
 
     def owner(self, request: Request) -> str:
-        """Whom a request's things belong to: a digest of its API key, "" on an open server."""
+        """The owner of what a request stores: a digest of its API key, "" on a server without keys."""
         owner: str = request.scope.get(OWNER, "")
         return owner
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
-        """Awaits `work`, and cancels it when the client hangs up."""
+        """Awaits `work`, and cancels it when the client disconnects."""
         return await race_request(request, work)
 
     def events(self, frames: AsyncIterator[bytes]) -> Response:
-        """Server-sent events from ready-made frames."""
+        """A response of server-sent events from encoded frames."""
         return event_stream(frames)
 
     def forward(self, path: str) -> Response:
-        """What the POST route `path` answers to the request that gets this response, checked as it is already."""
+        """The answer of the POST route `path` to this request, which is not checked again."""
         return self._host.batches.forward(path)
 
     @property

@@ -1,4 +1,6 @@
-"""What endpoints get from the HTTP host: `frame.interfaces.Serving`, over the text side and an engine client.
+"""The services that endpoints get from the HTTP host.
+
+`frame.interfaces.Serving`, over the text side and an engine client.
 
 Knows no route and no wire format of an API.
 """
@@ -36,7 +38,7 @@ async def _no_parent() -> None:
 
 
 def model_names(config: FrameConfig) -> list[str]:
-    """The names that requests may use: those set, else the model's as given (the demo model is "demo")."""
+    """The model names that requests may use: the configured ones, else the model as given, or "demo"."""
     if config.model.served_model_name:
         return list(config.model.served_model_name)
     name = config.model.model
@@ -46,7 +48,7 @@ def model_names(config: FrameConfig) -> list[str]:
 
 
 class HostedEngine(EngineClient, Protocol):
-    """The client of an engine that may not be there yet, or never come again."""
+    """The client of an engine that may still start, restart, or be gone for good."""
 
     @property
     def known_info(self) -> EngineInfo | None:
@@ -54,7 +56,7 @@ class HostedEngine(EngineClient, Protocol):
 
     @property
     def end(self) -> str | None:
-        """Why no engine will come any more; None while one serves or is on its way."""
+        """Why no engine will be started any more; None while one serves or is starting."""
 
 
 class ServingHost:
@@ -64,7 +66,7 @@ class ServingHost:
         self.config = config
         self.client = client
         self.draining = False
-        #: the stage of the start-up that the engine is in
+        #: the engine's present stage of start-up
         self.stage: str | None = None
         #: the routes, once the application is built
         self.calls: RouteCalls | None = None
@@ -104,7 +106,7 @@ class ServingHost:
         )
 
     def close(self) -> None:
-        """Ends what it has started."""
+        """Ends the tasks and processes that it has started."""
         self.text.close()
 
     @property
@@ -116,14 +118,14 @@ class ServingHost:
 
     @property
     def parsers(self) -> OutputParsers:
-        """What reads outputs; raises as `llm` does."""
+        """The parsers of outputs; raises like `llm`."""
         if self._parsers is None:
             raise RequestError(503, self.error or "the engine is starting")
         return self._parsers
 
     @property
     def limits(self) -> Limits:
-        """Bounds of request fields; raises as `llm` does."""
+        """Bounds of request fields; raises like `llm`."""
         if self._limits is None:
             raise RequestError(503, self.error or "the engine is starting")
         return self._limits
@@ -140,12 +142,12 @@ class ServingHost:
 
     @property
     def end(self) -> str | None:
-        """Why nothing will be served any more; None while that may be."""
+        """Why nothing will be served any more; None while requests may be served now or later."""
         return self.client.end
 
     @property
     def problem(self) -> str | None:
-        """None while requests are taken in, else why not: those that come while the engine restarts wait for it."""
+        """None while requests are admitted, else why not; those that arrive during a restart wait for it."""
         if self.draining:
             return "the server is stopping"
         if self._llm is None:
@@ -181,11 +183,11 @@ class HostModels:
 
     @property
     def pooling(self) -> PoolingFacts | None:
-        """What a pooling model can do; None for one that generates."""
+        """The tasks of a pooling model; None for one that generates."""
         return self._host.llm.front.pooling
 
     def served(self, name: str | None) -> str:
-        """The name to answer with; raises `RequestError` 404 for a model that is not served."""
+        """The model name in answers; raises `RequestError` 404 for a model that is not served."""
         if name is None:
             return self.names[0]
         if name not in self.names:

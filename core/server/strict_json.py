@@ -1,4 +1,4 @@
-"""JSON from outside: strict, and bounded in depth and in number of parts, since each part takes time to build."""
+"""Parses JSON of clients strictly, with bounds on its depth and on the number of its values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from ..interfaces.errors import RequestError
 
 MAX_DEPTH = 64
-#: Most arrays, objects and strings of a body together: beyond them, building a body holds up the process.
+#: Most arrays, objects and strings of a body together; more would block the process for too long.
 MAX_PARTS = 1 << 17
 #: Most commas outside strings, which is about the number of all values.
 MAX_VALUES = 1 << 21
@@ -32,13 +32,13 @@ def parse_json(body: bytes) -> Any:
 
 
 class BodyParser:
-    """Parses bodies of requests, large ones beside the event loop and one at a time, so that others get their turns."""
+    """Parses request bodies; large ones in a thread, one at a time, so that the event loop goes on."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
     async def parse(self, body: bytes) -> Any:
-        """As `parse_json`."""
+        """Like `parse_json`."""
         if len(body) < _LARGE_BYTES:
             return parse_json(body)
         async with self._turn:
@@ -46,14 +46,14 @@ class BodyParser:
 
 
 def _check_structure(body: bytes) -> None:
-    """Counts what stands outside strings, in a few passes of C speed whatever the body is."""
+    """Counts brackets and commas outside strings, in a few passes at C speed for any body."""
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     num_strings = plain.count(b'"') // 2
-    if num_strings > MAX_PARTS:  # before they are split
+    if num_strings > MAX_PARTS:  # checked before the split, which would copy them
         raise _too_many_parts()
     outside = b"".join(plain.split(b'"')[::2])
     found = np.frombuffer(outside.translate(None, delete=_NO_BRACKETS), np.uint8)
-    brackets = found[: 2 * MAX_PARTS]  # of more of them too many open
+    brackets = found[: 2 * MAX_PARTS]  # with more opening brackets, the depth could exceed the limit
     opens = (brackets == ord("[")) | (brackets == ord("{"))
     if int(np.cumsum(np.where(opens, np.int8(1), np.int8(-1)), dtype=np.int32).max(initial=0)) > MAX_DEPTH:
         raise RequestError(400, f"the body nests deeper than {MAX_DEPTH} levels")

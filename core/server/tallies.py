@@ -1,7 +1,7 @@
 """Numbers that several API processes count together, in a file in memory that their parent opened.
 
 Each process owns a row of float64 cells in it, so that counting is a plain addition. A process that takes the row of a
-dead one goes on from its counts. Knows no metric.
+dead one continues its counts. Knows no metric.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _BYTES = 8
 
 
 class Tallies:
-    """`size` cells of this process, the last `num_gauges` of which start at 0 whoever had the row before.
+    """`size` cells of this process, the last `num_gauges` of which are reset to 0 when a process takes the row.
 
-    `file` is the descriptor of the file, which must stay open; without one nobody shares the cells. Raises `OSError`
+    `file` is the descriptor of the file, which must stay open; without one the cells are not shared. Raises `OSError`
     when every row is taken.
     """
 
@@ -47,7 +47,7 @@ class Tallies:
 
 
 def _claim_row(file: int) -> int:
-    """The first row that no living process has; its lock ends with this process."""
+    """The first row that no running process holds; the lock is released when this process ends."""
     for row in range(MAX_ROWS):
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
@@ -58,7 +58,7 @@ def _claim_row(file: int) -> int:
 
 
 class Distribution:
-    """A histogram in consecutive cells: one for each bucket, one for what lies above, and the sum."""
+    """A histogram in consecutive cells: one for each bucket, one for larger values, and the sum."""
 
     def __init__(self, cells: memoryview[float], start: int, bounds: tuple[float, ...]) -> None:
         self._cells = cells
@@ -68,7 +68,7 @@ class Distribution:
 
     @staticmethod
     def size(bounds: tuple[float, ...]) -> int:
-        """Cells that it takes."""
+        """The number of cells that it uses."""
         return len(bounds) + 2
 
     def observe(self, value: float, weight: int = 1) -> None:

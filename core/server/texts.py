@@ -1,4 +1,4 @@
-"""Between text and tokens on behalf of routes: tokenising, detokenising, chat templates.
+"""Tokenising, detokenising and chat templates for routes.
 
 Knows no route.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class FrontTexts:
-    """`Texts` of a host, over its front. Templates of requests are rendered in processes of their own."""
+    """`Texts` of a host, over its front. Templates that requests bring are rendered in child processes."""
 
     def __init__(self, host: ServingHost) -> None:
         self._host = host
@@ -62,7 +62,7 @@ class FrontTexts:
             return front.tokenizer().describe(front.chat_template)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of one token, which may be a part of a character; its number where there is no tokenizer."""
+        """The UTF-8 bytes of one token, which may be part of a character; without a tokenizer, its id as text."""
         tokenizer = self._host.llm.front.source.get_or_none()
         if tokenizer is None:
             return f"token_id:{token_id}".encode()
@@ -71,7 +71,7 @@ class FrontTexts:
         return tokenizer.token_text(token_id).encode()
 
     async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
-        """A chat as a prompt for `generate`; raises `ValueError` naming what the template cannot take."""
+        """A chat as a prompt for `generate`; raises `ValueError` naming what the template does not accept."""
         from ..front.template import ChatOptions
 
         template = options.get("chat_template")
@@ -89,5 +89,5 @@ class FrontTexts:
             return msgspec.structs.replace(await self._host.llm.pair(first, second, params), salt=cache_salt)
 
     def turn(self, **options: Any) -> AssistantTurn:
-        """What the assistant may do in answer to a chat, and how its output is read."""
+        """The turn of the assistant: what it may answer, and how its output is parsed."""
         return self._host.parsers.turn(**options)

@@ -1,10 +1,10 @@
-"""New tokens and the times between them, counted a few times a second: each alone would cost as much as its text."""
+"""Counts new tokens and the times between them in batches: each one alone would cost as much as its text."""
 
 from __future__ import annotations
 
 from .tallies import Distribution
 
-#: What is counted together at most, and for how long it may wait while tokens arrive.
+#: Most tokens in a batch, and most seconds that a batch waits while tokens arrive.
 _MAX_GAPS = 1024
 _MAX_SECONDS = 0.25
 
@@ -35,7 +35,7 @@ class TokenPace:
             self.count()
 
     def count(self) -> None:
-        """Counts what was gathered; called when somebody reads, and at the end of each request."""
+        """Adds the batch to the metrics; called before they are read, and at the end of each request."""
         self._cells[self._index] += self._num_tokens
         self._num_tokens = 0
         if self._gaps:

@@ -1,4 +1,4 @@
-"""Files that clients send: the only bodies that are not JSON, on routes that say so, bounded while they are read.
+"""Uploads of files: the only bodies that are not JSON, on routes that ask for them, bounded while they are read.
 
 Knows no route.
 """
@@ -15,7 +15,7 @@ _MULTIPART = b"multipart/form-data"
 
 
 class Uploads:
-    """Which paths take files, how large, and from pages of which origins."""
+    """Which paths accept files, up to which size, and from pages of which origins."""
 
     def __init__(self, paths: Collection[str] = (), max_bytes: int = 0, origins: Sequence[str] = ()) -> None:
         self._paths = frozenset(paths)
@@ -23,9 +23,9 @@ class Uploads:
         self._origins = {origin.encode() for origin in origins}
 
     def admit(self, scope: Scope, path: str | None, receive: Receive) -> Receive | None:
-        """What reads the body within its bound; None for what is no upload. Raises `RequestError`.
+        """A `receive` that bounds the body; None for a request that is no upload. Raises `RequestError`.
 
-        Browsers send forms to other origins without asking first, so a page must be of an origin that may call.
+        Browsers send forms to other origins without a preflight request, so the page's origin must be allowed.
         """
         headers: dict[bytes, bytes] = dict(scope["headers"])
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()

@@ -1,7 +1,7 @@
-"""The last step of a stream's frames: into their connection.
+"""Writes the frames of a stream directly into their connection.
 
-What stands between a route and the connection only looks at how answers start, and asks a good deal for each message;
-so frames go past all of it. Knows no route.
+The layers between a route and the connection only look at how answers start, and cost much for each message, so frames
+bypass them. Knows no route.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Scope, Send
 
-#: The wire of a request lies in its scope under this name, where the HTTP protocol has one.
+#: The scope key of a request's wire, where the HTTP protocol has one.
 WIRE = "frame.wire"
 
 
@@ -24,34 +24,34 @@ class ConnectionWire:
 
     @property
     def chunked(self) -> bool:
-        """Whether the response has begun and is of this kind; others are sent as messages."""
+        """Whether the response has begun and is chunked; others are sent as messages."""
         return bool(self._cycle.chunked_encoding) and self._cycle.scope["method"] != "HEAD"
 
     def write(self, frame: bytes) -> bool:
-        """Takes a frame, which is not empty; returns whether the client keeps up. Dropped once the client has left."""
+        """Writes a frame, which is not empty; returns whether the client keeps up. Drops it after a disconnect."""
         if not self._cycle.disconnected:
             self._write(b"%x\r\n%b\r\n" % (len(frame), frame))
         return not self._flow.write_paused
 
     async def drain(self) -> None:
-        """Waits until the client has taken most of what was written, or has left."""
+        """Waits until the client has received most of what was written, or has disconnected."""
         await self._flow.drain()
 
 
 class MessageWire:
-    """The same as messages, for what has no connection of its own: calls inside the process, h11."""
+    """The same as ASGI messages, for calls inside the process and for h11."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._frame = b""
 
     def write(self, frame: bytes) -> bool:
-        """Takes a frame for `drain` to send."""
+        """Keeps a frame for `drain` to send."""
         self._frame = frame
         return False
 
     async def drain(self) -> None:
-        """Sends it; waits as long as the one who takes it does."""
+        """Sends it; waits until it has been accepted."""
         await self._send({"type": "http.response.body", "body": self._frame, "more_body": True})
 
 
@@ -62,6 +62,6 @@ def attach_wire(cycle: Any) -> None:
 
 
 def wire_of(scope: Scope, send: Send) -> ConnectionWire | MessageWire:
-    """Where the frames of a response go after its head has been sent."""
+    """The wire for the frames of a response whose head has been sent."""
     wire: ConnectionWire | None = scope.get(WIRE)
     return wire if wire is not None and wire.chunked else MessageWire(send)

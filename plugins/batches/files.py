@@ -50,7 +50,7 @@ def open_private(path: Path, mode: str) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces a file at once, so that readers see the old or the new one."""
+    """Replaces a file atomically, so that readers see the old or the new one."""
     beside = path.with_suffix(f".{uuid.uuid4().hex[:8]}.part")
     with open_private(beside, "wb") as file:
         file.write(msgspec.json.encode(value))

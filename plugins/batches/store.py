@@ -31,7 +31,7 @@ Object = dict[str, Any]
 _BATCH = re.compile(r"batch_[0-9a-f]{32}")
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _WINDOW_SECONDS = 24 * 3600
-#: Until another process's batch is seen, or a lock that has become free.
+#: Seconds between two looks for batches of other processes and for a free lock.
 _POLL_SECONDS = 2.0
 _REPORT_SECONDS = 1.0
 #: Records of batches that have ended; older ones are forgotten, their files are not.
@@ -97,7 +97,7 @@ class BatchStore:
         self._woken = asyncio.Event()
 
     def start(self) -> None:
-        """Runs what is open, from now on; may be called often."""
+        """Starts to run open batches; may be called again."""
         if self._runner is None or self._runner.done():
             self._runner = asyncio.get_running_loop().create_task(self._run())
 
@@ -184,7 +184,7 @@ class BatchStore:
 
     async def _answer(self, record: BatchRecord) -> None:
         good, bad = (self._folder / f"{record.id}.{kind}.jsonl" for kind in ("output", "error"))
-        if record.output_file_id or record.error_file_id:  # it ended when the server did
+        if record.output_file_id or record.error_file_id:  # cancelled: the server ends
             self._end(record, good, bad)
             return
         done_good, done_bad = await asyncio.to_thread(lambda: (_complete_rows(good), _complete_rows(bad)))

@@ -14,7 +14,7 @@ from frame.interfaces import RequestError
 
 _MAX_FIELDS = 16
 _MAX_FIELD_BYTES = 1 << 16
-#: Seconds until a whole upload is there: who sends slower holds a place and its room for nothing.
+#: Most seconds for a whole upload, so that slow senders hold neither a place nor room on the disk.
 _SECONDS = 600.0
 
 
@@ -51,13 +51,13 @@ async def read_form(request: Request, target: BinaryIO) -> UploadForm:
     except TimeoutError:
         raise RequestError(408, f"the upload was not there within {_SECONDS:g} seconds") from None
     except ClientDisconnect:
-        raise RequestError(400, "the client left") from None  # nobody reads it
+        raise RequestError(400, "the client left") from None  # the client has disconnected
     return parts.form
 
 
 async def drop_rest(request: Request) -> None:
     """Reads what is left of a refused upload, since most clients read no answer before they have sent everything."""
-    with suppress(RequestError, ClientDisconnect, TimeoutError, RuntimeError):  # the last: all of it was read
+    with suppress(RequestError, ClientDisconnect, TimeoutError, RuntimeError):  # RuntimeError: all of it was read
         async with asyncio.timeout(_SECONDS):
             async for _ in request.stream():
                 pass

@@ -1,4 +1,4 @@
-"""What an operator does to a running server: pause, sleep, reset, profile, shut down. On the admin listener only."""
+"""The operator's routes for a running server: pause, sleep, reset, profile, shut down. On the admin listener only."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class ResetBody(BoundedModel):
 
 
 class SleepBody(BoundedModel):
-    """How deep: 1 keeps the weights, 2 drops them, too."""
+    """The sleep level: 1 keeps the weights, 2 drops them too."""
 
     level: int = Field(1, ge=1, le=2)
 
 
 class WakeBody(BoundedModel):
-    """What to take back."""
+    """What to allocate again."""
 
     tags: list[Literal["weights", "kv_cache"]] = Field(["weights", "kv_cache"], max_length=2)
 
@@ -120,7 +120,7 @@ class AdminEndpoint(Endpoint):
         return _json({"profiling": False, "file": await self._control("stop_profile")})
 
     async def _shutdown(self) -> Response:
-        """As a first SIGTERM: running requests may finish."""
+        """Like a first SIGTERM: running requests may finish."""
         await self._control("shutdown")
         return _json({"stopping": True})
 

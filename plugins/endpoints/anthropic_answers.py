@@ -55,7 +55,7 @@ class Blocks:
         self._space = ""
 
     def feed(self, events: Iterable[OutputEvent]) -> list[bytes]:
-        """Takes what the model wrote."""
+        """Adds the events of new output."""
         frames: list[bytes] = []
         for each in events:
             match each:

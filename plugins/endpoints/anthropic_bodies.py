@@ -12,7 +12,7 @@ from frame.interfaces import MAX_INT, BoundedModel, Name, SamplingFields, Text, 
 
 from .anthropic_context import refusal_of_edits
 
-_MANY = Field(max_length=1 << 16, fail_fast=True)  # the setting that counts is usually far lower
+_MANY = Field(max_length=1 << 16, fail_fast=True)  # a coarse bound; the configured one is usually far lower
 _TOOLS = Field(max_length=512, fail_fast=True)
 
 Object = dict[str, Any]  # free form: bounded by the size and depth of the body
@@ -57,7 +57,7 @@ class ToolChoice(BoundedModel):
 
 
 class Thinking(BoundedModel):
-    """Whether the model may write for itself first. Budgets are taken and not enforced."""
+    """Whether the model may reason first. Budgets are accepted and not enforced."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1, le=MAX_INT)
@@ -81,7 +81,7 @@ class OutputConfig(BoundedModel):
 
 
 class Metadata(BoundedModel):
-    """Who asks; taken and not used."""
+    """Data about the user; accepted and not used."""
 
     user_id: Name | None = None
 
@@ -137,7 +137,7 @@ class ConversationBody(SamplingFields):
 
 
 class MessagesBody(ConversationBody):
-    """`POST /v1/messages`. Fields of the sampling parameters are taken too."""
+    """`POST /v1/messages`. Accepts the fields of the sampling parameters too."""
 
     max_tokens: int = Field(ge=1, le=MAX_INT)
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1, max_length=1 << 16)]], _MANY] | None = None

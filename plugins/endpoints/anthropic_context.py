@@ -1,6 +1,6 @@
-"""Anthropic's `context_management`: edits that would do nothing are taken, others refused by name.
+"""Anthropic's `context_management`: accepts edits that would do nothing and refuses others by name.
 
-Nothing is cleared from a conversation here; an edit whose condition is not met would not have changed it either.
+The server clears nothing from a conversation; an edit whose condition is not met would not have changed it either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CLEAR_FROM, _COMPACT_FROM = 100_000, 150_000
 
 
 def refusal_of_edits(value: Object, messages: Sequence[Any], max_input_tokens: int | None) -> str | None:
-    """Why the edits cannot be taken; None where none would change the conversation."""
+    """Why the edits are refused; None where none would change the conversation."""
     edits = value.get("edits") or []
     if not isinstance(edits, list):
         return "context_management.edits must be a list"

@@ -1,6 +1,6 @@
-"""How loaded the engine is, as a header of answers: load reports of ORCA, which proxies balance by.
+"""Reports the engine's load in a header of answers, as ORCA defines it for load balancers.
 
-A request asks for them by a header that names their form. Knows no route.
+A request asks for a report with a header that names its format. Knows no route.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from frame.interfaces import KNOWN, EngineStats
 _ASKED = b"endpoint-load-metrics-format"
 _ANSWERED = b"endpoint-load-metrics"
 _DIGITS = 6
-#: A report may be as old as this: each question costs the engine time between two steps, and its asker the wait for it.
+#: Most seconds that a report may be old, since each query of the engine takes time between two steps and delays the
+#: answer.
 _RECENT_SECONDS = 0.1
 
 
@@ -35,7 +36,7 @@ def load_report(stats: EngineStats, form: str) -> str | None:
 
 
 class RecentStats:
-    """Statistics that are at most `seconds` old. Those who ask at the same time share one question."""
+    """Statistics that are at most `seconds` old. Callers that ask at the same time share one query."""
 
     def __init__(self, ask: Callable[[], Awaitable[EngineStats]], seconds: float = _RECENT_SECONDS) -> None:
         self._ask = ask
@@ -44,10 +45,12 @@ class RecentStats:
         self._stale = 0.0
 
     async def __call__(self) -> EngineStats:
-        """Those of now or of a moment ago."""
+        """The engine's statistics, at most `seconds` old."""
         if self._answer is None or (self._answer.done() and asyncio.get_running_loop().time() >= self._stale):
             self._answer = asyncio.create_task(self._fetch())
-        return await asyncio.shield(self._answer)  # who leaves takes it from nobody
+        return await asyncio.shield(
+            self._answer
+        )  # shielded, so that a caller that is cancelled does not cancel it for the others
 
     async def _fetch(self) -> EngineStats:
         try:
@@ -57,14 +60,14 @@ class RecentStats:
 
 
 class LoadReports:
-    """ASGI middleware below the ingress: those whose key was checked get a report, and health checks get none."""
+    """ASGI middleware after the ingress: requests with a checked key get a report, health checks get none."""
 
     def __init__(self, app: ASGIApp, stats: Callable[[], Awaitable[EngineStats]]) -> None:
         self._app = app
         self._stats = RecentStats(stats)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request; the report is of about the moment when its answer begins."""
+        """Serves one request; the report is taken when its answer begins."""
         if not scope.get(KNOWN):
             await self._app(scope, receive, send)
             return

@@ -10,7 +10,9 @@ T = TypeVar("T")
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """What the streams yield as it comes, with the number of its stream. Closes all of them at its end.
+    """Yields the items of all streams as they arrive, each with the number of its stream.
+
+    Closes all streams at the end.
 
     The first stream that fails ends the others, and its exception is raised here.
     """

@@ -27,7 +27,7 @@ from .structured import ResponseFormat, StructuredOutputs, constraint_of
 
 _MAX_PARTS = 1024
 _MAX_TOOLS = 512
-_MAX_LIST = 1 << 16  # the setting that counts is usually far lower
+_MAX_LIST = 1 << 16  # a coarse bound; the configured one is usually far lower
 _MANY = Field(max_length=_MAX_LIST, fail_fast=True)
 _GRAMMAR = "send structured_outputs"
 
@@ -75,10 +75,10 @@ class GenerationBody(SamplingFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     kv_transfer_params: Settings | None = None
-    # taken where they ask for what is done anyhow
+    # accepted where they ask for what the server does anyway
     length_penalty: float | None = Field(None, ge=-1e4, le=1e4)
     thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_INT)
-    # taken, as OpenAI's clients send them; nothing here depends on them
+    # accepted, since OpenAI's clients send them; they have no effect
     prompt_cache_key: Name | None = None
     safety_identifier: Name | None = None
     service_tier: Name | None = None
@@ -172,7 +172,7 @@ class CompletionBody(GenerationBody):
 
 
 def check_prompts(value: Any, info: ValidationInfo, limit: str = "max_prompts") -> Any:
-    """Says plainly what is wrong, and counts before anything is converted; `limit` is the setting that bounds them."""
+    """Checks type and number of prompts before anything is converted; `limit` is the setting that bounds them."""
     if isinstance(value, str):
         return value
     limits = limits_of(info)

@@ -79,10 +79,10 @@ class Reranked(Struct):
 def to_base64(values: np.ndarray, dtype: str, *, big: bool = False) -> str:
     """The bytes of a row or rows in float32, float16 or bfloat16, rounded to the nearest; `big`: big-endian."""
     kind = {"float32": "f4", "float16": "f2", "bfloat16": "u2"}[dtype]
-    if dtype == "bfloat16":  # its bits are the upper half of a float32's
+    if dtype == "bfloat16":  # bfloat16 is the upper half of a float32
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         values = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    with np.errstate(over="ignore"):  # what float16 cannot hold is infinite there
+    with np.errstate(over="ignore"):  # values beyond float16's range become infinite
         return base64.b64encode(np.ascontiguousarray(values, (">" if big else "<") + kind).tobytes()).decode()
 
 

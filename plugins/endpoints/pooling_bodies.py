@@ -15,7 +15,7 @@ from frame.interfaces import MAX_INT, BoundedModel, Name, Text, TokenIds, at_mos
 from .openai_bodies import check_prompts
 from .pooling_answers import to_base64
 
-_MAX_LIST = 1 << 16  # the setting that counts, max_inputs, is usually far lower
+_MAX_LIST = 1 << 16  # a coarse bound; the setting max_inputs is usually far lower
 _MANY = Field(min_length=1, max_length=_MAX_LIST, fail_fast=True)
 
 Prompts = Text | TokenIds | Annotated[list[Text], _MANY] | Annotated[list[TokenIds], _MANY]

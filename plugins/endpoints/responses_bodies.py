@@ -12,7 +12,7 @@ from frame.interfaces import MAX_INT, BoundedModel, Name, SamplingFields, Settin
 
 from .structured import StructuredOutputs
 
-_MANY = Field(max_length=1 << 16, fail_fast=True)  # the setting that counts is usually far lower
+_MANY = Field(max_length=1 << 16, fail_fast=True)  # a coarse bound; the configured one is usually far lower
 _TOOLS = Field(max_length=512, fail_fast=True)
 Includable = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "code_interpreter_call.outputs",
@@ -65,7 +65,7 @@ class TextConfig(BoundedModel):
 
 
 class ResponseStreamOptions(BoundedModel):
-    """Taken and not used."""
+    """Accepted and not used."""
 
     include_obfuscation: bool = False
 
@@ -130,7 +130,7 @@ class ResponsesBody(InputBody):
     priority: int = Field(0, ge=-MAX_INT, le=MAX_INT)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")] | None = None
-    # taken, as OpenAI's clients send them; nothing here depends on them
+    # accepted, since OpenAI's clients send them; they have no effect
     user: Name | None = None
     prompt_cache_key: Name | None = None
     prompt_cache_options: Settings | None = None

@@ -1,6 +1,6 @@
-"""The making of one response: replies of the model, and calls of tools that run here, until it is complete.
+"""Makes one response: replies of the model and calls of tools that run on the server, until it is complete.
 
-Knows no store and no HTTP; it is driven by whoever wants its events.
+Knows no store and no HTTP; the caller drives it by reading its events.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class ResponseRun:
         return self._reply.run(self.response["id"], priority=body.priority, cache_salt=body.cache_salt)
 
     async def _run_call(self, call: Object, allowed: bool) -> list[Object]:
-        """Runs one call here. What goes wrong is told to the model, which may do better."""
+        """Runs one call of a tool server. Errors are passed to the model, which may try again."""
         try:
             if not allowed:
                 raise ToolError("max_tool_calls is reached")
@@ -195,7 +195,7 @@ class ResponseRun:
         return self._output.answered(call, output, None)
 
     def _continue(self, calls: list[Object]) -> None:
-        """Puts calls and results into the conversation for the next reply."""
+        """Adds calls and results to the conversation for the next reply."""
         said = [
             {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
             for c in calls
@@ -205,7 +205,9 @@ class ResponseRun:
             for c in calls
         ]
         messages = [*self._conversation.messages, {"role": "assistant", "content": "", "tool_calls": said}, *results]
-        choice = None if self._conversation.tool_choice in (None, "none") else "auto"  # a demand is met once
+        choice = (
+            None if self._conversation.tool_choice in (None, "none") else "auto"
+        )  # the first reply has met a demanded tool choice
         self._conversation = replace(self._conversation, messages=messages, tool_choice=choice)
 
     def _logprobs(self, piece: Piece) -> list[Any]:

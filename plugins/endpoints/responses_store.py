@@ -70,12 +70,15 @@ class StoredResponse:
             await self._changed.wait()
 
     def measure(self) -> int:
-        """Bytes that it takes, about; what it shares with others is not counted."""
+        """About the bytes that it takes, without what it shares with other responses."""
         return len(msgspec.json.encode([self.response, self.input_items])) + sum(map(len, self._frames))
 
 
 class ResponseStore:
-    """All stored responses, of whoever has most the oldest first out. `clock` is in seconds."""
+    """All stored responses. Over the bounds, the oldest of the owner with most bytes is dropped.
+
+    `clock` is in seconds.
+    """
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class ResponseStore:
         self._max_running = max_running
         self._ttl_seconds = ttl_seconds
         self._clock = clock
-        # by owner and id: clients may choose ids, and those of others are none of their business
+        # by owner and id, since clients may choose ids and must not find those of others
         self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
         self.num_bytes = 0
 
@@ -149,7 +152,7 @@ class ResponseStore:
         return len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes
 
     def _dispensable(self) -> StoredResponse | None:
-        """The oldest response of the owner that takes most room, so that nobody crowds out the others."""
+        """The oldest response of the owner with most bytes, so that no owner displaces the others' responses."""
         taken: Counter[str] = Counter()
         many = len(self._stored) > self._max_responses
         ended = [stored for stored in self._stored.values() if not stored.running]

@@ -1,4 +1,7 @@
-"""What operators ask: `/health`, `/ping`, `/live`, `/ready`, `/startup`, `/version`, `/metrics`, `/load`, `/stats`."""
+"""The operator's views of a server.
+
+`/health`, `/ping`, `/live`, `/ready`, `/startup`, `/version`, `/metrics`, `/load`, `/stats`.
+"""
 
 from __future__ import annotations
 

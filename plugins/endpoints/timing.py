@@ -1,4 +1,4 @@
-"""How long the parts of a request took, for answers that are asked to say so (`return_timing`)."""
+"""The durations of a request's phases, for answers to requests with `return_timing`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 class Timing(Struct):
     """Seconds: from arrival to the first step, from there to the first token, from there to the last, and the sums.
 
-    None where a request never came that far. Of several prompts, the one that ended last counts.
+    None where a request did not reach that phase. Of several prompts, the one that ended last counts.
     """
 
     queue_seconds: float | None = None

@@ -87,7 +87,7 @@ class ToolServers:
     @asynccontextmanager
     async def _session(self, label: str) -> AsyncIterator[Any]:
         """A session of the protocol. Redirects and the environment's proxies are not followed."""
-        await asyncio.to_thread(importlib.import_module, "mcp")  # takes a second; streams go on meanwhile
+        await asyncio.to_thread(importlib.import_module, "mcp")  # in a thread: the import takes a second
         import httpx2
         from mcp import Client
         from mcp.client.streamable_http import streamable_http_client
@@ -98,7 +98,7 @@ class ToolServers:
                 transport = streamable_http_client(self.addresses[label], http_client=http)
                 async with Client(transport, read_timeout_seconds=_SECONDS) as session:
                     yield session
-        except Exception as error:  # the protocol's library wraps what went wrong in groups of its own
+        except Exception as error:  # the library wraps the cause in exception groups
             if isinstance(error, ToolError):
                 raise
             logger.warning("tool server %s failed: %s", label, _cause(error))

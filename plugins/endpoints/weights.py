@@ -1,4 +1,4 @@
-"""Other weights for a running server, and what becomes of adapters. On the admin listener only."""
+"""Loads other weights into a running server, and refuses adapters. On the admin listener only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLL_SECONDS = 0.05
 
 
 class WeightsBody(BoundedModel):
-    """Which weights, and what becomes of running requests: `keep` has them computed again with the new weights."""
+    """Which weights to load, and what happens to running requests: `keep` computes them again with the new weights."""
 
     model: str | None = Field(None, min_length=1, max_length=1024)
     revision: str | None = Field(None, min_length=1, max_length=256)

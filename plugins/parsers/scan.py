@@ -13,7 +13,7 @@ _IN_STRING = re.compile(r'["\\]')
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _AFTER_SCALAR = re.compile(r"[\s,:;{}\[\]\"<]")
 _NO_SPACE = re.compile(r"\S")
-#: White space that may stand between two markers which together end a value.
+#: Most white space between two markers that together end a value.
 _MAX_SPACE = 16
 _SOME_SPACE = re.compile(rf"\s{{0,{_MAX_SPACE + 1}}}")
 

@@ -1,4 +1,4 @@
-"""A tool parser for models that nobody wrote one for: it asks the chat template how a call is written.
+"""A tool parser for models without one of their own: it reads from the chat template how a call is written.
 
 The template renders calls of a function with known names and values. Where these stand in the text tells the family of
 the format (JSON objects, a name and JSON, tagged arguments, Python calls), and what stands between them its markers.
