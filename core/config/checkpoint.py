@@ -39,7 +39,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is known of a checkpoint before any weight is read.
+    """The facts of a checkpoint that are known before any weight is read.
 
     `hf` is config.json with `hf_overrides` merged in, `text` its text model's part. `max_model_len` is the user's
     limit, or what the model was made for; `model_max_len` always the latter. `dtype` is the type of the stored weights
@@ -67,7 +67,7 @@ class Checkpoint:
 
     @property
     def sliding_window(self) -> int | None:
-        """Tokens that layers with a window see; None without one. Which layers have it is the model's matter."""
+        """Tokens that layers with a window see; None without one. The model decides which layers have it."""
         window = self.text.get("sliding_window")
         return int(window) if window and self.text.get("use_sliding_window", True) else None
 
@@ -169,7 +169,7 @@ def _text_part(hf: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _check_sizes(text: Mapping[str, Any], folder: Path) -> None:
-    """Refuses sizes that no model has, before a library meets them; which ones there are is the family's matter."""
+    """Refuses sizes that no model has before a library uses them; which sizes there are depends on the family."""
     for key in _SIZES:
         if isinstance(text.get(key), (str, int, float)):
             _positive(text, key, folder)
@@ -218,7 +218,7 @@ def _eos_token_ids(*sources: Mapping[str, Any]) -> list[int]:
 
 
 def _generation(config: FrameConfig, stored: dict[str, Any]) -> dict[str, Any]:
-    """Default sampling values: from the checkpoint, another folder, or nowhere, with the user's on top."""
+    """Default sampling values from the checkpoint, another folder or nowhere, overridden by the user's."""
     source = config.model.generation_config
     if source == "frame":
         values: dict[str, Any] = {}

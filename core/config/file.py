@@ -65,7 +65,7 @@ def _fault(error: Exception) -> str:
 
 
 def _refuse_duplicates(path: Path, node: Any) -> None:
-    """YAML keeps the last of equal keys without a word; a setting given twice is a mistake."""
+    """Refuses a setting that is given twice, of which YAML would silently keep the last."""
     import yaml
 
     if not isinstance(node, yaml.MappingNode):

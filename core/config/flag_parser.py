@@ -1,4 +1,4 @@
-"""An argument parser with the habits of this command line.
+"""The argument parser of frame's command line.
 
 Underscores count as dashes, mappings take dotted keys (`--hf-overrides.a.b 1`), `--help=GROUP` shows a part, and a
 misspelt flag gets one sentence with the near ones. Knows no setting.
@@ -38,7 +38,7 @@ class FlagParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """As argparse, after our own forms have been taken out of `args`."""
+        """Like argparse, after our own forms have been removed from `args`."""
         import sys
 
         try:
@@ -51,7 +51,7 @@ class FlagParser(argparse.ArgumentParser):
         return found, rest
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse; ends the process with one sentence for what no flag takes."""
+        """Like argparse; ends the process with one sentence for unknown arguments."""
         found, rest = self.parse_known_args(args, namespace)
         if rest:
             name = rest[0].partition("=")[0]

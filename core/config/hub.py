@@ -29,7 +29,7 @@ _TEXTS = ["*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt
 #: The weights once more in other forms, which lie in subfolders or in files for another program.
 _DOUBLES = ["*/*.safetensors", "*/*.index.json", "consolidated*", "original/*", "onnx/*", "metal/*"]
 _REPORT_SECONDS = 15.0
-#: Seconds without a byte after which a transfer belongs to a process that was killed.
+#: Seconds without a byte after which a transfer counts as abandoned by a killed process.
 _STALE_SECONDS = 3600.0
 
 
@@ -54,7 +54,7 @@ def is_hub_name(model: str) -> bool:
 
 
 def hub_cache(folder: str | None = None) -> Path:
-    """Where fetched models lie: `folder`, else where Hugging Face's tools put them."""
+    """The folder of downloaded models: `folder`, else that of Hugging Face's tools."""
     from huggingface_hub import constants
 
     return Path(folder or constants.HF_HUB_CACHE).expanduser()
@@ -148,7 +148,7 @@ def _is_sound(path: Path) -> bool:
 
 @contextmanager
 def _reports(name: str, blobs: Path) -> Iterator[None]:
-    """Logs how far a transfer is where nobody sees the library's bars, and what it has brought."""
+    """Logs the progress of a transfer where the library's bars are not shown, and the bytes that it downloaded."""
     ended, before, began = threading.Event(), _num_bytes(blobs), time.monotonic()
 
     def report() -> None:
@@ -170,7 +170,7 @@ def _num_bytes(folder: Path) -> int:
 
 
 class _Unknown(Exception):
-    """Stands for an error that an older library lacks."""
+    """A placeholder for an error class that an older library lacks."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The files of a checkpoint folder, with errors of one sentence.
 
-Only regular files are opened, and small ones read up to a bound: a pipe would wait forever for somebody to write.
+Only regular files are opened, and small ones read up to a bound: reading a pipe would block until somebody writes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _check(path: Path, found: os.stat_result) -> None:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The bytes of a file that `_check` takes; opening it waits for nobody."""
+    """The bytes of a file that passes `_check`; opening it never blocks."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         _check(path, os.fstat(descriptor))

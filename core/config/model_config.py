@@ -29,7 +29,7 @@ class ModelConfig:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        # null stands for a default that the class works out
+        # null stands for a default that the class computes
         if self._values.get(name) is not None and name not in _REWRITTEN:
             return self._values[name]
         old_rope = self._old_rope()

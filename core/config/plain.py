@@ -1,4 +1,4 @@
-"""The configuration as plain values, in which it reaches other processes."""
+"""The configuration as plain values, the form in which it is sent to other processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tree import FrameConfig
 
 
 def to_plain(config: FrameConfig) -> dict[str, Any]:
-    """What JSON can hold of it: all; raises `ConfigError` for what cannot leave the process, such as local classes."""
+    """The configuration as JSON values; raises `ConfigError` for a value that has none, such as a local class."""
     try:
         return config.model_dump(mode="json")
     except PydanticSerializationError as error:

@@ -18,7 +18,7 @@ from .tree import FrameConfig
 Purpose = Literal["embed", "classify", "reward"]
 Activation = Literal["identity", "sigmoid", "softmax"]
 
-#: Endings of architectures -> what such a model is for; the first that fits counts.
+#: Suffix of an architecture -> the use of such a model; the first match counts.
 _ENDINGS: tuple[tuple[str, Purpose | None], ...] = (
     ("ForCausalLM", None),
     ("LMHeadModel", None),
@@ -36,7 +36,7 @@ _MAX_LABELS = 1 << 20
 
 @dataclass(frozen=True)
 class PoolingPlan:
-    """What is known of a pooling model before its class is.
+    """The facts of a pooling model that are known before its class is chosen.
 
     `pooler` None: as its class says. `matryoshka` are the sizes that embeddings may be cut to, () for any when
     `is_matryoshka`. `activation` makes probabilities of `num_labels` scores. `max_len` is the longest text in tokens

@@ -1,4 +1,4 @@
-"""What every group of settings is. Knows no setting."""
+"""The class of every group of settings. Knows no setting."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ class ServerConfig(Section):
     @field_validator("api_key", "admin_key")
     @classmethod
     def _refuse_empty_keys(cls, keys: list[str], info: ValidationInfo) -> list[str]:
-        """An empty key (an unset variable on a command line) would admit whoever sends an empty header."""
+        """Refuses an empty key (an unset variable on a command line), which any empty header would match."""
         if any(not key.strip() for key in keys):
             raise ValueError(f"{info.field_name} must not be empty; leave it out where none is needed")
         return keys

@@ -1,4 +1,4 @@
-"""What becomes of plugins that fail: those that nobody named are left out, and a traceback says which one it was.
+"""Handles plugins that fail: skips those that nobody named, and finds from a traceback which plugin failed.
 
 Knows no kind of plugin.
 """
@@ -20,9 +20,10 @@ T = TypeVar("T")
 
 
 def tried(registry: Registry, provider: Provider, work: Callable[[], T], *, named: bool) -> T | None:
-    """What `work` gives; None when it raises, and then the plugin cannot be chosen any more and the log says why.
+    """Returns what `work` returns.
 
-    What was `named` raises. So do frame's own plugins, which would be missed.
+    When it raises, logs why, makes the plugin unavailable and returns None; plugins that were `named` and frame's own
+    raise instead.
     """
     try:
         return work()
@@ -66,7 +67,7 @@ def culprit(registry: Registry, error: BaseException) -> str:
 
 
 def _owner(registry: Registry, module: str) -> str:
-    """Whose a module is: a plugin's own, or one beside it in a package of others; "" for anybody else's."""
+    """The plugin that a module belongs to, also for other modules of the plugin's package; "" for none."""
     beside = ""
     for offer in registry.offers:
         if offer.package in (HERE, OURS):

@@ -1,7 +1,7 @@
 """Finds the logits processors of an engine: those that packages offer, then those that the configuration names.
 
-Importing this imports no torch; a processor's own module does, so an engine without processors checks requests
-without. Knows no logits.
+Imports no torch itself; only a processor's module does, so an engine without processors does without torch here. Knows
+no logits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which plugin's class a checkpoint's architecture means. Knows no weight."""
+"""Chooses the plugin's class for a checkpoint's architecture. Knows no weight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:
 
 
 def model_provider(checkpoint: Checkpoint, registry: Registry) -> Provider:
-    """What offers the checkpoint's architecture, or what the user chose for it.
+    """The provider of the checkpoint's architecture, or the one that the user chose.
 
     A pooling checkpoint of an architecture that no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") takes
     the family's generating model, which is built with another head.

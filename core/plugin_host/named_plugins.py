@@ -1,4 +1,4 @@
-"""The plugins that a configuration names and sets up, and whether they are there. Builds none of them."""
+"""Checks that the plugins and options that a configuration names exist. Builds none of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINE_PLUGINS: Mapping[str, str] = MappingProxyType({
     "load_format": "loader", "structured_outputs_backend": "grammar", "pooling_type": "pooler", "metrics_sinks": "sink",
     "kv_connector": "connector", "speculator": "speculator",
 })  # fmt: skip
-#: The same for the text side; the engine has no use for them.
+#: The same for the text side; the engine does not use them.
 TEXT_PLUGINS: Mapping[str, str] = MappingProxyType({
     "tool_call_parser": "tool-parser", "forced_call_parser": "tool-parser", "reasoning_parser": "reasoning-parser",
 })  # fmt: skip

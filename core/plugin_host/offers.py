@@ -1,7 +1,7 @@
 """What installed packages offer: kinds, offers and failures, collected from entry points one by one.
 
-A package that cannot be loaded spoils no other; it becomes a `Failure`. Knows how to read entry points and how to
-import a target; choosing is the registry's.
+A package that cannot be loaded becomes a `Failure` and does not affect others. Knows how to read entry points and how
+to import a target; choosing is the registry's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NEXT_MINOR = f"{_THIS.major}.{_THIS.minor + 1}"
 
 
 class PluginError(Exception):
-    """A plugin that was asked for cannot be had; the message is one sentence with cause and remedy."""
+    """A plugin that was asked for is missing or fails; the message is one sentence with cause and remedy."""
 
 
 class UnfitPluginError(PluginError, ValueError):
@@ -48,7 +48,7 @@ class UnfitPluginError(PluginError, ValueError):
 
 @dataclass(frozen=True)
 class Kind:
-    """One thing that plugins can be: its hook, what people call it, and the class that a target must derive from."""
+    """A kind of plugin: its hook, its name in texts, and the class that a target must derive from."""
 
     hook: str
     noun: str
@@ -121,7 +121,7 @@ def _package(entry: EntryPoint) -> tuple[str, str]:
 
 
 def collect(entries: Iterable[EntryPoint]) -> tuple[list[Offer], list[Failure]]:
-    """Imports each entry point's module by itself, so that a broken one spoils no other."""
+    """Imports each entry point's module by itself, so that a broken one does not affect others."""
     offers: list[Offer] = []
     failures: list[Failure] = []
     for entry in entries:
@@ -199,7 +199,7 @@ def _api_problem(provider: Provider) -> str | None:
 
 
 def _endless(api: str) -> str:
-    """A minor version may change anything, so a range that goes past it promises what nobody knows."""
+    """Whether an API range goes past the present minor version, although the next one may change anything."""
     return (
         f"its API range {api!r} goes past {_NEXT_MINOR}, whatever that changes; its author must end it there: "
         f"'>={API_VERSION},<{_NEXT_MINOR}'"

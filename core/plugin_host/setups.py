@@ -1,4 +1,4 @@
-"""What plugins are told of a configuration: fills the setups of `frame.interfaces`. Knows no plugin."""
+"""Fills the setups of `frame.interfaces`, with which plugins are built, from a configuration. Knows no plugin."""
 
 from __future__ import annotations
 

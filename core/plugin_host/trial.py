@@ -1,4 +1,4 @@
-"""Whether plugins can be used on this machine, tried in a process that does nothing else: it imports their classes.
+"""Finds out whether plugins can be used on this machine by importing their classes, in a process of its own.
 
 Run as `python -m frame.core.plugin_host.trial KEYS`, JSON of [kind, "package:name"]; prints an object of
 "kind package:name" → "" or why not, on its last line.
