@@ -6,6 +6,7 @@ Tells the API processes how the engine is. Knows no request and no route; import
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import sys
@@ -70,7 +71,7 @@ class Launcher:
                 Path(self._config.server.uds).unlink(missing_ok=True)
 
     def _say(self, text: str) -> None:
-        print(f"frame: {time.monotonic() - self._started:6.1f} s  {text}", file=sys.stderr, flush=True)
+        _print(f"frame: {time.monotonic() - self._started:6.1f} s  {text}")
 
     def _finish(self, status: int) -> None:
         if not self._end.done():
@@ -78,7 +79,7 @@ class Launcher:
 
     def _fail(self, cause: str) -> None:
         if not self._end.done():
-            print(f"frame: {cause}", file=sys.stderr, flush=True)
+            _print(f"frame: {cause}")
             self._finish(FAILED)
 
     def _on_signal(self) -> None:
@@ -133,6 +134,11 @@ class Launcher:
             self._finish(OK)
         else:
             self._fail(cause)
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads stderr any more: the server still serves, and ends when told to
+        print(line, file=sys.stderr, flush=True)
 
 
 def share_between_keys(config: FrameConfig) -> FrameConfig:

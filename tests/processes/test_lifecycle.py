@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -204,6 +205,23 @@ async def test_a_part_that_cannot_be_started_ends_the_server(
     launcher = Launcher(FrameConfig(), [bind(ServerConfig(port=0))], IDLE)
     assert await asyncio.wait_for(launcher.run(), 20) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "frame: [Errno 11] Resource temporarily unavailable"
+
+
+async def test_a_server_ends_though_nobody_reads_its_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def spawn(*arguments: Any) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr("frame.core.processes.api_supervisor.spawn", spawn)
+    launcher = Launcher(FrameConfig(), [bind(ServerConfig(port=0))], IDLE)
+    stderr = os.fdopen(writing, "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    try:
+        assert await asyncio.wait_for(launcher.run(), 20) == 1
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            stderr.close()
 
 
 def test_a_drain_ends_after_its_time() -> None:
