@@ -160,10 +160,11 @@ def test_a_gpu_is_planned_without_one(tmp_path, capsys):
     ids=["8B", "0.6B", "30B-A3B"],
 )
 def test_graphs_take_about_what_was_measured_on_a_gpu(tmp_path, vocab, hidden, inner, measured_mib):
-    """What engines of these shapes reserved on an H200 on 2026-11-22."""
+    """What engines of these shapes reserved on an H200 on 2026-11-22, without graphs over shared prefixes."""
     folder = make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16)
     checkpoint = read_checkpoint(from_flat({"model": str(folder), "platform": "cuda"}))
-    device, config = Device("cuda", "a GPU", 141 * GIB, 141 * GIB), from_flat({"model": str(folder)})
+    device = Device("cuda", "a GPU", 141 * GIB, 141 * GIB)
+    config = from_flat({"model": str(folder), "shared_prefix_min_tokens": 0})
     sizes = prediction.resolve_sizes(config, checkpoint, device)
     shape = replace(prediction.read_shape(checkpoint, "bfloat16"), hidden_size=hidden, intermediate_size=inner)
     found = prediction.graph_bytes(config, device, sizes, shape, vocab)
@@ -173,9 +174,11 @@ def test_graphs_take_about_what_was_measured_on_a_gpu(tmp_path, vocab, hidden, i
 def test_graphs_are_those_that_the_settings_leave(tmp_path):
     folder = make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16)
     device = Device("cuda", "a GPU", 80 * GIB, 80 * GIB)
-    few = plan(folder, device, max_num_seqs=8).graph_bytes
+    alone = {"max_num_seqs": 8, "shared_prefix_min_tokens": 0}
+    few = plan(folder, device, **alone).graph_bytes
     assert 32 << 20 < few < 64 << 20, "sizes 1, 2, 4 and 8, twice"
-    undrawn = plan(folder, device, max_num_seqs=8, plugin={"cuda": {"record_draws": False}}).graph_bytes
+    assert plan(folder, device, max_num_seqs=8).graph_bytes - few == 4 * (4 << 20), "and once over shared prefixes"
+    undrawn = plan(folder, device, **alone, plugin={"cuda": {"record_draws": False}}).graph_bytes
     assert few - undrawn == 7 * (2 << 20)
     assert plan(folder, device, plugin={"cuda": {"graph_sizes": []}}).graph_bytes == 0
 

@@ -12,6 +12,7 @@ from frame.core.config.flag_parser import FlagParser
 from frame.core.config.flags import config_from_arguments
 from frame.core.config.leaves import leaves
 from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.setup import Setup
 from frame.vllm_names.arguments import TRANSLATIONS
 from frame.vllm_names.unused import UNUSED
 
@@ -20,7 +21,7 @@ from .serve_flags import SERVE_FLAGS
 
 def config(line: str) -> FrameConfig:
     parser = FlagParser(prog="frame serve")
-    ServeCommand().add_arguments(parser)
+    ServeCommand(Setup()).add_arguments(parser)
     return config_from_arguments(parser.parse_args(shlex.split(line)))
 
 
@@ -38,7 +39,7 @@ def test_every_flag_has_one_verdict(name: str) -> None:
 
 def test_every_flag_is_parsed() -> None:
     parser = FlagParser(prog="frame serve")
-    ServeCommand().add_arguments(parser)
+    ServeCommand(Setup()).add_arguments(parser)
     known = {action.dest for action in parser._actions} | {"config", "model_tag"}
     flags = {flag for action in parser._actions for flag in action.option_strings}
     assert not [name for name in SERVE_FLAGS if name not in known and f"--{name.replace('_', '-')}" not in flags]

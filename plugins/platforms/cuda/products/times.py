@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor
+from triton import knobs
 
 import frame.kernels
 
@@ -151,8 +152,7 @@ def _file(device: torch.device) -> Path:
         *(source.read_text(encoding="utf-8") for source in (*sources, Path(__file__).with_name("candidates.py"))),
     ]  # fmt: skip
     name = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
-    home = os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME") or Path.home(), ".triton", "cache")
-    return Path(home, f"frame-products-{name}.json")
+    return Path(knobs.cache.dir, f"frame-products-{name}.json")
 
 
 def _read(file: Path) -> dict[str, dict[str, dict[str, float]]]:
