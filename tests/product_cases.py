@@ -25,15 +25,20 @@ def mark_products(items: Iterable[pytest.Item]) -> None:
                 case.add_marker("matrix")
 
 
-def values_of(case: pytest.Function) -> frozenset[tuple[str, int]]:
-    """Each parameter of a case with the place of its value among the parameter's values."""
+def values_of(case: pytest.Function) -> frozenset[tuple[str, str]]:
+    """Each `parametrize` mark of a case, by its names, with the values that the case takes of it."""
     call = getattr(case, "callspec", None)
-    return frozenset(call.indices.items()) if call is not None else frozenset()
+    if call is None:
+        return frozenset()
+    marks = (mark.args[0] for mark in case.iter_markers("parametrize"))
+    names = [argument.split(",") if isinstance(argument, str) else argument for argument in marks]
+    every = [[name.strip() for name in group] for group in names]
+    return frozenset((",".join(group), repr([call.params.get(name) for name in group])) for group in every)
 
 
-def covering(cases: list[frozenset[tuple[str, int]]]) -> set[int]:
+def covering(cases: list[frozenset[tuple[str, str]]]) -> set[int]:
     """The places of cases that together show all values; the one that shows most new ones is taken first."""
-    missing = frozenset().union(*cases)
+    missing: frozenset[tuple[str, str]] = frozenset().union(*cases)
     chosen: set[int] = set()
     while missing:
         best = max(range(len(cases)), key=lambda index: (len(cases[index] & missing), -index))

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from itertools import product
 
-from tests.product_cases import covering
+import pytest
+
+from tests.product_cases import covering, values_of
 
 
 def test_every_value_is_shown_by_few_cases() -> None:
-    cases = [frozenset(enumerate(values)) for values in product(range(3), range(4), range(2))]
-    named = [frozenset((str(name), value) for name, value in case) for case in cases]
+    cases = product(range(3), range(4), range(2))
+    named = [frozenset((str(name), str(value)) for name, value in enumerate(case)) for case in cases]
     chosen = covering(named)
     assert frozenset().union(*(named[index] for index in chosen)) == frozenset().union(*named)
     assert len(chosen) == 4  # as many as the longest parameter has values
 
 
 def test_rows_that_no_other_shows_are_all_chosen() -> None:
-    rows = [frozenset({("row", index)}) for index in range(5)]
+    rows = [frozenset({("row", str(index))}) for index in range(5)]
     assert covering(rows) == set(range(5))
 
 
 def test_a_test_without_parameters_is_chosen() -> None:
     assert covering([frozenset()]) == {0}
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize(("second", "third"), [(1, "a"), (2, "b")])
+def test_a_product_is_cut_to_its_longest_parameter(
+    request: pytest.FixtureRequest, first: int, second: int, third: str
+) -> None:
+    names = {name for name, _ in values_of(request.node)}
+    assert names == {"first", "second,third"}
