@@ -24,9 +24,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.mesh import Placement
 from frame.core.interfaces.setup import LoaderSetup
 from frame.core.plugin_host.registry import Registry
-from frame.core.worker.worker import choose_platform
+from frame.core.worker.start.open_device import choose_platform
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 
 SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
@@ -87,7 +88,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     config = FrameConfig.model_validate({"executor": {"platform": options.platform}})
-    streams = (platform := choose_platform(config, Registry.load())).streams()
+    streams = (platform := choose_platform(config, Registry.load(), 4096, Placement())).streams()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         size = write(Path(folder), int(options.gigabytes * 1e9))
         read(Path(folder))

@@ -133,7 +133,7 @@ def test_while_idle_every_size_of_steps_with_prompts_is_recorded(family: str, tm
         assert list(pieces._recordings) == [96, 64, 32, 16]
         model = engine.executor.call("run", {"function": lambda worker: worker.runner.model})[0]
         calls: list[int] = []
-        handle = model.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
+        handle = model.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0].ids)))
         for tokens in (10, 20, 50, 90):
             greedy(engine, prompts(512, (tokens,)))
         assert not calls, f"steps of {calls} tokens were launched kernel by kernel"
