@@ -301,3 +301,22 @@ def test_a_view_that_opens_late_shows_what_was(page: Page) -> None:
     page.wait("document.querySelector('.card polyline').points.length > 1")
     peak = page.run("document.querySelector('#live-output').closest('.card').querySelector('.peak').textContent")
     assert float(peak.removeprefix("peak ")) > 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# a" + " " * 20_000 + "b",
+        "```" + " " * 100_000 + "`",
+        "a|b\n-|" + " " * 100_000 + "x",
+        "- " * 50_000 + "x",
+        "[" * 50_000 + "`" * 50_001 + "*_" * 50_000,
+        "> " * 50_000,
+        "https://" + "." * 50_000,
+    ],
+    ids=["heading", "fence", "table", "rule", "marks", "quotes", "address"],
+)
+def test_a_hostile_line_does_not_stop_the_page(page: Page, text: str) -> None:
+    fake_stream(page, json.dumps({"choices": [{"delta": {"content": text}, "finish_reason": "stop"}]}))
+    ask(page, "show it")
+    page.wait(DONE.format(1), seconds=10)

@@ -1,12 +1,13 @@
 // Markdown of answers as elements: blocks, lists, tables, code, emphasis, links. Every character of an answer becomes
 // text of an element that is made here, never markup, so an answer cannot bring scripts, styles or pictures.
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+// No pattern here repeats what may match the same characters twice: a line of any length takes time in proportion.
+const FENCE = /^ {0,3}(`{3,}|~{3,})/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}>\s?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+|$)/;
-const CELLS = /^\s*\|?(?:\s*:?-+:?\s*\|)+\s*:?-*:?\s*$/;
+const RULED_CELL = /^:?-+:?$/;
 const LINK = /^\[([^[\]]*)\]\((\S*?)\)/;
 const ADDRESS = /^https?:\/\/[^\s<>"'`]*[^\s<>"'`.,:;!?)\]]/;
 const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
@@ -32,11 +33,11 @@ export function lastBlock(text) {
   let start = 0;
   let at = 0;
   for (const line of text.split("\n")) {
-    const match = FENCE.exec(line);
+    const opened = fenceOf(line);
     if (fence !== null) {
-      if (match && match[1].startsWith(fence) && match[2] === "") fence = null;
-    } else if (match) {
-      fence = match[1];
+      if (opened && opened.mark.startsWith(fence) && opened.language === "") fence = null;
+    } else if (opened) {
+      fence = opened.mark;
     } else if (line.trim() === "" && !/^(?:\s|[-*+]\s|\d{1,9}[.)]\s)/.test(text.slice(at + line.length + 1))) {
       start = at + line.length + 1;
     }
@@ -59,18 +60,43 @@ function blocks(lines, depth) {
 function block(lines, at, depth) {
   const line = lines[at];
   if (line.trim() === "") return [null, at + 1];
-  const fence = FENCE.exec(line);
+  const fence = fenceOf(line);
   if (fence) return code(lines, at, fence);
   const heading = HEADING.exec(line);
-  if (heading) return [make(`h${Math.min(6, heading[1].length + 2)}`, ...inline(heading[2])), at + 1];
+  if (heading) return [make(`h${Math.min(6, heading[1].length + 2)}`, ...inline(headingText(heading[2]))), at + 1];
   if (RULE.test(line)) return [make("hr"), at + 1];
   if (depth < MAX_DEPTH && QUOTE.test(line)) return quote(lines, at, depth);
   if (depth < MAX_DEPTH && ITEM.test(line)) return list(lines, at, depth);
-  if (line.includes("|") && at + 1 < lines.length && CELLS.test(lines[at + 1])) return table(lines, at);
+  if (line.includes("|") && at + 1 < lines.length && isRuled(lines[at + 1])) return table(lines, at);
   return paragraph(lines, at, depth);
 }
 
-function code(lines, at, [, fence, language]) {
+/** The mark and the language of a line that opens a block of code; null for another line. */
+function fenceOf(line) {
+  const match = FENCE.exec(line);
+  if (!match) return null;
+  const rest = line.slice(match[0].length).trim();
+  return match[1][0] === "`" && rest.includes("`") ? null : { mark: match[1], language: /^[\w+#.-]*/.exec(rest)[0] };
+}
+
+/** A heading without the number signs that may close it. */
+function headingText(text) {
+  const trimmed = text.trim();
+  let end = trimmed.length;
+  while (end > 0 && trimmed[end - 1] === "#") end -= 1;
+  return end === 0 || /\s/.test(trimmed[end - 1]) ? trimmed.slice(0, end).trim() : trimmed;
+}
+
+/** Whether a line is the rule between the head and the body of a table. */
+function isRuled(line) {
+  return line.includes("|") && cellsOf(line).every((cell) => RULED_CELL.test(cell));
+}
+
+function cellsOf(line) {
+  return line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").map((cell) => cell.trim());
+}
+
+function code(lines, at, { mark: fence, language }) {
   let end = at + 1;
   const closes = (line) => line.trim().startsWith(fence) && line.trim().replaceAll(fence[0], "") === "";
   while (end < lines.length && !closes(lines[end])) end += 1;
@@ -111,7 +137,7 @@ function belongs(lines, at, width) {
   const indent = lines[at].search(/\S|$/);
   if (lines[at].trim() === "") return at + 1 < lines.length && lines[at + 1].search(/\S/) >= Math.min(width, 2);
   if (indent >= Math.min(width, 2)) return true;
-  return !ITEM.test(lines[at]) && lines[at - 1].trim() !== "" && !FENCE.test(lines[at]) && !HEADING.test(lines[at]);
+  return !ITEM.test(lines[at]) && lines[at - 1].trim() !== "" && !fenceOf(lines[at]) && !HEADING.test(lines[at]);
 }
 
 /** A paragraph that is all of an item's text needs no element of its own. */
@@ -120,12 +146,11 @@ function itemContent(made) {
 }
 
 function table(lines, at) {
-  const row = (line) => line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").map((cell) => cell.trim());
-  const head = row(lines[at]);
+  const head = cellsOf(lines[at]);
   const box = make("table", make("thead", make("tr", ...head.map((cell) => make("th", ...inline(cell))))));
   const body = make("tbody");
   for (at += 2; at < lines.length && lines[at].includes("|") && lines[at].trim() !== ""; at += 1) {
-    const cells = row(lines[at]);
+    const cells = cellsOf(lines[at]);
     body.append(make("tr", ...head.map((_, index) => make("td", ...inline(cells[index] ?? "")))));
   }
   box.append(body);
@@ -136,7 +161,7 @@ function table(lines, at) {
 
 function paragraph(lines, at, depth) {
   let end = at + 1;
-  const breaks = (line) => line.trim() === "" || FENCE.test(line) || HEADING.test(line) || RULE.test(line)
+  const breaks = (line) => line.trim() === "" || fenceOf(line) || HEADING.test(line) || RULE.test(line)
     || (depth < MAX_DEPTH && (QUOTE.test(line) || ITEM.test(line)));
   while (end < lines.length && !breaks(lines[end])) end += 1;
   return [make("p", ...inline(lines.slice(at, end).join("\n"))), end];
