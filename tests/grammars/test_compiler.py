@@ -127,6 +127,13 @@ def test_what_is_kept_stays_within_its_bytes(parts):
     until(lambda: compiler.num_kept <= 4)
 
 
+def test_a_refusal_that_is_kept_holds_nothing_of_its_constraint(parts):
+    compiler, _, _ = parts
+    error = compiler.compile(regex("(")).exception(10)
+    assert str(error) == "unclosed group"
+    until(lambda: error.__traceback__ is error.__context__ is error.__cause__ is None)
+
+
 def test_a_grammar_that_grew_is_counted_and_at_last_compiled_anew(parts):
     compiler, backend, _ = parts
     grown = done(compiler.compile(regex("a")))

@@ -133,6 +133,8 @@ class GrammarCompiler:
             self._sizes[key] = _REFUSAL_BYTES
             if error is None:
                 self._grammars[key] = done.result()
+            else:  # the frames of its traceback hold the whole constraint
+                error.__traceback__ = error.__context__ = error.__cause__ = None
             self._trim()
 
     def _worn(self, key: bytes) -> bool:
