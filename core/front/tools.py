@@ -135,9 +135,10 @@ def _check_schema(schema: Any, where: str) -> None:
             raise _wrong(f"{place} must be a JSON schema, got {one!r:.80}")
         _check_type(one.get("type"), place)
         _check_required(one.get("required"), place)
+        for key in _NAMED_SCHEMAS.intersection(one):
+            if not isinstance(one[key], Mapping) and (one[key] is not None or key == "properties"):
+                raise _wrong(f"{place}.{key} must map names to schemas, got {one[key]!r:.80}")
         properties = one.get("properties", {})
-        if not isinstance(properties, Mapping):
-            raise _wrong(f"{place}.properties must map names to schemas, got {properties!r:.80}")
         waiting += [(inner, f"{place}.properties.{name}", depth + 1) for name, inner in properties.items()]
         if isinstance(one.get("items"), (Mapping, str, int)):
             waiting.append((one["items"], f"{place}.items", depth + 1))

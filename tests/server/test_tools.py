@@ -198,6 +198,14 @@ WRONG = [
         "tools",
         "parameters.properties.a.type must be one of array",
     ),
+    (
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"$defs": [1]}}}],
+            "tool_choice": "required",
+        },
+        "tools",
+        "parameters.$defs must map names to schemas, got [1]",
+    ),
     ({"tool_choice": "sometimes"}, "tool_choice", "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "get_wether"}}}, "tool_choice", "did you mean"),
     ({"tool_choice": "required", "tools": []}, "tool_choice", "'required' needs tools"),
