@@ -12,7 +12,8 @@ from frame import LLM, RequestOutputKind, SamplingParams
 from frame.core.config.tree import FrameConfig
 from frame.core.front.turn import OutputParsers
 from frame.core.plugin_host.registry import Registry
-from frame.interfaces import ParserSetup, StructuredOutputsParams
+from frame.interfaces import ParserRequest, ParserSetup, StructuredOutputsParams, Tool
+from frame.plugins.parsers.json_list import calls_schema
 
 WEATHER = {
     "type": "function",
@@ -96,6 +97,26 @@ def test_a_demanded_call_has_valid_arguments(llm: LLM, choice: Any) -> None:
         check(call)
         assert call.name == "get_weather" or choice == "required"
         assert message.content == ""
+
+
+def test_definitions_of_one_name_stay_those_of_their_tools() -> None:
+    def tool(name: str, kind: str) -> Tool:
+        item = {"type": kind, "description": "of a list", "x": {"$ref": "#/$defs/Other"}}
+        place = {"$ref": "#/$defs/a~1b"}
+        return Tool(name, {
+            "properties": {"items": {"type": "array", "items": place}, "first": {"$ref": "#/$defs/a~1b/x"}},
+            "$defs": {"a/b": item, "Other": {"type": "null"}},
+        })  # fmt: skip
+
+    tools = [tool("f", "integer"), tool("g", "string"), tool("h", "string")]
+    schema = calls_schema(ParserRequest(tools=tools))
+    assert set(schema["$defs"]) == {"a/b", "Other", "g.a/b", "h.a/b"}
+    for each, place in zip(schema["items"]["anyOf"], ("a~1b", "g.a~1b", "h.a~1b"), strict=True):
+        properties = each["properties"]["parameters"]["properties"]
+        assert properties["items"]["items"] == {"$ref": f"#/$defs/{place}"}
+        assert properties["first"] == {"$ref": f"#/$defs/{place}/x"}
+    kinds = {name: definition["type"] for name, definition in schema["$defs"].items()}
+    assert kinds == {"a/b": "integer", "Other": "null", "g.a/b": "string", "h.a/b": "string"}
 
 
 def test_allowed_tools_may_be_demanded(llm: LLM) -> None:
