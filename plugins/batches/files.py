@@ -145,11 +145,12 @@ class FileStore:
     ) -> FileRecord:
         """Takes a written file in, under an id from `new_id` if need be; doing that again changes nothing."""
         now, name = int(time.time()), name or self.new_id()
+        size = (path if path.exists() else self._data(name)).stat().st_size
+        expires = None if seconds is None else now + seconds
+        record = FileRecord(name, owner, filename, purpose, size, now, expires)
+        write_json(self._folder / f"{record.id}.json", record)  # first, so that the bytes count wherever a kill comes
         if path.exists():
             path.replace(self._data(name))
-        expires = None if seconds is None else now + seconds
-        record = FileRecord(name, owner, filename, purpose, self._data(name).stat().st_size, now, expires)
-        write_json(self._folder / f"{record.id}.json", record)
         return record
 
     def get(self, name: str, owner: str) -> FileRecord:

@@ -200,6 +200,27 @@ def test_uploads_are_reserved_bounded_and_cleaned_up(tmp_path: Path) -> None:
         files.incoming(999).__enter__()
 
 
+def test_a_file_counts_towards_the_room_whenever_its_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FileStore(tmp_path, 10, 1000)
+    path = files.new_path()
+    path.write_bytes(b"x" * 900)
+
+    def killed(self: Path, target: Path) -> Path:
+        if target.suffix == ".jsonl":
+            raise Killed
+        return self.rename(target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(Killed):
+        files.add(path, "me", "in", "batch")
+    path.unlink(missing_ok=True)  # as the next start does with what nobody writes any more
+    assert not list((tmp_path / "files").glob("*.jsonl"))
+    (record,) = files.records("me")
+    files.delete(record)
+
+
 def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
     FileStore(tmp_path, 10, 1000)
     left = tmp_path / "files" / f"{'0' * 32}.part"
