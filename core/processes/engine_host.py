@@ -171,7 +171,6 @@ class EngineHost:
             except Empty:
                 self._journal.beat(idle=False)
             else:
-                self._journal.beat(idle=True)  # a control method may take longer than any step
                 return item
 
     def _handle(self, client: _Client | None, message: Any) -> None:
@@ -228,6 +227,7 @@ class EngineHost:
             self._owners[request_id] = client
 
     def _call(self, client: _Client, call: Call) -> None:
+        self._journal.beat(idle=True)  # a control method may take longer than any step
         try:
             if call.method == "stats":
                 reply = Reply(call.id, encode(self._engine.stats()))

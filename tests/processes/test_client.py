@@ -250,6 +250,37 @@ def test_an_engine_that_nobody_asks_readies_itself_and_then_waits() -> None:
     assert engine.left == 0, "it went on without work"
 
 
+def test_a_slow_control_method_beside_requests_is_no_hang() -> None:
+    beats: list[bool] = []
+
+    class Counting(NullJournal):
+        def beat(self, idle: bool) -> None:
+            beats.append(idle)
+
+    class Busy(FakeEngine):
+        called = threading.Event()
+
+        def has_unfinished(self) -> bool:
+            return not self.called.is_set()
+
+        def call(self, method: str, arguments: Any = None, timeout: float | None = None) -> Any:
+            assert beats[-1], "what follows counts as a step"
+            self.called.set()
+
+    engine, address = Busy(FrameConfig()), f"@frame-test-slow-{os.getpid()}"
+    host = EngineHost(engine, listen(address), Counting(), Verdict())
+    thread = threading.Thread(target=host.run)
+    thread.start()
+    with socket.socket(socket.AF_UNIX) as ours:
+        ours.connect(f"\0{address[1:]}")
+        ours.sendall(pack(Hello("me")) + pack(Call(1, "anything", {})))
+        reply = Channel(ours, FromEngine).receive()
+    engine.called.set()
+    host.stop()
+    thread.join(60)
+    assert (reply.id, reply.error) == (1, None)
+
+
 def test_a_client_that_was_not_heard_yet_is_told_of_the_end() -> None:
     address = f"@frame-test-unheard-{os.getpid()}"
     host = EngineHost(FakeEngine(FrameConfig()), listen(address), NullJournal(), Verdict())
