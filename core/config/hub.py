@@ -166,7 +166,11 @@ def _reports(name: str, blobs: Path) -> Iterator[None]:
 
 
 def _num_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+    total = 0
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):  # a transfer renames its file when it ends
+            total += path.stat().st_size
+    return total
 
 
 class _Unknown(Exception):
