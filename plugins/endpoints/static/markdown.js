@@ -150,8 +150,8 @@ function table(lines, at) {
   const box = make("table", make("thead", make("tr", ...head.map((cell) => make("th", ...inline(cell))))));
   const body = make("tbody");
   for (at += 2; at < lines.length && lines[at].includes("|") && lines[at].trim() !== ""; at += 1) {
-    const cells = cellsOf(lines[at]);
-    body.append(make("tr", ...head.map((_, index) => make("td", ...inline(cells[index] ?? "")))));
+    const cells = cellsOf(lines[at]).slice(0, head.length); // missing ones stay out: short rows of a wide table add up
+    body.append(make("tr", ...cells.map((cell) => make("td", ...inline(cell)))));
   }
   box.append(body);
   const scroller = make("div", box);
@@ -195,7 +195,7 @@ function span(text, at, marks) {
     const fence = /^`+/.exec(text.slice(at))[0];
     const end = text.indexOf(fence, at + fence.length);
     if (end > 0) return { node: make("code", text.slice(at + fence.length, end).trim()), end: end + fence.length };
-    return null;
+    return { node: fence, end: at + fence.length }; // nothing closes it, nor any part of it
   }
   if (text[at] === "[") {
     const match = LINK.exec(text.slice(at, at + 4096));
