@@ -39,7 +39,7 @@ class ServeCommand(Command):
         """Serves until a signal; raises `ConfigError` or `PluginError` before anything is started."""
         config = serve_config(arguments)
         Registry.load().check(config)
-        config = fetch_model(config)
+        config = fetch_model(config, command=True)
         read_checkpoint(config)
         from ..processes.launcher import launch
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -33,11 +35,21 @@ _REPORT_SECONDS = 15.0
 _STALE_SECONDS = 3600.0
 
 
-def fetch_model(config: FrameConfig) -> FrameConfig:
+def fetch_model(config: FrameConfig, *, command: bool = False) -> FrameConfig:
     """Fetches the model and the tokenizer that `config` names, as far as they are no folders and not in the cache.
 
     The result names the model's commit, so that all processes read the same one. Raises `ConfigError`, one sentence.
+    `command`: a command of frame asks, whose process an interrupt ends at once, without waiting for transfers.
     """
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130)) if command else None
+    try:
+        return _fetch_all(config)
+    finally:
+        if command:
+            signal.signal(signal.SIGINT, before)
+
+
+def _fetch_all(config: FrameConfig) -> FrameConfig:
     model, load = config.model, config.load
     if model.tokenizer and is_hub_name(model.tokenizer):
         _fetch(model.tokenizer, None, load, weights=False)

@@ -58,7 +58,7 @@ class RunBatchCommand(Command):
             raise ConfigError(f"--width must be from 1 to {_MAX_WIDTH}, got {arguments.width}")
         config = config_from_arguments(arguments)
         Registry.load().check(config)
-        config = fetch_model(config)
+        config = fetch_model(config, command=True)
         read_checkpoint(config)
         rules = FetchRules(private=arguments.allow_private_addresses)
         try:

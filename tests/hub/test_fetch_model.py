@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -107,6 +108,16 @@ def test_what_a_killed_process_has_fetched_is_kept_and_checked(hub: FakeHub, tmp
     assert fetch(hub, tmp_path).startswith(MAIN)
     assert hub.sent() == ["model.safetensors", "config.json"]
     assert not [*tmp_path.rglob("frame-unchecked"), *tmp_path.rglob("*.incomplete")]
+
+
+def test_an_interrupt_ends_a_command_that_fetches_at_once(hub: FakeHub, tmp_path: Path) -> None:
+    hub.stalled["model.safetensors"] = 1000
+    process = subprocess.Popen([*REAL, NAME, "--port", "0"], env=environment(hub, tmp_path), stderr=subprocess.PIPE)
+    until(lambda: "model.safetensors" in hub.sent())
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=8)  # the library would wait for longer
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])

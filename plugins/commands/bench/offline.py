@@ -54,7 +54,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(arguments: argparse.Namespace) -> FrameConfig:
     """The configuration; raises `ConfigError` before anything is loaded, also for a folder that is none."""
-    config = fetch_model(config_from_arguments(arguments))
+    config = fetch_model(config_from_arguments(arguments), command=True)
     read_checkpoint(config)
     return config
 
