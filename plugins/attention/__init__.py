@@ -37,7 +37,7 @@ def frame_attention_backends() -> list[Provider]:
             "flash",
             f"{_HERE}.flash:FlashAttention",
             api=">=0.2.dev1,<0.3",
-            summary="FlashAttention 3 or 2, where it is installed",
+            summary="FlashAttention 4, 3 or 2, where one is installed",
             preference=15,
             aliases=("FLASH_ATTN",),
         ),
