@@ -110,8 +110,8 @@ class Engine:
         if self._in_flight and not answered:
             plan, handle = self._in_flight.popleft()
             outputs += self._answer(plan, handle)
-            if not (len(plan.slots) or outputs or self._in_flight):
-                time.sleep(IDLE_SECONDS)
+            if not (len(plan.slots) or outputs or any(len(later.slots) for later, _ in self._in_flight)):
+                time.sleep(IDLE_SECONDS)  # only a connector has work, and it is asked by steps without rows
         elif not (self._in_flight or outputs):
             if self.scheduler.quarantine.active:
                 time.sleep(IDLE_SECONDS)  # suspects wait for their trial

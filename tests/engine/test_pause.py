@@ -173,3 +173,15 @@ def test_step_seconds_are_those_of_steps_that_computed_tokens(rig: Rig, monkeypa
     assert after.steps > before.steps
     assert after.busy_seconds > before.busy_seconds
     assert after.step_seconds == 0
+
+
+def test_an_engine_that_only_waits_for_a_transfer_does_not_spin(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two steps in flight only asks the connector again, so the engine sleeps between them."""
+    rig.until_loading(make_request("second", PROMPT, max_tokens=4))
+    rig.executor.worker.transfer.waiting = []  # the load never ends
+    slept: list[float] = []
+    monkeypatch.setattr(engine_module.time, "sleep", slept.append)
+    for _ in range(20):
+        rig.engine.step()
+    assert rig.engine.scheduler.num_transfers == 1
+    assert len(slept) >= 18
