@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import pytest
 
+from frame import EngineArgs
 from frame.core.cli.serve import ServeCommand
 from frame.core.config.errors import ConfigError
 from frame.core.config.flag_parser import FlagParser
@@ -96,6 +98,27 @@ def test_what_would_change_something_is_refused_with_the_remedy(line: str, said:
         config(line)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kv_transfer_config": "x"}, "kv_transfer_config must be a mapping of names to values, got 'x'"),
+        ({"attention_config": 7}, "attention_config must be a mapping of names to values, got 7"),
+        ({"structured_outputs_config": {1: 2}}, "structured_outputs_config must be a mapping of names to values"),
+        ({"profiler_config": 3}, "profiler_config must be a mapping"),
+        ({"pooler_config": 3}, "pooler_config must be a mapping"),
+        ({"speculative_config": [1]}, "speculative_config must be a mapping"),
+        ({"task": [1]}, "no task [1]; there are: auto, generate"),
+        ({"shutdown_timeout": "x"}, "drain_seconds must be a valid number"),
+        ({"compilation_config": 9}, "no compilation_config.mode 9; there are: NONE, STOCK_TORCH_COMPILE"),
+        ({"compilation_config": {"cudagraph_mode": "some"}}, "no compilation_config.cudagraph_mode 'some'; there are:"),
+    ],
+)
+def test_values_of_another_form_are_refused_in_one_sentence(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineArgs(model="", **given).create_engine_config()
+    assert said in str(caught.value)
 
 
 def test_what_has_no_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -44,31 +44,50 @@ SHORT_FLAGS: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 
 
+def _fields(argument: str, value: Any) -> dict[str, Any]:
+    """The fields of a mapping, or of an object of one of vLLM's configuration classes; raises `ConfigError`."""
+    found = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
+    if found is None or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f"{argument} must be a mapping of names to values, got {value!r:.200}")
+    return {name: field for name, field in found.items() if field is not None}
+
+
+def _none_left(argument: str, fields: Mapping[str, Any], *known: str) -> None:
+    """Raises `ConfigError` naming `fields` that no part of frame takes and those that `argument` may have."""
+    if fields:
+        verb = "is" if len(known) == 1 else "are"
+        raise ConfigError(f"{argument} has no {', '.join(sorted(fields))} here; there {verb}: {', '.join(known)}")
+
+
+def _one_of(argument: str, value: Any, known: Mapping[str, Any]) -> Any:
+    """What `value` stands for in `known`, whose keys are upper-case names and digits; raises `ConfigError`."""
+    name = str(getattr(value, "name", value)).upper()
+    if name not in known:
+        raise ConfigError(f"no {argument} {value!r:.200}; there are: {', '.join(known)}")
+    return known[name]
+
+
 def _executor(value: Any) -> dict[str, Any]:
-    return {"executor": {"uni": "inline", "mp": "process"}.get(value, value)}
+    return {"executor": {"uni": "inline", "mp": "process"}.get(value, value) if isinstance(value, str) else value}
 
 
 def _transfer(value: Any) -> dict[str, Any]:
-    given = dict(value)
-    settings = {
-        name: given.pop(name) for name in ("kv_connector", "kv_role", "kv_load_failure_policy") if name in given
-    }
+    given = _fields("kv_transfer_config", value)
+    names = ("kv_connector", "kv_role", "kv_load_failure_policy")
+    settings: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
     extra = given.pop("kv_connector_extra_config", None)
-    if given:
-        choices = "kv_connector, kv_role, kv_load_failure_policy, kv_connector_extra_config"
-        raise ConfigError(f"kv_transfer_config has no {', '.join(sorted(given))} here; there are: {choices}")
+    _none_left("kv_transfer_config", given, *names, "kv_connector_extra_config")
     if extra:
         settings["plugin"] = {settings.get("kv_connector", ""): extra}
     return settings
 
 
 def _speculative(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"speculative_config must be a mapping, got {value!r:.200}")
-    given = {name: one for name, one in value.items() if one is not None}
+    given = _fields("speculative_config", value)
     if given.get("model") in ("ngram", "[ngram]"):
         given.setdefault("method", given.pop("model").strip("[]"))
-    settings = {name: given.pop(name) for name in ("num_speculative_tokens", "disable_by_batch_size") if name in given}
+    names = ("num_speculative_tokens", "disable_by_batch_size")
+    settings: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
     if "method" in given:
         settings["speculator"] = given.pop("method")
     elif settings or given:
@@ -79,32 +98,28 @@ def _speculative(value: Any) -> dict[str, Any]:
 
 
 def _attention(value: Any) -> dict[str, Any]:
-    given = dict(value)
+    given = _fields("attention_config", value)
     backend = given.pop("backend", None)
-    if given:
-        raise ConfigError(f"attention_config has no {', '.join(sorted(given))} here; there is: backend")
+    _none_left("attention_config", given, "backend")
     return {} if backend is None else {"attention_backend": backend}
 
 
 def _structured_outputs(value: Any) -> dict[str, Any]:
-    given = dict(value)
-    settings = {
-        name: given.pop(name) for name in ("disable_any_whitespace", "disable_additional_properties") if name in given
-    }
+    given = _fields("structured_outputs_config", value)
+    names = ("disable_any_whitespace", "disable_additional_properties")
+    settings: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
     if (backend := given.pop("backend", None)) is not None:
         settings["structured_outputs_backend"] = backend
     given.pop("disable_fallback", None)  # there is nothing to fall back to
-    if given:
-        choices = "backend, disable_any_whitespace, disable_additional_properties, disable_fallback"
-        raise ConfigError(f"structured_outputs_config has no {', '.join(sorted(given))} here; there are: {choices}")
+    _none_left("structured_outputs_config", given, "backend", *names, "disable_fallback")
     return settings
 
 
 def _profiler(value: Any) -> dict[str, Any]:
-    given = dict(value)
+    given = _fields("profiler_config", value)
     folder = given.pop("torch_profiler_dir", None)
     if given.pop("profiler", None) not in (None, "torch") or given:
-        raise ConfigError(f"profiler_config {value!r} cannot be honoured; there is: torch_profiler_dir")
+        raise ConfigError(f"profiler_config {value!r:.200} cannot be honoured; there is: torch_profiler_dir")
     return {"profile_dir": folder} if folder else {}
 
 
@@ -117,8 +132,7 @@ _POOLER_NAMES: Mapping[Any, str] = {
 
 
 def _pooler(value: Any) -> dict[str, Any]:
-    given = value if isinstance(value, Mapping) else vars(value)
-    return {_POOLER_NAMES.get(name, str(name)): part for name, part in given.items() if part is not None}
+    return {_POOLER_NAMES.get(name, name): field for name, field in _fields("pooler_config", value).items()}
 
 
 #: vLLM's older word for runner and convert.
@@ -134,8 +148,8 @@ _TASKS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
 
 
 def _task(value: Any) -> dict[str, Any]:
-    if value not in _TASKS:
-        raise ConfigError(f"no task {value!r}; there are: {', '.join(_TASKS)}")
+    if not isinstance(value, str) or value not in _TASKS:
+        raise ConfigError(f"no task {value!r:.200}; there are: {', '.join(_TASKS)}")
     return dict(_TASKS[value])
 
 
@@ -147,6 +161,16 @@ def _optimization_level(value: Any) -> dict[str, Any]:
         raise ConfigError(f"no optimization_level {value!r}; there are: 0, 1, 2, 3")
     return {"enforce_eager": True} if levels[text] else {}
 
+
+#: vLLM's compilation modes and CUDA graph modes: whether each runs steps eagerly.
+_MODES: Mapping[str, bool] = MappingProxyType({
+    "NONE": True, "STOCK_TORCH_COMPILE": False, "DYNAMO_TRACE_ONCE": False, "VLLM_COMPILE": False,
+    "0": True, "1": False, "2": False, "3": False,
+})  # fmt: skip
+_GRAPH_MODES: Mapping[str, bool] = MappingProxyType({
+    "NONE": True, "PIECEWISE": False, "FULL": False, "FULL_DECODE_ONLY": False, "FULL_AND_PIECEWISE": False,
+    "0": True, "1": False, "2": False,
+})  # fmt: skip
 
 #: Keys of vLLM's CompilationConfig that tune its compiler, which is not here.
 _COMPILER_KEYS = frozenset((
@@ -160,20 +184,19 @@ _COMPILER_KEYS = frozenset((
 
 def _compilation(value: Any) -> dict[str, Any]:
     """Whether steps are recorded as CUDA graphs, and in which sizes; keys of the compiler change nothing."""
-    given = dict(value) if isinstance(value, Mapping) else {"mode": value}
+    given = {"mode": value} if isinstance(value, int | str) else _fields("compilation_config", value)
     settings: dict[str, Any] = {}
-    mode, level = given.pop("mode", None), given.pop("level", None)
-    graphs = given.pop("cudagraph_mode", None)
-    if str(graphs or "").upper() in ("NONE", "0") or (
-        graphs is None and str(mode if mode is not None else level) == "0"
-    ):
+    mode, level, graphs = given.pop("mode", None), given.pop("level", None), given.pop("cudagraph_mode", None)
+    mode = level if mode is None else mode
+    no_compiler = mode is not None and _one_of("compilation_config.mode", mode, _MODES)
+    if no_compiler if graphs is None else _one_of("compilation_config.cudagraph_mode", graphs, _GRAPH_MODES):
         settings["enforce_eager"] = True
     sizes, largest = given.pop("cudagraph_capture_sizes", None), given.pop("max_cudagraph_capture_size", None)
     settings |= _graph_sizes(sizes) if sizes else {} if largest is None else _largest_graph(largest)
-    unknown = sorted(set(given) - _COMPILER_KEYS)
-    if unknown:
-        choices = "mode, cudagraph_mode, cudagraph_capture_sizes, max_cudagraph_capture_size"
-        raise ConfigError(f"compilation_config has no {', '.join(unknown)} here; there are: {choices}")
+    unknown = {name: field for name, field in given.items() if name not in _COMPILER_KEYS}
+    _none_left(
+        "compilation_config", unknown, "mode", "cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"
+    )
     return settings
 
 
@@ -220,7 +243,7 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "cuda_graph_sizes": _graph_sizes,
     "max_cudagraph_capture_size": _largest_graph,
     "disable_cascade_attn": lambda value: {"shared_prefix_min_tokens": 0} if value else {},
-    "shutdown_timeout": lambda value: {"drain_seconds": float(value)},
+    "shutdown_timeout": lambda value: {"drain_seconds": value},
     "device": lambda value: {"platform": value},
     "disable_uvicorn_access_log": lambda value: {"disable_access_log": value},
     "disable_fastapi_docs": lambda value: {"openapi": not value},
