@@ -35,7 +35,8 @@ def tried(registry: Registry, provider: Provider, work: Callable[[], T], *, name
             or (named and isinstance(error, PluginError))
         ):
             raise
-        offer, reason = registry.offers[place], one_line(error)
+        offer = registry.offers[place]
+        reason = error.reason if isinstance(error, PluginError) else one_line(error)
         said = f"{KINDS[offer.kind].noun} {provider.name!r} of package {offer.package}"
         if named:
             raise PluginError(f"{said} cannot be built: {reason}") from error

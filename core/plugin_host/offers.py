@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 import pluggy
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from ..config.errors import near
-from ..interfaces.provider import API_VERSION, Provider
+from ..interfaces.provider import API_VERSION, NEXT_MINOR, PluginError as PluginError, Provider
 from . import hookspecs
 
 logger = logging.getLogger(__name__)
@@ -32,14 +31,6 @@ logger = logging.getLogger(__name__)
 HERE = "this-process"
 #: The package that frame itself is.
 OURS = "frame-llm"
-
-
-_THIS = Version(API_VERSION)
-_NEXT_MINOR = f"{_THIS.major}.{_THIS.minor + 1}"
-
-
-class PluginError(Exception):
-    """A plugin that was asked for is missing or fails; the message is one sentence with cause and remedy."""
 
 
 class UnfitPluginError(PluginError, ValueError):
@@ -189,7 +180,7 @@ def _api_problem(provider: Provider) -> str | None:
             raise InvalidSpecifier
         asked = SpecifierSet(provider.api, prereleases=True)
         if API_VERSION in asked:
-            return None if _NEXT_MINOR not in asked else _endless(provider.api)
+            return None if NEXT_MINOR not in asked else _endless(provider.api)
     except InvalidSpecifier:
         return f"its API range {provider.api!r} is no version range; write one like '>=0.2,<0.3'"
     return (
@@ -201,24 +192,28 @@ def _api_problem(provider: Provider) -> str | None:
 def _endless(api: str) -> str:
     """Whether an API range goes past the present minor version, although the next one may change anything."""
     return (
-        f"its API range {api!r} goes past {_NEXT_MINOR}, whatever that changes; its author must end it there: "
-        f"'>={API_VERSION},<{_NEXT_MINOR}'"
+        f"its API range {api!r} goes past {NEXT_MINOR}, whatever that changes; its author must end it there: "
+        f"'>={API_VERSION},<{NEXT_MINOR}'"
     )
 
 
 def import_target(target: str, owner: str) -> Any:
+    """The object that "package.module:Name" names; `owner` is who asks for it, in errors. Raises `PluginError`."""
     module, colon, path = target.partition(":")
     if not colon or not module or not path:
-        raise PluginError(f"{owner}: target {target!r} is not of the form 'package.module:Class'")
+        reason = f"target {target!r} is not of the form 'package.module:Class'"
+        raise PluginError(f"{owner}: {reason}", reason=reason)
     try:
         found: Any = import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # whatever a foreign module raises while it is imported
-        raise PluginError(f"{owner} cannot be imported from {target}: {one_line(error)}") from error
+        reason = f"cannot be imported from {target}: {one_line(error)}"
+        raise PluginError(f"{owner} {reason}", reason=f"it {reason}") from error
     return found
 
 
 def one_line(error: BaseException) -> str:
+    """What an error says, in one line, after the name of its class where that is not frame's own."""
     text = " ".join(str(error).split())
     return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
-from ..interfaces.mesh import Mesh
 from ..interfaces.provider import API_VERSION, Provider
 from ..interfaces.setup import Setup
 from .named_plugins import check_named, check_options, named_plugins
@@ -242,7 +241,8 @@ class Registry:
         except Exception as error:
             cause = str(error) if isinstance(error, ValueError) else one_line(error)
             said = f"{KINDS[kind].noun} {provider.name!r} of package {package} cannot be built: {cause}"
-            raise (UnfitPluginError if isinstance(error, ValueError) else PluginError)(said) from error
+            raised = UnfitPluginError if isinstance(error, ValueError) else PluginError
+            raise raised(said, reason=f"it cannot be built: {cause}") from error
 
     def check(self, config: Any) -> None:
         """Raises `PluginError` for any plugin named in `config` that is not there, or whose options are wrong.
@@ -255,19 +255,13 @@ class Registry:
         self.check_workers(config.executor)
 
     def check_workers(self, executor: Any) -> None:
-        """Raises `PluginError` when the executor cannot run as many workers as the settings ask for."""
-        mesh = Mesh(pipeline=executor.pipeline_parallel_size, tensor=executor.tensor_parallel_size)
-        if mesh.size == 1:
-            return
-        kind: Any = self.resolve(self.choose("executor", executor.executor))
-        asked = (
-            f"tensor_parallel_size {mesh.tensor} and pipeline_parallel_size {mesh.pipeline} need {mesh.size} workers"
-        )
-        reason = kind.supports(mesh)
-        if reason is not None:
-            raise PluginError(f"{asked}, which executor {executor.executor!r} cannot run: {reason}")
-        # each would load the whole model
-        raise PluginError(f"{asked}, but a model is not divided among workers yet: set both to 1")
+        """Raises `PluginError` where the settings `executor` ask for more than one worker."""
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(executor, name) > 1:  # each worker would load the whole model, whatever the executor can do
+                raise PluginError(
+                    f"{name} {getattr(executor, name)}: this version of frame runs a model on one device; set {name} "
+                    "to 1, and choose a model that fits there (`frame doctor MODEL` predicts whether it does)"
+                )
 
     def add_files(self, config: Any) -> None:
         """Adds what the files of parsers that `config` names offer; raises `PluginError`."""
@@ -323,7 +317,7 @@ class Registry:
     def _import(self, provider: Provider, target: str, source: str, part: str) -> type[Any]:
         found = import_target(target, f"plugin {provider.name!r}{source}")
         if not inspect.isclass(found):
-            raise PluginError(f"plugin {provider.name!r}{source}: {target} is no class")
+            raise self._unfit(provider, f"{target} is no class")
         kind = next((offer.kind for offer in self.offers if offer.provider is provider), None)
         interface = KINDS[kind].interface if kind is not None else None
         if interface is not None:
@@ -332,11 +326,14 @@ class Registry:
                 name = name.replace("Scheduler", part.capitalize())
             wanted = getattr(import_module(f"..interfaces.{module}", __package__), name)
             if not issubclass(found, wanted):
-                raise PluginError(f"plugin {provider.name!r}{source}: {target} does not derive from {name}")
+                raise self._unfit(provider, f"{target} does not derive from {name}")
             missing = sorted(getattr(found, "__abstractmethods__", ()))
             if missing:
-                raise PluginError(f"plugin {provider.name!r}{source}: {target} lacks {', '.join(missing)}")
+                raise self._unfit(provider, f"{target} lacks {', '.join(missing)}")
         return found
+
+    def _unfit(self, provider: Provider, reason: str) -> PluginError:
+        return PluginError(f"plugin {provider.name!r}{self._source(provider)}: {reason}", reason=reason)
 
 
 def _provider_here(architecture: str, target: str) -> Provider:

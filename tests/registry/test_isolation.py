@@ -89,6 +89,7 @@ def test_a_processor_that_fails_and_that_nobody_named_is_left_out(
         assert load_processors(FrameConfig(), found, torch.device("cpu")) == []
     (record,) = [one.message for one in caplog.records if "odd" in one.message]
     assert record.startswith("logits processor 'odd' of package broken is left out: ")
+    assert record.count("'odd'") == record.count("of package broken") == 1
     assert reason in record
     assert offer_of(found, "processor", "odd").problem in record
     assert load_processors(FrameConfig(), found, torch.device("cpu")) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from frame.core.config.tree import FrameConfig
-from frame.core.interfaces.provider import API_VERSION
+from frame.core.interfaces.provider import API_VERSION, NEXT_MINOR
 from frame.core.plugin_host import hookspecs
 from frame.core.plugin_host.registry import KINDS, ModelRegistry, PluginError, Registry
 from frame.testing import make_setup
@@ -169,6 +169,24 @@ def test_broken_package_spoils_no_other_and_is_reported(package, text, reason):
     assert reason in failure.reason
     with pytest.raises(PluginError, match=re.escape(reason)):
         registry.choose("scheduler", "mine")
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ("'odd', 'fake_one:Policy'", "provider 'odd' lacks api; "),
+        ("'odd'", "provider 'odd' lacks target, api; "),
+        ("target='fake_one:Policy', api='>=0.2,<0.3'", "provider '' lacks name; "),
+        ("'odd', 'fake_one:Policy', apis='>=0.2,<0.3'", "provider 'odd' lacks api and has no field apis; "),
+    ],
+)
+def test_a_provider_with_missing_or_unknown_fields_is_told_in_one_sentence(package, fields, wrong):
+    package("fake-one", source(f"Provider({fields})"))
+    (failure,) = Registry.load().failures
+    assert failure.package == "fake-one"
+    assert failure.reason == (
+        f"{wrong}write Provider('NAME', 'package.module:Class', api='>={API_VERSION},<{NEXT_MINOR}')"
+    )
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
