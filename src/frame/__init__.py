@@ -1,6 +1,6 @@
 """frame: LLM inference and serving whose every replaceable part is a plugin.
 
-The public names. Each is imported on first use, so `import frame` is quick and imports no torch.
+The imports below are the list of public names; each is done on first use, so `import frame` is quick and without torch.
 """
 
 from __future__ import annotations
@@ -40,35 +40,10 @@ if TYPE_CHECKING:
     from .offline.engine import LLMEngine as LLMEngine
     from .offline.llm import LLM as LLM
 
-_HOMES = {
-    "core.plugin_host.hookspecs": ("hookimpl",),
-    "core.interfaces.provider": ("API_VERSION", "Provider"),
-    "core.interfaces.sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
-    "core.config.arguments": ("AsyncEngineArgs", "EngineArgs"),
-    "core.plugin_host.registry": ("ModelRegistry",),
-    "offline.llm": ("LLM",),
-    "offline.engine": ("LLMEngine",),
-    "core.front.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
-    "offline.beam": ("BeamSearchParams",),
-    "core.front.logprobs": ("Logprob",),
-    "core.front.outputs": ("CompletionOutput", "RequestOutput"),
-    "core.front.pooled_outputs": (
-        "ClassificationOutput",
-        "ClassificationRequestOutput",
-        "EmbeddingOutput",
-        "EmbeddingRequestOutput",
-        "PoolingOutput",
-        "PoolingRequestOutput",
-        "ScoringOutput",
-        "ScoringRequestOutput",
-    ),
-    "core.interfaces.pooling_params": ("PoolingParams",),
-    "core.front.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
-}
 #: Modules that are attributes of `frame` without an import of their own.
 _MODULES = ("interfaces", "kernels", "layers", "ops", "plugins", "settings", "testing")
 _install_vllm_names()
-_find, _, _names = lazy_names(__name__, "frame", _HOMES, _MODULES)
+_find, _, _names = lazy_names(__name__, _MODULES)
 __all__ = sorted((*_names, "__version__"))  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours

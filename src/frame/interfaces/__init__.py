@@ -1,6 +1,6 @@
 """The contract for plugin authors: what plugins implement, and what crosses between the parts of frame.
 
-Names are imported on first use.
+The imports below are the list of names; each is done on first use.
 """
 
 from __future__ import annotations
@@ -243,67 +243,4 @@ if TYPE_CHECKING:
         MoveDirectionality as MoveDirectionality,
     )
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core.interfaces", {
-        "provider": ("API_VERSION", "Provider"),
-        "wire": ("decode", "encode"),
-        "kv": (
-            "AnyKVSpec", "ChunkedKV", "CrossKV", "DTYPE_BYTES", "FullKV", "KVGroup", "KVLayout", "KVSpec",
-            "LatentKV", "SlidingKV", "StateKV",
-        ),
-        "sampling": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
-        "pooling": ("Pooler", "PoolerRows", "PoolerSizes"),
-        "pooling_params": ("PoolingFacts", "PoolingParams"),
-        "mesh": ("Mesh", "Placement"),
-        "setup": (
-            "BackendSetup", "ConnectorSetup", "ConnectorWorkerSetup", "EndpointSettings", "EndpointSetup",
-            "EngineSetup", "ExecutorSetup", "GrammarSetup", "LoaderSetup", "ModelSetup", "ParserSetup",
-            "PlatformSetup", "PoolerSetup", "ProcessorSetup", "Setup", "SpeculatorSetup",
-        ),
-        "step": (
-            "BlockAppend", "LogprobRows", "NewRequest", "PrefixCosts", "PrefixRows", "StepPlan", "StepResult",
-            "TokenMasks", "TransferReport",
-        ),
-        "engine": ("EngineOutput", "EngineRequest", "EngineStats", "FinishReason"),
-        "client": ("EngineDeadError", "EngineInfo"),
-        "platform": (
-            "SMALL_COPY_BYTES", "AnyShape", "Compiler", "EagerGraphs", "Forward", "Graphs", "HostCopy",
-            "Kernels", "Length", "Memory", "MemorySnapshot", "NoCompiler", "NoKernels", "Part", "Platform",
-            "PlatformSpec", "Result", "Shapes", "StepShape", "Steps", "Streams",
-        ),
-        "attention": (
-            "AttentionBackend", "AttentionSpec", "BlockFormat", "GroupBatch", "LayerParams", "SharedPrefix",
-        ),
-        "model": ("Build", "ForwardStep", "Groups", "LayerHooks", "Model", "ModelInputs", "ModelOutput"),
-        "connector": (
-            "CacheView", "ConnectorScheduler", "ConnectorWorker", "NullConnectorScheduler", "NullConnectorWorker",
-            "RequestView",
-        ),
-        "speculator": ("DraftContext", "Drafts", "Speculator"),
-        "executor": (
-            "DeadWorkerError", "Executor", "StepHandle", "WorkerDescription", "WorkerFactory", "WorkerFacts",
-            "WorkerProtocol", "WorkerReady",
-        ),
-        "scheduling": ("Schedulable", "SchedulerPolicy"),
-        "grammar": ("Grammar", "GrammarBackend", "GrammarMatcher", "Vocabulary"),
-        "loader": ("LazyTensor", "WeightLoader"),
-        "logits": ("ForeignLogitsProcessor", "LogitsProcessor"),
-        "frame.vllm_names.processors": (
-            "AdapterLogitsProcessor", "BatchLogitsProcessor", "BatchUpdate", "MoveDirectionality",
-        ),
-        "parser": (
-            "AssistantMessage", "CallArguments", "CallBegin", "CallEnd", "CallTags", "Content", "OutputEvent",
-            "OutputReader", "ParserRequest", "Reasoning", "ReasoningParser", "Tool", "ToolCall", "ToolParser", "joined",
-        ),
-        "turn": ("Turn",),
-        "errors": ("ErrorShape", "RequestError"),
-        "endpoint": ("KNOWN", "Command", "Endpoint"),
-        "serving": (
-            "Batches", "EngineControl", "Generation", "HttpRequests", "RouteAnswer", "ServedModels", "Serving", "Texts",
-        ),
-        "report": ("MetricsSink", "RequestReport"),
-        "schema": (
-            "BoundedModel", "Limits", "MAX_INT", "MAX_TOKEN_LIST", "Name", "SamplingFields", "Settings", "Text",
-            "TokenId", "TokenIds", "at_most", "bound_logprobs", "few", "limits_of",
-        ),
-        "kv_layout": ("blocks_needed", "full_bytes", "group_layers", "max_request_len", "plan_layout", "with_blocks"),
-    })  # fmt: skip
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,6 +1,6 @@
 """Layers that models are put together from. They know shards and weights, and no request.
 
-Names are imported on first use.
+The imports below are the list of names; each is done on first use.
 """
 
 from __future__ import annotations
@@ -53,15 +53,4 @@ if TYPE_CHECKING:
         load_weights as load_weights,
     )
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core.layers", {
-        "attention": ("Attention",),
-        "build": ("ModelBuild",),
-        "cached": ("CachedLayer", "Planner"),
-        "embedding": ("Head", "VocabEmbedding"),
-        "experts": ("Experts",),
-        "linear": ("AttentionInput", "Linear", "RowLinear", "Rows"),
-        "norm": ("LayerNorm", "RMSNorm"),
-        "normed": ("normed_linear", "normed_silu_mul"),
-        "rotary": ("RotaryEmbedding", "rope_frequencies"),
-        "weights": ("LoadReport", "WeightError", "WeightMap", "WeightSlot", "load_weights"),
-    })  # fmt: skip
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

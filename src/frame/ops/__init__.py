@@ -1,6 +1,6 @@
 """The ops that a platform may override, and the references that its own ones are made of.
 
-Names are imported on first use.
+The imports below are the list of names; each is done on first use.
 """
 
 from __future__ import annotations
@@ -35,12 +35,4 @@ if TYPE_CHECKING:
         StepSizes as StepSizes,
     )
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core", {
-        "ops": ("Ops",),
-        "ops.norm": ("Norm",),
-        "ops.attention": ("dequantize_kv", "quantize_kv"),
-        "ops.experts": ("fused_experts_invariant",),
-        "ops.linear": ("linear_invariant", "rows_are_alike"),
-        "ops.rows": ("each_row",),
-        "ops.step": ("StepBuffers", "StepSizes"),
-    })  # fmt: skip
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -1,6 +1,6 @@
 """What commands and plugins use of the configuration: its errors, flags and checkpoints, and what is installed.
 
-Names are imported on first use.
+The imports below are the list of names; each is done on first use.
 """
 
 from __future__ import annotations
@@ -48,32 +48,16 @@ if TYPE_CHECKING:
     from frame.core.config.tree import (
         FrameConfig as FrameConfig,
     )
+    from frame.core.interfaces.provider import (
+        PluginError as PluginError,
+    )
     from frame.core.plugin_host.named_plugins import (
         ENGINE_PLUGINS as ENGINE_PLUGINS,
         TEXT_PLUGINS as TEXT_PLUGINS,
-    )
-    from frame.core.plugin_host.offers import (
-        PluginError as PluginError,
     )
     from frame.core.plugin_host.registry import (
         Registry as Registry,
     )
     from frame.core.processes.offline_routes import open_routes as open_routes
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, "frame.core", {
-        "cli.main": ("commands",),
-        "config.checkpoint": ("Checkpoint", "find_folder", "read_checkpoint"),
-        "config.errors": ("ConfigError", "near"),
-        "config.flag_parser": ("FlagParser", "read_json", "read_mapping"),
-        "config.flags": ("add_config_flags", "config_from_arguments"),
-        "config.flat": ("from_flat",),
-        "config.hub": ("fetch_model",),
-        "config.leaves": ("leaves",),
-        "config.model_config": ("ModelConfig",),
-        "config.stored_tensors": ("StoredTensor", "read_header"),
-        "config.tree": ("FrameConfig",),
-        "plugin_host.named_plugins": ("ENGINE_PLUGINS", "TEXT_PLUGINS"),
-        "plugin_host.offers": ("PluginError",),
-        "processes.offline_routes": ("open_routes",),
-        "plugin_host.registry": ("Registry",),
-    })  # fmt: skip
+    __getattr__, __dir__, __all__ = lazy_names(__name__)
