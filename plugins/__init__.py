@@ -1,6 +1,6 @@
-"""The default plugins: one folder a kind, each with its hookimpl and Providers. The entry point `defaults` names this.
+"""The default plugins: one folder for each kind, each with its hookimpl and Providers.
 
-Importing it imports descriptions only, no torch.
+The entry point `defaults` in pyproject.toml names this module. Importing it imports descriptions only, no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches of requests: the routes `/v1/files` and `/v1/batches`, and `frame run-batch`. Both run the same lines.
+"""Batches of requests: the routes `/v1/files` and `/v1/batches`, and `frame run-batch`. Both run lines the same way.
 
-`plugins/endpoints` and `plugins/commands` offer them.
+The providers are listed in `plugins/endpoints` and `plugins/commands`.
 """

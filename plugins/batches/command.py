@@ -30,28 +30,30 @@ _MAX_WIDTH = 4096
 
 
 class RunBatchCommand(Command):
-    """Reads and writes files or URLs; a run that was stopped is continued by the same command."""
+    """Reads and writes files or URLs. The same command continues a run that was stopped."""
 
     help = "Answer a file of requests: frame run-batch -i IN.jsonl -o OUT.jsonl [MODEL]."
     examples = ("frame run-batch -i requests.jsonl -o answers.jsonl /models/qwen3",)
-    #: what starts the engine process, for tests
+    #: the command that starts the engine process; tests replace it
     engine_command: ClassVar[Sequence[str] | None] = None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The two files, and all settings of the configuration tree."""
         parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="Requests: a JSONL file or URL.")
         parser.add_argument(
-            "-o", "--output-file", required=True, metavar="FILE", help="Results: a file, or a URL that takes a PUT."
+            "-o", "--output-file", required=True, metavar="FILE", help="Results: a file, or a URL that accepts PUT."
         )
         parser.add_argument("--width", type=int, default=256, help="Lines that run at once (default: %(default)s).")
         parser.add_argument("--no-progress", action="store_true", help="Show no progress bar.")
         parser.add_argument(
-            "--allow-private-addresses", action="store_true", help="URLs may lead to private and loopback addresses."
+            "--allow-private-addresses",
+            action="store_true",
+            help="Allow URLs whose host has a private or loopback address.",
         )
         add_config_flags(cast("FlagParser", parser))
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Returns 1 when lines could not be served; those that were refused are results like others."""
+        """Returns 1 when lines could not be served; a line that was refused counts as answered."""
         from .command_run import run_batch
 
         if not 1 <= arguments.width <= _MAX_WIDTH:
@@ -76,7 +78,7 @@ class RunBatchCommand(Command):
             raise ConfigError(str(error)) from None
         except OSError as error:
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
-        earlier = f", {counts.earlier} of an earlier run" if counts.earlier else ""
+        earlier = f", {counts.earlier} answered by an earlier run" if counts.earlier else ""
         print(f"{counts.total} lines: {counts.succeeded} succeeded, {counts.failed} failed{earlier}", file=sys.stderr)
         if counts.unserved:
             print(f"frame: {counts.unserved} lines could not be served; run the command again", file=sys.stderr)
@@ -92,7 +94,7 @@ def _input(name: str, rules: FetchRules) -> Iterator[Path]:
     """The input as a local file."""
     if not _is_url(name):
         if not Path(name).is_file():
-            raise ConfigError(f"no file {name!r}")
+            raise ConfigError(f"there is no input file {name!r}")
         yield Path(name)
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -105,13 +107,13 @@ def _input(name: str, rules: FetchRules) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _output(name: str, rules: FetchRules) -> Iterator[Path]:
-    """Where results are collected. Those for a URL lie in the working folder until they were sent."""
+    """The local file for results. Results for a URL are collected in the working folder until they are sent."""
     if not _is_url(name):
         if not Path(name).resolve().parent.is_dir():
-            raise ConfigError(f"no folder {str(Path(name).resolve().parent)!r}")
+            raise ConfigError(f"there is no folder {str(Path(name).resolve().parent)!r} for the results; make it first")
         yield Path(name)
         return
-    parts = urlsplit(name)  # signatures in the query change from run to run
+    parts = urlsplit(name)  # without the query, whose signature changes from run to run
     digest = hashlib.sha256(f"{parts.netloc}{parts.path}".encode()).hexdigest()[:12]
     path = Path(f"frame-batch-{digest}.jsonl")
     yield path

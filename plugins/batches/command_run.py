@@ -1,7 +1,7 @@
-"""`frame run-batch`: a file of requests through the routes of an engine of its own, into a file of results.
+"""Runs `frame run-batch`: answers a file of requests with an engine of its own and writes a file of results.
 
-Results are written as lines end and found again by their ids, so that a run that was killed goes on where it was; when
-all are there, they are put into the order of the input.
+Each result is written when its line ends. A repeated run finds the results by their ids and continues after them. When
+all lines have a result, the results are put into the order of the input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .lines import LATER, BatchLines, LineResult, line_id, line_number
 
 @dataclass
 class BatchCounts:
-    """Lines by how they ended. `unserved` are among the failed: they are tried again when the run is repeated."""
+    """How many lines ended how. `unserved` lines count as failed too; a repeated run tries them again."""
 
     total: int
     earlier: int = 0
@@ -40,7 +40,7 @@ class BatchCounts:
 
 
 class _Row(msgspec.Struct):
-    """What a resumed run reads of a result."""
+    """The fields of a result that a repeated run reads."""
 
     id: str
     response: dict[str, Any] | None = None
@@ -55,7 +55,7 @@ def read_ids(source: Path) -> list[str]:
 def resume(target: Path, ids: Collection[str]) -> set[str]:
     """The ids of lines that need no second run.
 
-    Leaves in the file what is complete and was served. Raises `ConfigError` when the file holds results of other lines.
+    Keeps only complete, served results in the file. Raises `ConfigError` when it holds results of other lines.
     """
     if not target.exists():
         return set()
@@ -67,7 +67,7 @@ def resume(target: Path, ids: Collection[str]) -> set[str]:
             if not torn and (found is None or found.id not in known):
                 kept.unlink()
                 raise ConfigError(
-                    f"{target} holds something else than results of this input: remove it, or name another"
+                    f"{target} holds something else than results of this input: remove it, or name another file"
                 )
             if found is not None and (found.response or {}).get("status_code") not in LATER:
                 done.add(found.id)
@@ -118,7 +118,7 @@ async def run_batch(
 
 
 def put_in_order(target: Path) -> None:
-    """Puts results, which were written as lines ended, into the order of the input; keeps their places in memory."""
+    """Sorts the results into the order of the input; holds only their places in memory, not their text."""
     if not target.exists():
         return
     places: list[tuple[int, int, int]] = []

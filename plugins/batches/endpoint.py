@@ -1,4 +1,4 @@
-"""`/v1/files` and `/v1/batches`: OpenAI's batches over a folder of the server. Off until a folder is named."""
+"""`/v1/files` and `/v1/batches`: OpenAI's batches, kept in a folder of the server; off unless a folder is named."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _MAX_SECONDS = 30 * 24 * 3600
 
 
 class BatchesOptions(BaseModel):
-    """Where batches live and how many: `--plugin.batches.FIELD`."""
+    """The folder of batches and its limits: `--plugin.batches.FIELD`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    folder: Path | None = Field(None, description="Folder for files and batches; none: there are no such routes.")
-    max_files: int = Field(1000, ge=1, description="Files that are kept.")
-    max_bytes: int = Field(10 << 30, ge=1, description="Bytes that all files take.")
-    max_uploads: int = Field(8, ge=1, description="Uploads that are under way at once.")
-    max_open: int = Field(16, ge=1, description="Batches of one API key that wait or run.")
-    max_lines: int = Field(50_000, ge=1, description="Lines of a batch.")
+    folder: Path | None = Field(None, description="Folder for files and batches; without one these routes answer 404.")
+    max_files: int = Field(1000, ge=1, description="Files stored at most.")
+    max_bytes: int = Field(10 << 30, ge=1, description="Bytes that all files take at most.")
+    max_uploads: int = Field(8, ge=1, description="Uploads at once.")
+    max_open: int = Field(16, ge=1, description="Batches of one API key that may wait or run.")
+    max_lines: int = Field(50_000, ge=1, description="Lines that a batch may have.")
 
 
 class BatchBody(BoundedModel):
@@ -64,7 +64,7 @@ _FORM = {
 
 
 class BatchesEndpoint(Endpoint):
-    """Files and the batches over them, each for its owner."""
+    """Files and batches; only the owner of the API key that made one can see it."""
 
     uploads = ("/v1/files",)
 
@@ -79,7 +79,7 @@ class BatchesEndpoint(Endpoint):
             raise ValueError("batches need python-multipart: pip install 'frame-llm[batch]'")
         self._files = FileStore(bounds.folder, bounds.max_files, bounds.max_bytes, bounds.max_uploads)
         self._batches = BatchStore(self.serving, self._files, bounds.folder, bounds.max_open, bounds.max_lines)
-        with suppress(RuntimeError):  # outside a loop there is nothing to run
+        with suppress(RuntimeError):  # without a running event loop the first request starts it
             self._batches.start()
 
     def router(self) -> APIRouter:
@@ -103,7 +103,7 @@ class BatchesEndpoint(Endpoint):
 
     def _stores(self) -> tuple[FileStore, BatchStore]:
         if self._files is None or self._batches is None:
-            raise RequestError(404, "there are no batches here (--plugin.batches.folder)")
+            raise RequestError(404, "this server keeps no batches; start it with --plugin.batches.folder FOLDER")
         self._batches.start()
         return self._files, self._batches
 

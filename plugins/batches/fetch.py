@@ -1,7 +1,7 @@
-"""Remote files under one set of rules: http and https only, one parser, the address that was checked is the one used.
+"""Downloads and uploads of remote files that cannot be led to forbidden addresses.
 
-Redirects are refused, private and otherwise special addresses too unless they were allowed, and bytes and seconds are
-bounded. Knows no caller.
+Only http and https; the connection goes to the very address that was checked; redirects are refused, private and other
+special addresses unless they were allowed; bytes and seconds are bounded. Knows no caller.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import IO
 from urllib.parse import SplitResult, urlsplit
 
 _CHUNK_BYTES = 1 << 16
-_BROKE = "the connection broke before all was there"
-#: What URL parsers disagree about.
+_BROKE = "the connection broke before the whole file had arrived"
+#: Characters about which URL parsers disagree.
 _AMBIGUOUS = re.compile(r"[\x00-\x20\x7f\\]|[^\x00-\x7f]")
-#: In the name of a host, which some parsers escape and others leave.
+#: Characters that some parsers escape in the name of a host and others leave.
 _NO_HOST = re.compile(r"[\"<>^`{|}]")
-#: Spellings of IPv4 addresses that some resolvers take for numbers: decimal, octal, hexadecimal, shortened.
+#: Spellings of IPv4 addresses that some resolvers read as numbers: decimal, octal, hexadecimal, shortened.
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
 
 
@@ -49,7 +49,7 @@ def parse_url(url: str, rules: FetchRules) -> SplitResult:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise FetchError(f"{shown!r} is no URL") from None
+        raise FetchError(f"{shown!r} is not a URL") from None
     if _AMBIGUOUS.search(url) or _NO_HOST.search(parts.netloc):
         raise FetchError(f"URL {shown!r} holds a character that must be escaped")
     if parts.scheme not in ("http", "https"):
@@ -67,11 +67,11 @@ def checked_address(host: str, port: int, rules: FetchRules) -> str:
         ipaddress.ip_address(host)
     except ValueError:
         if _NUMBER.fullmatch(host.rsplit(".", 1)[-1]):
-            raise FetchError(f"{host!r} is no host name and no plain IP address") from None
+            raise FetchError(f"{host!r} is neither a host name nor a plain IP address") from None
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise FetchError(f"host {host!r} is not known") from None
+        raise FetchError(f"host {host!r} cannot be resolved") from None
     addresses = [str(entry[4][0]).partition("%")[0] for entry in found]
     for address in addresses:
         if not rules.private and not _is_public(address):
@@ -91,7 +91,7 @@ def _is_public(address: str) -> bool:
 
 
 class _PinnedConnection(http.client.HTTPConnection):
-    """Connects to the address that was checked, whatever the name means by then."""
+    """Connects to the address that was checked, even if the name resolves differently by now."""
 
     address = ""
 
@@ -142,7 +142,9 @@ def download(url: str, rules: FetchRules) -> Iterator[bytes]:
     with _request(url, rules, "GET") as response:
         while True:
             try:
-                chunk = response.read1(_CHUNK_BYTES)  # what is there: a trickle must not outlast the time
+                chunk = response.read1(
+                    _CHUNK_BYTES
+                )  # returns what has arrived, so that slow bytes do not outlast the time limit
             except (OSError, http.client.HTTPException):
                 raise FetchError(_BROKE) from None
             if not chunk and response.length:
@@ -153,7 +155,7 @@ def download(url: str, rules: FetchRules) -> Iterator[bytes]:
             if size > rules.max_bytes:
                 raise FetchError(f"the file exceeds {rules.max_bytes} bytes")
             if time.monotonic() > end:
-                raise FetchError(f"the file was not there within {rules.seconds:g} seconds")
+                raise FetchError(f"the file did not arrive within {rules.seconds:g} seconds")
             yield chunk
 
 

@@ -1,6 +1,7 @@
 """Files of clients in a folder of the server, for their owners only, within bounds of number and bytes.
 
-Names in the folder are made here; a client's file name is kept as text and is never a path. Knows no batch.
+The server chooses the names in the folder; a client's file name is stored as text and never used as a path. Knows no
+batch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Object = dict[str, Any]
 
 _FILE = re.compile(r"file-[0-9a-f]{32}")
 _UPLOAD = re.compile(r"[0-9a-f]{32}\.part")
-#: Seconds after which a record that is half written belongs to a process that has died.
+#: Seconds after which an unfinished record is taken for that of a process that has ended.
 _STALE_SECONDS = 60.0
 
 
@@ -45,7 +46,7 @@ class FileRecord(msgspec.Struct):
 
 
 def open_private(path: Path, mode: str) -> Any:
-    """As `open`; a file that is made is this user's alone, whatever the umask says."""
+    """As `open`; a new file is readable by this user only, whatever the umask is."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
@@ -58,7 +59,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def remove_stale(folder: Path) -> None:
-    """Removes what processes that died in the middle of a write left behind; living ones hold a lock on uploads."""
+    """Removes unfinished files of processes that have ended; running ones hold a lock on their uploads."""
     for path in folder.glob("*.part"):
         with suppress(OSError), path.open("rb") as file:
             if _UPLOAD.fullmatch(path.name):
@@ -84,13 +85,13 @@ class FileStore:
     def incoming(self, size: int) -> Iterator[BinaryIO]:
         """A file for an upload of at most `size` bytes, which are reserved by its length until it is handed to `add`.
 
-        What is not added is removed. Raises `RequestError` 413 when there is no room for it, 429 when too many uploads
-        are under way. Processes that use the folder see each other's uploads.
+        A file that is not added is removed. Raises `RequestError` 413 when there is no room for it, 429 when too many
+        uploads run. Processes that use the folder count each other's uploads.
         """
         with self._locked():
             remove_stale(self._folder)
             if sum(1 for _ in self._uploads()) >= self._max_uploads:
-                raise RequestError(429, f"{self._max_uploads} uploads are under way; wait for one of them")
+                raise RequestError(429, f"{self._max_uploads} uploads are running, the most at once; try again later")
             self.check_room(size)
             path = self.new_path()
             file = open_private(path, "xb")
@@ -115,22 +116,22 @@ class FileStore:
         return (path for path in self._folder.glob("*.part") if _UPLOAD.fullmatch(path.name))
 
     def new_path(self) -> Path:
-        """Where the bytes of a file may be written before `add`."""
+        """A path to write a file to before `add`."""
         return self._folder / f"{uuid.uuid4().hex}.part"
 
     def check_room(self, size: int) -> None:
-        """Raises `RequestError` 413 when a file of `size` bytes has no room. Results are taken in regardless."""
+        """Raises `RequestError` 413 when a file of `size` bytes has no room. Results of batches are always stored."""
         sizes = [each.bytes for each in self.records()]
         for path in self._uploads():
-            with suppress(FileNotFoundError):  # it has become a file of a record meanwhile
+            with suppress(FileNotFoundError):  # it was added as a file meanwhile
                 sizes.append(path.stat().st_size)
         if len(sizes) >= self._max_files or sum(sizes) + size > self._max_bytes:
             raise RequestError(
-                413, f"there is room for {self._max_files} files of {self._max_bytes} bytes together; delete some"
+                413, f"there is room for {self._max_files} files with {self._max_bytes} bytes together; delete some"
             )
 
     def new_id(self) -> str:
-        """For a file that is to come."""
+        """An id for a file that is added later."""
         return f"file-{uuid.uuid4().hex}"
 
     def add(
@@ -143,12 +144,14 @@ class FileStore:
         *,
         name: str | None = None,
     ) -> FileRecord:
-        """Takes a written file in, under an id from `new_id` if need be; doing that again changes nothing."""
+        """Stores a written file, as `name` (from `new_id`) if given; adding the same name again changes nothing."""
         now, name = int(time.time()), name or self.new_id()
         size = (path if path.exists() else self._data(name)).stat().st_size
         expires = None if seconds is None else now + seconds
         record = FileRecord(name, owner, filename, purpose, size, now, expires)
-        write_json(self._folder / f"{record.id}.json", record)  # first, so that the bytes count wherever a kill comes
+        write_json(
+            self._folder / f"{record.id}.json", record
+        )  # first, so that the bytes are counted even if the process ends here
         if path.exists():
             path.replace(self._data(name))
         return record
@@ -161,7 +164,7 @@ class FileStore:
         return record
 
     def open(self, name: str, owner: str) -> BinaryIO:
-        """The bytes of a file, which stay there for the reader when it is deleted; raises as `get`."""
+        """The bytes of a file, readable to the end even if it is deleted meanwhile; raises as `get`."""
         record = self.get(name, owner)
         try:
             return self._data(record.id).open("rb")
@@ -169,12 +172,12 @@ class FileStore:
             raise RequestError(404, f"no file {name!r}: it was deleted", code="file_not_found") from None
 
     def delete(self, record: FileRecord) -> None:
-        """Forgets a file."""
+        """Deletes a file and its record."""
         (self._folder / f"{record.id}.json").unlink(missing_ok=True)
         self._data(record.id).unlink(missing_ok=True)
 
     def records(self, owner: str | None = None) -> Iterator[FileRecord]:
-        """All files, or an owner's, oldest first. What has expired is deleted."""
+        """All files, or those of an owner, oldest first. Deletes files that have expired."""
         found = [record for path in self._folder.glob("file-*.json") if (record := self._read(path)) is not None]
         for record in sorted(found, key=lambda record: (record.created_at, record.id)):
             if owner is None or record.owner == owner:

@@ -1,6 +1,6 @@
 """Lines of a batch file: `{"custom_id", "method", "url", "body"}` in, `{"id", "custom_id", "response", "error"}` out.
 
-Any line may ask any POST route that takes JSON. Knows no file and no route by name but those that make batches.
+A line may call any POST route that takes JSON, except those of files and batches. Knows no file.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import msgspec
 
 from frame.interfaces import Batches, RequestError
 
-#: Batches within batches.
+#: Routes that a line may not call.
 _NOT_BATCHED = frozenset(("/v1/batches", "/v1/files"))
 _MAX_NAME = 512
-#: Wrong lines that are named before a file is given up.
+#: Wrong lines that are reported before the check of a file ends.
 _MAX_PROBLEMS = 50
-#: Statuses of what may be served later: too many requests, no engine now.
+#: Statuses after which a line is tried again: too many requests, no engine at the moment.
 LATER = (429, 503)
-#: Waits between attempts of a line that could not be served; an engine that died is back within them.
+#: Seconds between attempts of a line that could not be served; an engine that died has restarted within their sum.
 _WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 @dataclass(frozen=True)
 class LineResult:
-    """The result line, and whether it can be served later although it could not now."""
+    """The result line; `unserved`: the line failed only because the server could not serve it at the moment."""
 
     line: bytes
     succeeded: bool
@@ -37,7 +37,7 @@ class LineResult:
 
 
 def line_id(number: int, line: bytes) -> str:
-    """The id of a line's result: the same for the same line at the same place, so that a run can be resumed."""
+    """The id of a line's result: equal for an equal line with the same number, so that a run can be resumed."""
     return f"batch_req_{number:08d}_{hashlib.sha256(line.strip()).hexdigest()[:16]}"
 
 
@@ -47,12 +47,12 @@ def line_number(name: str) -> int:
 
 
 def batch_routes(calls: Batches) -> list[str]:
-    """Paths that lines may ask."""
+    """Paths that lines may call."""
     return [path for path in calls.paths if path not in _NOT_BATCHED]
 
 
 class BatchLines:
-    """Runs lines, `width` at a time. `url` None allows every route, else that one only."""
+    """Runs lines, `width` at a time. `url` is the only route that lines may call; None: every route."""
 
     def __init__(self, calls: Batches, *, width: int = 64, owner: str = "", url: str | None = None) -> None:
         self._calls = calls
@@ -73,7 +73,7 @@ class BatchLines:
                     break
                 name = line_id(number, line)
                 if name in done or not line.strip():
-                    await asyncio.sleep(0)  # others get their turns among thousands of these
+                    await asyncio.sleep(0)  # lets other tasks run between thousands of skipped lines
                     continue
                 running.add(asyncio.create_task(self._answer(name, line)))
                 while len(running) >= self._width:
@@ -90,9 +90,9 @@ class BatchLines:
             await asyncio.gather(*running, return_exceptions=True)
 
     def check(self, lines: BinaryIO, max_lines: int) -> tuple[int, list[dict[str, Any]]]:
-        """How many lines ask something, and what is wrong with them, in OpenAI's form; reads no more than it must.
+        """How many lines are not blank, and what is wrong with them, in OpenAI's form; stops at a fatal problem.
 
-        Blank lines are left out but counted towards `max_lines`, so that a file of nothing else costs little.
+        Blank lines count towards `max_lines`, so that a file of blank lines is cheap to check.
         """
         num_lines, names, problems = 0, set[str](), list[dict[str, Any]]()
 
@@ -115,13 +115,13 @@ class BatchLines:
             except RequestError as refusal:
                 complain(number, "invalid_line", refusal.message)
                 if not line.endswith(b"\n"):
-                    break  # the rest of a line that is too long is no line
+                    break  # the rest of a line that is too long is not a line of its own
                 continue
             if name in names:
-                complain(number, "duplicate_custom_id", f"custom_id {name!r:.80} stands in an earlier line, too")
+                complain(number, "duplicate_custom_id", f"custom_id {name!r:.80} is used by an earlier line")
             names.add(name)
         if not num_lines and not problems:
-            complain(None, "empty_file", "the file has no line that asks something")
+            complain(None, "empty_file", "the file has no line that is not blank")
         return num_lines, problems
 
     async def _answer(self, name: str, line: bytes) -> LineResult:
@@ -151,7 +151,7 @@ class BatchLines:
         if not isinstance(body, dict):
             raise RequestError(400, "body must be an object")
         if body.get("stream") or body.get("background"):
-            raise RequestError(400, "a batch neither streams nor runs in the background")
+            raise RequestError(400, "stream and background are not allowed in a batch")
         return url, body
 
 

@@ -1,6 +1,6 @@
-"""Batches: input files that are answered line by line while the server has time, and go on after it was restarted.
+"""Batches: input files that are answered line by line; a restarted server continues them.
 
-One API process of a folder runs them, the one that holds its lock. Knows no HTTP.
+Of several API processes that share a folder, the one that holds its lock runs the batches. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Object = dict[str, Any]
 _BATCH = re.compile(r"batch_[0-9a-f]{32}")
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _WINDOW_SECONDS = 24 * 3600
-#: Seconds between two looks for batches of other processes and for a free lock.
+#: Seconds between two checks for batches of other processes and for a free lock.
 _POLL_SECONDS = 2.0
 _REPORT_SECONDS = 1.0
-#: Records of batches that have ended; older ones are forgotten, their files are not.
+#: Records of ended batches that are kept; older records are deleted, their result files are not.
 _MAX_ENDED = 1000
 
 
@@ -66,7 +66,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     errors: Object | None = None
 
     def shown(self) -> Object:
-        """As clients see it."""
+        """The batch object that clients see."""
         hidden = ("owner", "num_lines", "num_succeeded", "num_failed")
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in hidden}
         counts = {"total": self.num_lines, "completed": self.num_succeeded, "failed": self.num_failed}
@@ -97,7 +97,7 @@ class BatchStore:
         self._woken = asyncio.Event()
 
     def start(self) -> None:
-        """Starts to run open batches; may be called again."""
+        """Starts the task that runs open batches, unless it runs already."""
         if self._runner is None or self._runner.done():
             self._runner = asyncio.get_running_loop().create_task(self._run())
 
@@ -107,7 +107,7 @@ class BatchStore:
         if purpose != "batch":
             raise RequestError(400, f"input_file_id must be of purpose batch, got {purpose}", param="input_file_id")
         if sum(each.status in _OPEN for each in self.records(owner)) >= self._max_open:
-            raise RequestError(429, f"{self._max_open} batches are open; wait for one of them")
+            raise RequestError(429, f"{self._max_open} batches are open, the most for one key; wait until one ends")
         now = int(time.time())
         record = BatchRecord(
             id=f"batch_{uuid.uuid4().hex}",
@@ -139,7 +139,7 @@ class BatchStore:
         return record
 
     def cancel(self, record: BatchRecord) -> BatchRecord:
-        """Asks for the end of a batch; what runs is finished first."""
+        """Asks for the end of a batch; lines that are running are finished first."""
         if record.status in _OPEN:
             self._mark(record.id).touch()
             record.status = "cancelling"
@@ -178,13 +178,15 @@ class BatchStore:
                     self._fail(record, "internal error")
 
     def _next(self, turn: str) -> BatchRecord | None:
-        """The oldest open batch of an owner other than `turn`, whose batch ran last; of that one when nobody waits."""
+        """The oldest open batch, of another owner than `turn` (whose batch ran last) if there is one."""
         waiting = [each for each in self.records() if each.status in _OPEN]
         return next((each for each in waiting if each.owner != turn), waiting[0] if waiting else None)
 
     async def _answer(self, record: BatchRecord) -> None:
         good, bad = (self._folder / f"{record.id}.{kind}.jsonl" for kind in ("output", "error"))
-        if record.output_file_id or record.error_file_id:  # cancelled: the server ends
+        if (
+            record.output_file_id or record.error_file_id
+        ):  # an earlier run of the server stopped while it ended the batch
             self._end(record, good, bad)
             return
         done_good, done_bad = await asyncio.to_thread(lambda: (_complete_rows(good), _complete_rows(bad)))
@@ -197,7 +199,7 @@ class BatchStore:
                             await self._run_lines(record, lines, done_good | done_bad, output, errors)
             except RequestError as error:
                 record.errors = _errors([{"code": "invalid_batch", "message": str(error)}])
-        # from here on nothing is run again, whatever happens to this process
+        # once this record is written, no line runs again even if the process ends
         record.status, record.finalizing_at = "finalizing", int(time.time())
         record.output_file_id = self._files.new_id() if _size(good) else None
         record.error_file_id = self._files.new_id() if _size(bad) else None
@@ -205,8 +207,8 @@ class BatchStore:
         self._end(record, good, bad)
 
     async def _begin(self, record: BatchRecord, lines: BinaryIO) -> bool:
-        """Whether the lines may be run: one that is wrong fails the whole batch before any is, as with OpenAI."""
-        if record.in_progress_at is None:  # else its lines were checked before the server ended
+        """Whether the lines may run: one wrong line fails the whole batch before any line runs, as with OpenAI."""
+        if record.in_progress_at is None:  # else the lines were checked before the server restarted
             check = partial(BatchLines(self._serving.batches, url=record.endpoint).check, lines, self._max_lines)
             record.num_lines, problems = await asyncio.to_thread(check)
             if problems:
@@ -224,7 +226,7 @@ class BatchStore:
     async def _run_lines(
         self, record: BatchRecord, lines: BinaryIO, done: set[str], output: BinaryIO, errors: BinaryIO
     ) -> None:
-        """Runs what is not `done` yet and writes each result as it comes."""
+        """Runs the lines that are not `done` and writes each result when its line ends."""
         reported = time.monotonic()
         batch = BatchLines(self._serving.batches, owner=record.owner, url=record.endpoint)
         async with aclosing(batch.run(lines, done, partial(self._stopped, record))) as results:
@@ -239,7 +241,7 @@ class BatchStore:
                     self._write(record)
 
     def _end(self, record: BatchRecord, good: Path, bad: Path) -> None:
-        """Hands the results over and ends the batch; may be called again after it was interrupted."""
+        """Stores the results as files and ends the batch; repeating it after an interruption is safe."""
         for path, name, kind in ((good, record.output_file_id, "output"), (bad, record.error_file_id, "error")):
             if name is not None:
                 self._files.add(path, record.owner, f"{record.id}_{kind}.jsonl", "batch_output", name=name)
@@ -279,7 +281,7 @@ def _size(path: Path) -> int:
 
 
 def _complete_rows(path: Path) -> set[str]:
-    """The ids in a file of results; what a kill left of a last row is cut off."""
+    """The ids in a file of results; an incomplete last row is cut off."""
     if not path.exists():
         return set()
     data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""A form with one file, read from the wire into a file that is already there. Knows no route and no purpose."""
+"""Reads a multipart form with one file from a request into an open file. Knows no route and no purpose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frame.interfaces import RequestError
 
 _MAX_FIELDS = 16
 _MAX_FIELD_BYTES = 1 << 16
-#: Most seconds for a whole upload, so that slow senders hold neither a place nor room on the disk.
+#: Seconds that a whole upload may take, so that slow clients do not hold a place and room on the disk for long.
 _SECONDS = 600.0
 
 
@@ -27,7 +27,7 @@ class UploadForm:
 
 
 async def read_form(request: Request, target: BinaryIO) -> UploadForm:
-    """Writes the form's file to `target`, piece by piece beside the event loop. Raises `RequestError`."""
+    """Writes the form's file to `target`, chunk by chunk in a thread. Raises `RequestError`."""
     from python_multipart.exceptions import FormParserError
     from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -49,14 +49,14 @@ async def read_form(request: Request, target: BinaryIO) -> UploadForm:
     except FormParserError:
         raise RequestError(400, "the form cannot be read: it is not multipart/form-data") from None
     except TimeoutError:
-        raise RequestError(408, f"the upload was not there within {_SECONDS:g} seconds") from None
+        raise RequestError(408, f"the upload took more than {_SECONDS:g} seconds") from None
     except ClientDisconnect:
-        raise RequestError(400, "the client left") from None  # the client has disconnected
+        raise RequestError(400, "the client disconnected during the upload") from None
     return parts.form
 
 
 async def drop_rest(request: Request) -> None:
-    """Reads what is left of a refused upload, since most clients read no answer before they have sent everything."""
+    """Reads the rest of a refused upload, because most clients read no answer before they have sent everything."""
     with suppress(RequestError, ClientDisconnect, TimeoutError, RuntimeError):  # RuntimeError: all of it was read
         async with asyncio.timeout(_SECONDS):
             async for _ in request.stream():
@@ -64,7 +64,7 @@ async def drop_rest(request: Request) -> None:
 
 
 class _Parts:
-    """Takes the parts of a form as the parser finds them; `pending` are bytes of the file that are to be written."""
+    """Receives the parts of a form from the parser; `pending` are bytes of the file that are not yet written."""
 
     def __init__(self, parse_header: Any) -> None:
         self.form = UploadForm()
@@ -78,7 +78,7 @@ class _Parts:
         self._num_parts = 0
 
     def callbacks(self) -> Any:
-        """What the parser calls."""
+        """The parser's callbacks, by name."""
         names = ("part_begin", "part_data", "part_end", "header_field", "header_value", "header_end")
         found = {f"on_{name}": getattr(self, f"_{name}") for name in names}
         return {**found, "on_headers_finished": self._headers_finished, "on_end": self._end}

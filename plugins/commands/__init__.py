@@ -56,7 +56,7 @@ def frame_commands() -> list[Provider]:
         Provider(
             "doctor",
             "frame.plugins.commands.doctor.command:DoctorCommand",
-            summary="Predict memory, capacity and load time of a checkpoint, and name what binds.",
+            summary="Predict memory, capacity and load time of a checkpoint, and the limit that is met first.",
             api=_API,
         ),
     ]

@@ -11,7 +11,10 @@ from .terminal import INTERRUPTED, TerminalClient, TerminalError, add_client_arg
 
 
 class ChatCommand(Command):
-    """Keeps the history; the end of input or ctrl-C at the prompt ends it, ctrl-C in an answer ends the answer."""
+    """Sends the whole conversation with each question.
+
+    The end of input or ctrl-C at the prompt ends the command; ctrl-C during an answer ends only the answer.
+    """
 
     help = "Chat with a running server."
     examples = (
@@ -23,8 +26,8 @@ class ChatCommand(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The server, the system prompt, and the one-shot question."""
         add_client_arguments(parser)
-        parser.add_argument("--system-prompt", help="Message that opens the conversation.")
-        parser.add_argument("-q", "--quick", metavar="MESSAGE", help="Ask one question, print the answer, end.")
+        parser.add_argument("--system-prompt", help="System message that begins the conversation.")
+        parser.add_argument("-q", "--quick", metavar="MESSAGE", help="Ask one question, print the answer and exit.")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Returns 1 when there is no server or it refuses, 130 when ctrl-C ends the one answer."""

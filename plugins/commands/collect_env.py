@@ -1,4 +1,4 @@
-"""`frame collect-env`: what a report of a defect should say about the machine. Tells no secret and sends nothing."""
+"""`frame collect-env`: the facts about this machine that a bug report needs. Prints no secret and sends nothing."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _SECONDS = 20
 
 
 class CollectEnvCommand(Command):
-    """Prints sections of names and values; what cannot be found out is said to be unknown."""
+    """Prints sections of names and values; a value that cannot be found is printed as unknown."""
 
-    help = "Print versions and hardware, for a report of a defect."
+    help = "Print versions and hardware for a bug report."
     examples = ("frame collect-env", "frame collect-env --json > environment.json")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

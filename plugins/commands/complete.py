@@ -11,7 +11,7 @@ from .terminal import INTERRUPTED, TerminalClient, TerminalError, add_client_arg
 
 
 class CompleteCommand(Command):
-    """Each line is continued by itself; the end of input or ctrl-C at the prompt ends it."""
+    """Continues each line of input by itself; the end of input or ctrl-C at the prompt ends the command."""
 
     help = "Have a running server continue a text."
     examples = ('frame complete -q "The sea is" --max-tokens 20',)
@@ -19,7 +19,7 @@ class CompleteCommand(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """The server and the one-shot text."""
         add_client_arguments(parser)
-        parser.add_argument("-q", "--quick", metavar="TEXT", help="Continue one text, print it, end.")
+        parser.add_argument("-q", "--quick", metavar="TEXT", help="Continue one text, print the continuation and exit.")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Returns 1 when there is no server or it refuses, 130 when ctrl-C ends the one text."""

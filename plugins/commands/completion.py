@@ -15,7 +15,7 @@ _FOREIGN = frozenset((*TRANSLATIONS, *UNUSED, "plugin"))
 
 
 class CompletionCommand(Command):
-    """Prints a script; the shell's own way of loading it is in the help."""
+    """Prints a script; the examples in the help show how each shell loads it."""
 
     help = "Print a completion script: frame completion bash|zsh|fish."
     examples = (
@@ -38,13 +38,13 @@ class CompletionCommand(Command):
 
 
 def plugin_names(registry: Registry) -> dict[str, tuple[str, ...]]:
-    """Setting that names a plugin → the names of those that can be chosen."""
+    """Setting that names a plugin → the names that it may have."""
     kinds = {**ENGINE_PLUGINS, **TEXT_PLUGINS}
     return {setting: tuple(one.name for one in registry.providers(kind)) for setting, kind in kinds.items()}
 
 
 def parser_of(found: Mapping[str, Command], plugins: Mapping[str, Sequence[str]]) -> argparse.ArgumentParser:
-    """One parser of all commands, for reading only: every flag has its help, and no spelling that only vLLM has.
+    """One parser of all commands, which shtab reads and nobody runs. Spellings that only vLLM has are hidden.
 
     `plugins` gives the choices of settings that name plugins.
     """

@@ -49,7 +49,7 @@ class ModelsCommand(Command):
 
 
 def look(folder: str, architectures: Sequence[str]) -> dict[str, Any]:
-    """Facts of a checkpoint, with the `problem` that keeps it from being served; raises `ConfigError` for none."""
+    """Facts of a checkpoint and `problem`: why it cannot be served, or None. Raises `ConfigError` without one."""
     checkpoint = read_checkpoint(from_flat({"model": folder}))
     files = sorted(checkpoint.folder.glob("*.safetensors"))
     problem = None

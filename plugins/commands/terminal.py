@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 _CONNECT_SECONDS = 10.0
 #: Where a key is looked for without `--api-key`, the first that is set.
 _KEYS = ("FRAME_API_KEY", "OPENAI_API_KEY")
-#: OpenSSL's numbers of a certificate that is made for another name or address.
+#: OpenSSL's error numbers for a certificate that was made for another name or address.
 _FOR_ANOTHER = (62, 64)
 #: Exit status of a command that ctrl-C has ended.
 INTERRUPTED = 130
@@ -31,7 +31,7 @@ _URL = "http://127.0.0.1:8000"
 
 
 def add_client_arguments(parser: argparse.ArgumentParser, *, sampling: bool = True, url: str | None = _URL) -> None:
-    """What every terminal client takes; those that ask no model leave `sampling` out."""
+    """Adds the flags of address and key, and with `sampling` those of a request to a model."""
     shown = "" if url is None else f" (default: {url})"
     parser.add_argument("--url", default=url, help=f"Address of the server{shown}.")
     parser.add_argument("--api-key", help=f"Key to present; default: {' or '.join(_KEYS)} of the environment.")
@@ -127,7 +127,7 @@ class TerminalClient:
 
 
 def show(pieces: Iterable[str]) -> tuple[str, bool]:
-    """Prints an answer as it comes; returns what there is of it, and whether it ended by itself or by ctrl-C."""
+    """Prints an answer as it arrives; returns its text, and False when ctrl-C ended it."""
     shown: list[str] = []
     ended = True
     try:
@@ -141,7 +141,7 @@ def show(pieces: Iterable[str]) -> tuple[str, bool]:
 
 
 def _unreachable(url: str, error: Exception) -> str:
-    """Why there is no answer, and what to do where it can be told."""
+    """Why the server cannot be reached, and what to do where that is known."""
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = error.verify_message.rstrip(".")
         if error.verify_code in _FOR_ANOTHER:

@@ -24,7 +24,7 @@ def frame_kv_connectors() -> list[Provider]:
             api=">=0.2.dev1,<0.3",
             summary="prompt blocks that other engines hold, over Unix or TCP sockets",
             options=f"{here}.peer_options:PeerOptions",
-            # what an engine computed ends with it, so `frame plugins check` finds nothing in a second one
+            # its blocks end with the engine, so `frame plugins check` does not expect a second engine to find them
             tags={"worker": f"{here}.peer_worker:PeerWorker", "stores": "no"},
         ),
     ]

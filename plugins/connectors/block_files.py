@@ -1,4 +1,4 @@
-"""Blocks as files: one each, published at once or not at all, checked when read, the oldest removed first.
+"""KV blocks as files, one each: written whole or not at all, checked when read, removed least recently used first.
 
 A file is a header (magic, whose block it is, size, checksum) and the block's bytes. Several processes may use one
 folder. Knows no request, no layer and no tensor.
@@ -24,7 +24,7 @@ from .quota import Quota
 
 logger = logging.getLogger("frame.connectors.disk")
 
-#: All of ours lies in a subfolder of this name; nothing else in the user's folder is touched.
+#: frame uses only this subfolder of the user's folder.
 ROOT = "frame-kv-1"
 INCOMING = "incoming"
 MAGIC = b"frameKV1"
@@ -106,7 +106,7 @@ class BlockFiles:
         shutil.rmtree(self._root / space, ignore_errors=True)
 
     def leave_mark(self) -> str:
-        """Puts an empty file into the folder, whose name shows another process whether it sees the same folder."""
+        """Creates an empty file and returns its name, by which another process checks that it sees the same folder."""
         name = f"mark-{secrets.token_hex(16)}"
         try:
             os.close(os.open(self._incoming / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -142,10 +142,10 @@ class BlockFiles:
         self._complained = True
 
     def _remove_stale(self) -> None:
-        """Drops what processes that died in the middle of a write left behind."""
+        """Removes the unfinished files of processes that ended during a write."""
         for entry in os.listdir(self._incoming):
             path = self._incoming / entry
-            with suppress(FileNotFoundError):  # a writer that lives has finished it meanwhile
+            with suppress(FileNotFoundError):  # its writer finished it in the meantime
                 if time.time() - path.stat().st_mtime > STALE_SECONDS:
                     path.unlink()
 

@@ -1,4 +1,4 @@
-"""What the halves of a connector that moves blocks of prompts share: its message, and the name of a set of blocks.
+"""What both sides of a connector that stores prompt blocks share: the message of a step, and the name of a block set.
 
 Knows no file, no socket and no tensor.
 """
@@ -21,9 +21,10 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockStep(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the worker side does in a step, and `entered`: the requests whose blocks are sound from here on.
+    """What the worker side loads and saves in a step.
 
-    `known_breaks[rank]` says how many broken steps of a worker the scheduler side knew of when it wrote this.
+    `entered` are requests that begin in this step: their blocks hold what their hashes say unless a step breaks.
+    `known_breaks[rank]` is how many failed steps of that worker the scheduler side knew of when it wrote the message.
     """
 
     blocks_name: str
@@ -34,7 +35,7 @@ class BlockStep(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def blocks_name(layout: KVLayout, mesh: Mesh) -> str:
-    """The name of all blocks that engines with this layout may exchange: 32 hexadecimal digits."""
+    """The name of the set of blocks that engines with this layout may exchange: 32 hexadecimal digits."""
     facts = [
         layout.numerics,
         layout.block_size,

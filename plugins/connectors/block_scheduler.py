@@ -1,8 +1,8 @@
-"""The scheduler side of connectors that keep blocks of prompts: whose block is completed when, and what is loaded.
+"""The scheduler side of connectors that store prompt blocks: which blocks each step saves and loads.
 
-A block is saved in the step that completes it: then every KV group still holds it, also those that keep a window only.
-Saved are blocks of prompts, loaded is a run of them that follows what the engine has itself. Knows no place to keep
-them.
+A block is saved in the step that fills it, because every KV group still holds it then, also groups that keep only a
+window. Only blocks of prompts are saved. Loaded are consecutive blocks that follow the prefix which the engine has
+itself. Does not know where blocks are stored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Prompt:
 
 
 class BlockScheduler(ConnectorScheduler):
-    """See the module. `title` is the connector's name. Raises `ValueError` for layers whose state is not of blocks."""
+    """See the module. `title` is the connector's name. Raises `ValueError` for layers that keep a running state."""
 
     title: str
 
@@ -91,7 +91,7 @@ class BlockScheduler(ConnectorScheduler):
         )
 
     def message(self, step: BlockStep) -> BlockStep:
-        """What the worker side is told; may add to it."""
+        """The message for the worker side; a subclass may return one with more fields."""
         return step
 
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
@@ -104,7 +104,7 @@ class BlockScheduler(ConnectorScheduler):
             self._breaks[rank] = decode(note, int)
 
     def _follow(self, plan: StepPlan) -> list[str]:
-        """Takes over who sits in which slot, with which blocks; returns the ids of those that entered."""
+        """Updates which request has which slot and blocks; returns the ids of requests that begin in this step."""
         for slot in plan.removed_slots.tolist():
             self._prompts.pop(slot, None)
         entered = []
@@ -125,7 +125,7 @@ class BlockScheduler(ConnectorScheduler):
         return entered
 
     def _completed(self, plan: StepPlan) -> list[Move]:
-        """The blocks of prompts that this step fills up."""
+        """The prompt blocks that this step fills."""
         size, moves = self.layout.block_size, []
         rows = zip(plan.slots.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True)
         for slot, num_computed, count in rows:

@@ -1,7 +1,7 @@
-"""The worker side of connectors that keep blocks of prompts: copies between the KV memory and the host, in the step.
+"""The worker side of connectors that store prompt blocks: copies blocks between KV memory and host within a step.
 
-What came from a broken step or from a load that failed is never saved: a wrong block would outlive the engine. Knows no
-request beyond its id, no layer beyond its bytes, and no place to keep blocks.
+Blocks of a step or a load that failed are never saved, because a wrong block would outlive the engine. Knows of a
+request only its id, of a layer only its bytes, and not where blocks are stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .block_messages import BlockStep, Move
 
 #: Blocks that are copied together: bounds the host memory that a step needs.
 BATCH = 32
-#: how to look at elements of a type whether they are finite; torch cannot ask 8-bit floats
+#: dtype → the dtype in which its values are checked for being finite; torch has no such check for 8-bit floats
 _CHECKED = {
     torch.float32: torch.float32,
     torch.float16: torch.float16,
@@ -33,7 +33,7 @@ _CHECKED = {
 
 @dataclass(frozen=True)
 class Part:
-    """Where the bytes of one layer lie in a kept block; `cache` is uint8 [num_blocks, end - start]."""
+    """Where the bytes of one layer lie in a stored block; `cache` is uint8 [num_blocks, end - start]."""
 
     group: int
     cache: Tensor
@@ -43,9 +43,9 @@ class Part:
 
 
 class BlockWorker(ConnectorWorker):
-    """See the module. A kept block holds the block in every layer of this rank, group by group.
+    """See the module. A stored block holds the bytes of every layer of this rank, group by group.
 
-    `title` begins the names of its counters; `message` is the type of what the scheduler side sends.
+    `title` is the prefix of its counters' names; `message` is the type of the scheduler side's message.
     """
 
     title: ClassVar[str]
@@ -65,18 +65,18 @@ class BlockWorker(ConnectorWorker):
 
     @abstractmethod
     def load(self, step: BlockStep) -> None:
-        """Begins, and ends if it can, the loads of a step."""
+        """Starts the loads of a step; they may end in a later step."""
 
     @abstractmethod
     def keeps(self, key: bytes) -> bool:
-        """Whether the block is kept already; it then counts as just used."""
+        """Whether the block is stored already; if so, it counts as used now."""
 
     @abstractmethod
     def keep(self, key: bytes, data: np.ndarray) -> bool:
-        """Keeps a block, uint8 [block_bytes] of memory that will change; False when it cannot."""
+        """Stores a block: copies `data`, uint8 [block_bytes], which changes later. False when it cannot be stored."""
 
     def loaded(self) -> list[str]:
-        """The requests whose loads have ended since the last call, for those that outlast a step."""
+        """Ids of the requests whose loads, begun in an earlier step, have ended since the last call."""
         return []
 
     @property
@@ -95,7 +95,7 @@ class BlockWorker(ConnectorWorker):
 
     def begin_step(self, message: bytes) -> None:
         if self._in_step:
-            # The step before raised. Steps planned before the scheduler heard of it build on blocks it never filled.
+            # The previous step raised. Steps planned before the scheduler knew of that build on blocks it never filled.
             self._breaks += 1
             self._sound.clear()
         else:
@@ -119,7 +119,7 @@ class BlockWorker(ConnectorWorker):
         return TransferReport(received=self.loaded(), failed_blocks=self.failed, counters=self._counters, notes=notes)
 
     def count(self, name: str, value: int) -> None:
-        """Adds to a counter of the step, whose name `title` begins."""
+        """Adds `value` to the counter `title`_`name` of this step."""
         if value:
             name = f"{self.title}_{name}"
             self._counters[name] = self._counters.get(name, 0) + value
@@ -158,6 +158,6 @@ class BlockWorker(ConnectorWorker):
 
 
 def batches(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
-    """In parts that are copied together."""
+    """`moves` in batches that are copied together."""
     for start in range(0, len(moves), BATCH):
         yield moves[start : start + BATCH]

@@ -1,6 +1,6 @@
-"""The scheduler side of the disk connector: finds the blocks of a prompt in a folder, and has new ones saved.
+"""The scheduler side of the disk connector: looks for the blocks of a prompt in a folder.
 
-Knows files by name only; the worker side reads and writes them.
+It only asks whether a file exists; the worker side reads and writes files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DiskScheduler(BlockScheduler):
         self._spaces = [f"{self.blocks_name}/{rank}" for rank in range(setup.mesh.size)]
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
-        """Raises `ValueError` when a worker keeps its blocks in another folder, where this half never sees them."""
+        """Raises `ValueError` when a worker writes its blocks to a folder that this side cannot see."""
         for rank, mark in handshakes.items():
             if not self._files.take_mark(mark.decode()):
                 raise ValueError(
@@ -41,7 +41,7 @@ class DiskScheduler(BlockScheduler):
         return max(0, index - first) * self.layout.block_size, False
 
     def reset(self) -> bool:
-        """Forgets the blocks of these weights, for every engine on the folder."""
+        """Removes the blocks of this model, also for other engines that use the folder."""
         self._files.clear(self.blocks_name)
         return True
 

@@ -1,7 +1,7 @@
 """The scheduler side of the peer connector: asks other engines which blocks of a prompt they hold.
 
-Questions go on beside the engine's loop. A request waits a moment for the answer and is computed here without one; what
-a peer holds is loaded while others run. Knows no block's bytes.
+Threads ask, so that the engine's loop goes on. A request waits `lookup_seconds` for the answer and is computed by this
+engine without one; blocks that a peer holds are loaded while other requests run. Sees no block's bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("frame.connectors.peer")
 
 @dataclass
 class Question:
-    """Which blocks of one prompt each peer holds: one answer a peer, 1 or 0 for each block, "" for none."""
+    """The answers of all peers about one prompt: 1 or 0 for each block, "" when the peer did not answer."""
 
     answers: list[Future[bytes]]
     deadline: float
@@ -35,7 +35,7 @@ class Question:
 
     @property
     def open(self) -> bool:
-        """Whether it is worth waiting."""
+        """Whether an answer is missing and the deadline has not passed."""
         return time.monotonic() < self.deadline and not all(answer.done() for answer in self.answers)
 
 
@@ -100,7 +100,7 @@ class PeerScheduler(BlockScheduler):
         return super().finished(request, block_ids)
 
     def reset(self) -> bool:
-        """What peers hold is not for this engine to drop."""
+        """False where there are peers: this engine cannot drop the blocks that they hold."""
         return not self._peers
 
     def close(self) -> None:

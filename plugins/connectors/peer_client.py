@@ -1,4 +1,4 @@
-"""Asks one other engine for blocks. A peer that fails is left alone for a while. Knows no request."""
+"""Asks one other engine for blocks. After a failure the peer is not asked for a while. Knows no request."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PeerClient:
         self._resting_until = float("inf")
         connection = self._connection
         if connection is not None:
-            with suppress(OSError):  # the peer was quicker
+            with suppress(OSError):  # the peer closed it first
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 

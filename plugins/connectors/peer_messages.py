@@ -8,6 +8,6 @@ from .block_messages import BlockStep
 
 
 class PeerStep(BlockStep, kw_only=True, omit_defaults=True):
-    """`sources[owner]` is the index of the peer that holds the blocks which the owner's load is about."""
+    """`sources[owner]` is the index of the peer from which that request's blocks are loaded."""
 
     sources: dict[str, int] = msgspec.field(default_factory=dict)

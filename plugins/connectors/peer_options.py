@@ -29,7 +29,7 @@ class Address(NamedTuple):
         host, _, port = rest.rpartition(":")
         if kind == "tcp" and host and port.isascii() and port.isdigit() and 0 < int(port) + rank < 65536:
             return cls(host=host.strip("[]"), port=int(port) + rank)
-        raise ValueError(f"{text!r} is no address; write unix:/path or tcp:host:port")
+        raise ValueError(f"{text!r} is not an address; write unix:/path or tcp:host:port")
 
     def __str__(self) -> str:
         return f"unix:{self.path}" if self.path else f"tcp:{self.host}:{self.port}"
@@ -41,7 +41,7 @@ class PeerOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     listen: str | None = Field(
-        None, description="Where other engines may ask for blocks: unix:/path or tcp:host:port; default: nowhere."
+        None, description="Where other engines may ask for blocks: unix:/path or tcp:host:port; default: do not listen."
     )
     peers: list[str] = Field(
         default_factory=list, max_length=64, description="Addresses of the engines that are asked for blocks."
@@ -54,7 +54,7 @@ class PeerOptions(BaseModel):
     lookup_seconds: float = Field(
         0.5, gt=0, le=60, description="Seconds that a request waits to learn which blocks peers hold."
     )
-    retry_seconds: float = Field(5.0, ge=0, description="Seconds that a peer which failed is left alone.")
+    retry_seconds: float = Field(5.0, ge=0, description="Seconds after a failure in which a peer is not asked.")
 
     @model_validator(mode="after")
     def _check_addresses(self) -> PeerOptions:
@@ -64,7 +64,7 @@ class PeerOptions(BaseModel):
         return self
 
     def secret(self) -> bytes:
-        """What proves that the other side is one of ours; empty on Unix sockets without one. Raises `ValueError`."""
+        """The secret that both sides prove to know; empty without a file (Unix sockets only). Raises `ValueError`."""
         if self.secret_file is None:
             return b""
         try:

@@ -17,7 +17,7 @@ from .peer_wire import MAX_KEYS, Ask, Held, PeerError, Welcome, admit, receive, 
 
 logger = logging.getLogger("frame.connectors.peer")
 
-#: Callers at a time; more are hung up on.
+#: Connections at a time; further ones are closed at once.
 MAX_CALLERS = 64
 #: Blocks of one fetch.
 MAX_FETCH = 32
@@ -62,7 +62,7 @@ class HostBlocks:
         return True
 
     def clear(self) -> None:
-        """Forgets all of them."""
+        """Removes all blocks."""
         with self._lock:
             self._blocks.clear()
             self._used = 0
@@ -87,7 +87,7 @@ class PeerServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Hangs up on everybody."""
+        """Closes all connections and the listener."""
         with self._lock:
             if self._closed:
                 return
@@ -145,7 +145,7 @@ def _listen(address: Address) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_abandoned(address.path)
-        mask = os.umask(0o177)  # nobody else may connect, not even before a chmod
+        mask = os.umask(0o177)  # no other user may connect at any moment, so not by a later chmod
         try:
             listener.bind(address.path)
         finally:
@@ -176,6 +176,6 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _hang_up(connection: socket.socket) -> None:
-    with suppress(OSError):  # it was never connected, or is no more
+    with suppress(OSError):  # it was never connected, or is closed already
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

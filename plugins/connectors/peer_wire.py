@@ -1,7 +1,7 @@
-"""What engines say to each other over a socket: frames of msgpack with a length before them, and who may speak.
+"""The protocol between engines on a socket: length-prefixed msgpack frames, and proof that the caller is allowed.
 
 The listener begins with a random challenge; the caller answers with its HMAC under the shared secret, so the secret
-itself never travels, and names the set of blocks that it is about. Knows no block.
+itself is never sent, and names the set of blocks that it wants. Knows no block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHALLENGE_BYTES = 32
 
 
 class PeerError(Exception):
-    """The other side is gone, too slow, not one of ours, or says what it must not."""
+    """The other side is gone, is too slow, does not know the secret, or breaks the protocol."""
 
 
 class Challenge(msgspec.Struct, frozen=True):
@@ -38,14 +38,14 @@ class Challenge(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The caller's answer to it; `space` names the blocks: equal only for equal weights, layouts and ranks."""
+    """The caller's answer to a challenge; `space` names a set of blocks: of equal weights, layout and rank."""
 
     proof: bytes
     space: str
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The caller is one of ours, and may ask."""
+    """The listener's frame that lets the caller ask."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ def receive(connection: socket.socket, kind: type[T], seconds: float | None, lim
     try:
         return decode(bytes(data), kind)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise PeerError(f"a frame is no {kind.__name__}: {error}") from None
+        raise PeerError(f"a frame is not a {kind.__name__}: {error}") from None
 
 
 def receive_into(connection: socket.socket, out: memoryview, seconds: float) -> None:
@@ -110,7 +110,7 @@ def _receive_until(connection: socket.socket, out: memoryview, deadline: float |
 
 
 def admit(connection: socket.socket, secret: bytes, seconds: float) -> str:
-    """The listener's side of the beginning; returns the caller's space. Raises `PeerError` for strangers."""
+    """The listener's side of the handshake; returns the caller's space. Raises `PeerError` for a wrong proof."""
     nonce = secrets.token_bytes(_CHALLENGE_BYTES)
     send(connection, Challenge(VERSION, nonce))
     hello = receive(connection, Hello, seconds, limit=4096)
@@ -120,7 +120,7 @@ def admit(connection: socket.socket, secret: bytes, seconds: float) -> str:
 
 
 def introduce(connection: socket.socket, secret: bytes, space: str, seconds: float) -> None:
-    """The caller's side of it. Raises `PeerError`."""
+    """The caller's side of the handshake. Raises `PeerError`."""
     challenge = receive(connection, Challenge, seconds, limit=4096)
     if challenge.version != VERSION:
         raise PeerError(f"the peer speaks version {challenge.version}, not {VERSION}")

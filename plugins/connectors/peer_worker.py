@@ -1,7 +1,7 @@
-"""The worker side of the peer connector: keeps copies for others in host memory, and loads what others keep.
+"""The worker side of the peer connector: keeps copies in host memory for peers, and loads blocks from peers.
 
-A load goes on beside the steps: a thread receives blocks into a few host buffers, and each step moves those that have
-arrived into the KV memory. A load that fails reports the blocks that did not arrive; they are computed here.
+A load runs beside the steps: a thread receives blocks into a few host buffers, and each step moves those that have
+arrived into the KV memory. A load that fails reports the blocks that did not arrive, and this engine computes them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Load:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def give(self, part: tuple[Sequence[Move], np.ndarray, list[int]] | None) -> None:
-        """Waits for room; gives up when nobody takes parts any more."""
+        """Waits for room in the queue; returns without adding once the load was stopped."""
         while not self.stopped.is_set():
             try:
                 self.parts.put(part, timeout=_POLL_SECONDS)
@@ -118,7 +118,7 @@ class PeerWorker(BlockWorker):
         return self._peers[source]
 
     def _receive(self, load: Load, peer: PeerClient, moves: Sequence[Move]) -> None:
-        """In a thread of its own: after the first block that does not come the rest is not worth its time."""
+        """Runs in a thread: fetches batch by batch, and asks for no further batch once a block is missing."""
         whole = True
         for part in batches(moves):
             data = np.empty((len(part), self.block_bytes), np.uint8)

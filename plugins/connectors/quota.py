@@ -1,7 +1,8 @@
-"""Keeps a tree of files below a number of bytes; those unused for longest go first.
+"""Keeps a tree of files below a number of bytes by removing the least recently used.
 
-A file's modification time is when it was last used: readers set it, because access times are often not kept. Several
-processes may keep one tree; each counts its own writes and looks at the tree again now and then. Knows no block.
+Readers set a file's modification time to the time of use, because many systems do not record access times. Several
+processes may limit one tree; each counts its own writes and counts the whole tree again from time to time. Knows no
+block.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Quota:
         return True
 
     def add(self, size: int) -> None:
-        """`size` bytes were written."""
+        """Notes that `size` bytes were written."""
         if self._used is not None:
             self._used += size
             self._written += size
@@ -58,7 +59,7 @@ class Quota:
 
 
 def _files(folder: Path | str) -> Iterator[tuple[int, int, str]]:
-    """(last use in nanoseconds, bytes, path) of every file below `folder`; what vanishes meanwhile is passed over."""
+    """(last use in nanoseconds, bytes, path) of every file below `folder`; skips files that vanish meanwhile."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar, Literal
 
-import msgspec
 from fastapi import APIRouter
 from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import Field
 
 from frame.interfaces import BoundedModel, Endpoint, RequestError
+
+from .json_response import json_response
 
 _POLL_SECONDS = 0.05
 
@@ -48,7 +49,7 @@ class AdminEndpoint(Endpoint):
     admin: ClassVar[bool] = True
 
     def router(self) -> APIRouter:
-        """All of them."""
+        """The admin routes: POST to change, GET to ask."""
         router = APIRouter()
         for path, handler in (
             ("/pause", self._pause),
@@ -75,54 +76,56 @@ class AdminEndpoint(Endpoint):
         while body.mode == "wait" and running:
             await asyncio.sleep(_POLL_SECONDS)
             running = await self._control("pause", mode="wait", clear_cache=body.clear_cache)
-        return _json({"is_paused": True})
+        return json_response({"is_paused": True})
 
     async def _resume(self) -> Response:
         await self._control("resume")
-        return _json({"is_paused": False})
+        return json_response({"is_paused": False})
 
     async def _is_paused(self) -> Response:
-        return _json({"is_paused": await self._control("is_paused")})
+        return json_response({"is_paused": await self._control("is_paused")})
 
     async def _sleep(self, request: Request) -> Response:
         """Frees the KV cache and, from level 2 on, the weights. Requests wait."""
         body = await self._body(request, SleepBody)
         await self._control("sleep", keep=["weights"] if body.level == 1 else [])
-        return _json({"is_sleeping": True})
+        return json_response({"is_sleeping": True})
 
     async def _wake_up(self, request: Request) -> Response:
         body = await self._body(request, WakeBody)
         await self._control("wake_up", tags=body.tags)
-        return _json({"is_sleeping": await self._control("is_sleeping")})
+        return json_response({"is_sleeping": await self._control("is_sleeping")})
 
     async def _is_sleeping(self) -> Response:
-        return _json({"is_sleeping": await self._control("is_sleeping")})
+        return json_response({"is_sleeping": await self._control("is_sleeping")})
 
     async def _reset(self, request: Request) -> Response:
-        """`success` is false while running requests hold blocks, unless they are to be computed again."""
+        """`success` is false while running requests hold blocks, unless `reset_running_requests` preempts them."""
         body = await self._body(request, ResetBody)
-        return _json({"success": await self._control("reset_prefix_cache", **body.model_dump())})
+        return json_response({"success": await self._control("reset_prefix_cache", **body.model_dump())})
 
     async def _reset_media(self) -> Response:
-        """Models take text only, so there is nothing of media that could be kept: such caches are always empty."""
-        return _json({"success": True})
+        """Models take text only, so caches of media are always empty."""
+        return json_response({"success": True})
 
     async def _scale(self) -> Response:
         raise RequestError(
-            501, "one engine of one worker serves: there are no experts on other ranks to scale", code="not_implemented"
+            501,
+            "this server runs one engine with one worker: there are no experts on other ranks to scale",
+            code="not_implemented",
         )
 
     async def _start_profile(self) -> Response:
         await self._control("start_profile")
-        return _json({"profiling": True})
+        return json_response({"profiling": True})
 
     async def _stop_profile(self) -> Response:
-        return _json({"profiling": False, "file": await self._control("stop_profile")})
+        return json_response({"profiling": False, "file": await self._control("stop_profile")})
 
     async def _shutdown(self) -> Response:
         """Like a first SIGTERM: running requests may finish."""
         await self._control("shutdown")
-        return _json({"stopping": True})
+        return json_response({"stopping": True})
 
     async def _body(self, request: Request, kind: type[BoundedModel]) -> Any:
         """The body; its defaults when there is none."""
@@ -130,7 +133,3 @@ class AdminEndpoint(Endpoint):
 
     async def _control(self, method: str, **arguments: Any) -> Any:
         return await self.serving.engine.control(method, arguments)
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

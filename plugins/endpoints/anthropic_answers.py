@@ -42,9 +42,9 @@ class AnthropicErrors(ErrorShape):
 
 
 class Blocks:
-    """The content blocks of an answer as they grow; `feed` and `finish` return the events that tell of it.
+    """The content blocks of an answer; `feed` and `finish` return the events that announce what was added.
 
-    Whitespace opens no block of its own, so that a line break before a call is not an answer.
+    White space alone begins no text block, so that a line break before a call does not become one.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Blocks:
         return frames
 
     def finish(self) -> list[bytes]:
-        """The answer has ended."""
+        """Called at the end of the answer: the events that close the last block."""
         frames: list[bytes] = []
         if not self.content and self._space:
             frames += self._begin({"type": "text", "text": ""})
@@ -119,7 +119,7 @@ class Blocks:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Arguments as the object that `input` must be; text that is none stands under `invalid_json`."""
+    """Arguments as a JSON object for `input`; text that is not one is put under `invalid_json`."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):

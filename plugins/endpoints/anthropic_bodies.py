@@ -44,7 +44,7 @@ class AnthropicTool(BoundedModel):
     @classmethod
     def _functions_only(cls, value: str | None) -> str | None:
         if value not in (None, "custom"):
-            raise ValueError(f"{value!r} is no tool of this server; there is: custom")
+            raise ValueError(f"this server has no tool type {value!r}; there is: custom")
         return value
 
 
@@ -132,7 +132,7 @@ class ConversationBody(SamplingFields):
         if choice is not None and choice.type in ("any", "tool") and not names:
             raise ValueError(f"tool_choice {choice.type!r} needs tools")
         if choice is not None and choice.type == "tool" and choice.name not in names:
-            raise ValueError(f"tool_choice names {choice.name!r}, which is none of tools")
+            raise ValueError(f"tool_choice names {choice.name!r}, which is not in tools")
         return self
 
 

@@ -14,7 +14,7 @@ _BLOCKS = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thi
 
 
 def read_conversation(body: ConversationBody) -> Conversation:
-    """The conversation of a body; raises `RequestError` naming a block that cannot be taken."""
+    """The conversation of a body; raises `RequestError` that names a block which is not accepted."""
     messages = list(_messages(body))
     last = messages[-1]
     prefilled = last["role"] == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
@@ -127,7 +127,7 @@ def _kind(block: Any, where: str, kinds: tuple[str, ...]) -> str:
         known = "" if kind not in _BLOCKS else " at this place"
         shown = str(kind)[:50]
         raise RequestError(
-            400, f"{where}: type {shown!r} is not taken{known}; there are: {', '.join(kinds)}", param="messages"
+            400, f"{where}: type {shown!r} is not accepted{known}; there are: {', '.join(kinds)}", param="messages"
         )
     return str(kind)
 

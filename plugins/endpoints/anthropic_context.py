@@ -28,7 +28,9 @@ def refusal_of_edits(value: Object, messages: Sequence[Any], max_input_tokens: i
         if idle is None:
             return f"{where} has type {str(kind)[:80]!r}, which is not served; there are: {', '.join(_IDLE)}"
         if not idle(edit, messages, max_input_tokens):
-            return f"{where} ({kind}) would change the conversation, which is taken as it is sent: clear it yourself"
+            return (
+                f"{where} ({kind}) would change the conversation, which this server uses as it is sent: edit it first"
+            )
     return None
 
 

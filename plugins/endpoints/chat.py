@@ -15,6 +15,7 @@ from frame import RequestOutputKind
 from frame.interfaces import Content, Endpoint, EndpointSettings, OutputEvent, Serving
 
 from .chat_messages import delta_of, message_for_template, whole_message
+from .json_response import json_response
 from .names import response_name
 from .openai_answers import (
     DONE,
@@ -25,7 +26,6 @@ from .openai_answers import (
     Frames,
     Usage,
     UsageCounter,
-    json_response,
 )
 from .openai_bodies import ChatBody
 from .openai_logprobs import ChatLogprobs, TokenTexts, prompt_logprobs
@@ -61,7 +61,7 @@ def _piece(index: int, text: str) -> DeltaChoice:
 
 
 class _Chat:
-    """One request on its way to an answer."""
+    """One request: from its body to its response."""
 
     def __init__(self, settings: EndpointSettings, serving: Serving, body: ChatBody, name: str) -> None:
         self._settings = settings
@@ -84,7 +84,7 @@ class _Chat:
             template_kwargs=body.chat_template_kwargs,
         )
         self._begun: set[int] = set()
-        self._tells_tokens = bool(body.logprobs or body.return_token_ids)
+        self._shows_tokens = bool(body.logprobs or body.return_token_ids)
         self._echo = last["content"] if body.echo and isinstance(last.get("content"), str) else ""
 
     async def start(self) -> Stream:
@@ -120,7 +120,7 @@ class _Chat:
         return stream
 
     async def whole(self, outputs: Stream) -> Response:
-        """Everything in one response."""
+        """The whole answer in one response."""
         body, serving = self._body, self._serving
         choices: list[ChatChoice] = []
         usage, now = self._usage.usage(), int(time.time())
@@ -155,7 +155,7 @@ class _Chat:
         return json_response(answer)
 
     async def frames(self, first: Any, outputs: Stream) -> AsyncGenerator[bytes, None]:
-        """The response as events: the role first, then what is new, for each choice."""
+        """The response as server-sent events: for each choice the role, then its new output."""
         body, serving = self._body, self._serving
         options = body.stream_options
         with_usage = self._settings.enable_force_include_usage or (options is not None and options.include_usage)
@@ -185,7 +185,7 @@ class _Chat:
         yield frames.last(self._final_usage() if with_usage else None, timing) + DONE
 
     def _frame(self, frames: Frames, completion: Any, usage: Usage | None) -> bytes:
-        """The events of what a completion adds: the role before everything else, nothing while the parsers hold it."""
+        """The events of a completion's new output: the role first; nothing while the parsers hold the text back."""
         opening = b""
         if completion.index not in self._begun:
             self._begun.add(completion.index)
@@ -199,8 +199,8 @@ class _Chat:
         return opening if choice is None else opening + frames.choice(choice, usage)
 
     def _only_text(self, completion: Any, events: list[OutputEvent]) -> str | None:
-        """The text where a completion adds nothing else, as nearly all do."""
-        if completion.finish_reason is not None or len(events) != 1 or self._tells_tokens:
+        """The new text where a completion adds nothing but text; None otherwise."""
+        if completion.finish_reason is not None or len(events) != 1 or self._shows_tokens:
             return None
         event = events[0]
         return event.text if type(event) is Content and event.text else None

@@ -1,4 +1,4 @@
-"""What a model said, in OpenAI's form: events to messages and to deltas. Knows no request."""
+"""Converts parser events to OpenAI's messages and deltas. Knows no request."""
 
 from __future__ import annotations
 

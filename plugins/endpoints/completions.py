@@ -15,6 +15,7 @@ from msgspec import UNSET
 from frame import RequestOutputKind
 from frame.interfaces import Endpoint, EndpointSettings, Serving
 
+from .json_response import json_response
 from .merging import merge
 from .names import response_name
 from .openai_answers import (
@@ -23,7 +24,6 @@ from .openai_answers import (
     Frames,
     TextChoice,
     UsageCounter,
-    json_response,
 )
 from .openai_bodies import CompletionBody
 from .openai_logprobs import TextLogprobs, TextPlace, TokenTexts, prompt_logprobs
@@ -55,7 +55,7 @@ class CompletionsEndpoint(Endpoint):
 
 
 class _Completion:
-    """One request on its way to an answer."""
+    """One request: from its body to its response."""
 
     def __init__(self, settings: EndpointSettings, serving: Serving, body: CompletionBody, name: str) -> None:
         self._settings = settings
@@ -111,7 +111,7 @@ class _Completion:
         return {"prompt": prompt, **fields}
 
     async def whole(self, outputs: Stream) -> Response:
-        """Everything in one response."""
+        """The whole answer in one response."""
         choices: list[TextChoice] = []
         usage, now = self._usage.usage(), int(time.time())
         answer = Answer(
@@ -133,7 +133,7 @@ class _Completion:
         return json_response(answer)
 
     def _keep_best(self, output: Any) -> None:
-        """Leaves the n completions that are likeliest per token, best first, where more were drawn."""
+        """With best_of above n: keeps the n completions of highest mean log-probability, best first."""
         if self._best_of == self._n:
             return
         ranked = sorted(

@@ -28,8 +28,9 @@ from frame.interfaces import (
     limits_of,
 )
 
+from .json_response import json_response
 from .names import response_name
-from .openai_answers import DONE, Usage, UsageCounter, json_response
+from .openai_answers import DONE, Usage, UsageCounter
 from .openai_logprobs import ChatLogprobs, TokenTexts, prompt_logprobs
 
 Stream = AsyncGenerator[Any, None]
@@ -97,7 +98,7 @@ class GenerateAnswer(Struct):
 
 
 class GenerateEndpoint(Endpoint):
-    """Generation without a text on either side."""
+    """Generates token ids from token ids."""
 
     modes: ClassVar[frozenset[str]] = frozenset(("tokens",))
 
@@ -123,7 +124,7 @@ class GenerateEndpoint(Endpoint):
 
 
 class _Generation:
-    """One request on its way to an answer."""
+    """One request: from its body to its response."""
 
     def __init__(self, settings: EndpointSettings, serving: Serving, body: GenerateBody, name: str) -> None:
         self._serving = serving
@@ -154,7 +155,7 @@ class _Generation:
         return stream
 
     async def whole(self, outputs: Stream) -> Response:
-        """Everything in one response."""
+        """The whole answer in one response."""
         answer = GenerateAnswer(self._name, [])
         try:
             async for output in outputs:

@@ -1,6 +1,6 @@
-"""`POST /invocations`: any request of the other routes at the one address that a hosting platform calls.
+"""`POST /invocations`: accepts the bodies of the other routes, for hosting platforms that call one address only.
 
-SageMaker knows `/ping` and `/invocations` only; which route is meant follows from the fields of the body.
+SageMaker calls only `/ping` and `/invocations`; the fields of the body decide which route answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InvocationBody(BoundedModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, data: Any) -> Any:
-        """In place of `BoundedModel`'s, which knows the fields of this model only: the route refuses its own."""
+        """Replaces the check of `BoundedModel`: which fields are unknown is for the route to say."""
         return data
 
 
@@ -52,7 +52,7 @@ class InvocationsEndpoint(Endpoint):
         return router
 
     async def _invoke(self, request: Request) -> Response:
-        """What the route answers that the body is for, errors and streams included."""
+        """The answer of the route that the body is for, also an error or a stream."""
         body: InvocationBody = self.serving.http.parse(request, InvocationBody)
         given = {name for name, value in (body.model_extra or {}).items() if value is not None}
         response: Response = self.serving.http.forward(self._route(given))

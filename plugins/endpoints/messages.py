@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -15,6 +14,7 @@ from frame.interfaces import Endpoint, EndpointSettings, Serving
 from .anthropic_answers import AnthropicErrors, Blocks, event, stop_fields
 from .anthropic_bodies import ConversationBody, MessagesBody
 from .anthropic_chats import read_conversation
+from .json_response import json_response
 from .replies import Piece, Reply
 
 
@@ -50,11 +50,11 @@ class MessagesEndpoint(Endpoint):
         body: ConversationBody = self.serving.http.parse(request, ConversationBody)
         self.serving.models.served(body.model)
         chat = await Reply(self.serving, read_conversation(body), body).prompt()
-        return _json({"input_tokens": len(chat.token_ids)})
+        return json_response({"input_tokens": len(chat.token_ids)})
 
 
 class _Answer:
-    """One request on its way to an answer."""
+    """One request: from its body to its response."""
 
     def __init__(self, settings: EndpointSettings, serving: Serving, body: MessagesBody) -> None:
         self._body = body
@@ -79,11 +79,11 @@ class _Answer:
         return self._reply.run(self._name, priority=self._body.priority, cache_salt=self._body.cache_salt)
 
     async def whole(self, pieces: AsyncGenerator[Piece, None]) -> Response:
-        """Everything in one response."""
+        """The whole answer in one response."""
         async for piece in pieces:
             self._see(piece)
         self._blocks.finish()
-        return _json({**self._message(self._blocks.content), **self._ending(), "usage": self._final_usage()})
+        return json_response({**self._message(self._blocks.content), **self._ending(), "usage": self._final_usage()})
 
     async def frames(self, first: Piece | None, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
         """The response as events."""
@@ -134,14 +134,10 @@ class _Answer:
         return {**self._usage(), **({"output_tokens_details": {"thinking_tokens": thinking}} if thinking else {})}
 
     def _usage(self) -> dict[str, int]:
-        """Cached tokens count apart from the others where the server tells of them."""
+        """With --enable-prompt-tokens-details, cached tokens are counted apart from `input_tokens`."""
         reply = self._reply
         usage = {"input_tokens": reply.num_prompt_tokens, "output_tokens": reply.num_output_tokens}
         if self._details:
             usage["input_tokens"] -= reply.num_cached_tokens
             usage.update(cache_read_input_tokens=reply.num_cached_tokens, cache_creation_input_tokens=0)
         return usage
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

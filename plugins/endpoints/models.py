@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 
 from frame.interfaces import Endpoint
+
+from .json_response import json_response
 
 
 class ModelCard(msgspec.Struct):
@@ -45,17 +46,13 @@ class ModelsEndpoint(Endpoint):
     async def _list(self) -> Response:
         cards = [self._card(name) for name in self.serving.models.names]
         ends = {"first_id": cards[0].id, "last_id": cards[-1].id, "has_more": False}
-        return _json({"object": "list", "data": cards, **ends})
+        return json_response({"object": "list", "data": cards, **ends})
 
     async def _one(self, name: str) -> Response:
-        return _json(self._card(self.serving.models.served(name)))
+        return json_response(self._card(self.serving.models.served(name)))
 
     def _card(self, name: str) -> ModelCard:
         models = self.serving.models
         since = datetime.fromtimestamp(models.created, UTC).isoformat()
         longest = models.limits.max_model_len
         return ModelCard(name, models.created, models.names[0], longest, longest - 1, since, name)
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,4 +1,4 @@
-"""Names of responses."""
+"""The ids of responses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def response_name(prefix: str, request: Request, given: str | None) -> str:
-    """`prefix-` and what the body or the header X-Request-Id asks for, else something new."""
+    """`prefix-` and the id that the body or the header X-Request-Id gives, else a random one."""
     wanted = given or request.headers.get("x-request-id", "")
     return f"{prefix}-{wanted if _NAME.fullmatch(wanted) else uuid.uuid4().hex}"

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from fastapi.responses import Response
 from msgspec import UNSET, Struct, UnsetType
 
 from .openai_logprobs import ChatLogprobs, TextLogprobs
 from .timing import Timing, timing
 
 DONE = b"data: [DONE]\n\n"
-#: Stands for the text in a chunk that is made once; no name of a model or a request holds a control character.
+#: Placeholder for the text in a chunk that is encoded once; no name of a model or request has a control character.
 _MARK = "\0text\0"
 
 
@@ -135,13 +134,8 @@ class Answer(Struct):
     timing: Timing | UnsetType = UNSET
 
 
-def json_response(value: Any) -> Response:
-    """A struct as a response."""
-    return Response(msgspec.json.encode(value), media_type="application/json")
-
-
 class Frames:
-    """The events of one stream: what all of them share is encoded once.
+    """The events of one stream; the fields that all of them share are encoded once.
 
     `piece(index, text)` is a choice that adds nothing but text.
     """

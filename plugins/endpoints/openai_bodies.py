@@ -46,7 +46,7 @@ class GenerationBody(SamplingFields):
     """What chat and text completions have in common."""
 
     not_served: ClassVar[Mapping[str, str]] = {
-        "use_beam_search": "beam search is there in Python only",
+        "use_beam_search": "beam search is offered in Python only",
         "guided_json": _GRAMMAR,
         "guided_regex": _GRAMMAR,
         "guided_choice": _GRAMMAR,
@@ -54,7 +54,7 @@ class GenerationBody(SamplingFields):
         "regex": _GRAMMAR,
         "ebnf": _GRAMMAR,
         "json_schema": "send response_format",
-        "early_stopping": "beam search is there in Python only",
+        "early_stopping": "beam search is offered in Python only",
         "repetition_detection": "outputs are not searched for repetitions; send max_tokens",
         "media_io_kwargs": "prompts are text",
         "logits_processors": "processors are named on the command line",
@@ -87,7 +87,7 @@ class GenerationBody(SamplingFields):
     @classmethod
     def _no_beams(cls, value: float | None) -> float | None:
         if value not in (None, 1.0):
-            raise ValueError(f"is for beam search, which is there in Python only; leave it out, got {value}")
+            raise ValueError(f"is for beam search, which is offered in Python only; leave it out, got {value}")
         return value
 
     @field_validator("thinking_token_budget")
@@ -118,7 +118,7 @@ class CompletionBody(GenerationBody):
 
     not_served: ClassVar[Mapping[str, str]] = {
         **GenerationBody.not_served,
-        "suffix": "no model here fills in the middle",
+        "suffix": "no supported model fills in text before a suffix",
         "prompt_embeds": "prompts are text or token ids",
     }
 
@@ -199,7 +199,7 @@ def _check_ids(ids: list[Any]) -> list[Any]:
 
 
 class Message(BoundedModel):
-    """One message of a chat. What else it carries goes to the chat template as it is."""
+    """One message of a chat. Its other fields go to the chat template unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -268,7 +268,7 @@ class ChatBody(GenerationBody):
     def _trusted_templates_only(cls, value: str | None, info: ValidationInfo) -> str | None:
         limits = limits_of(info)
         if value is not None and limits is not None and not limits.trust_request_chat_template:
-            raise ValueError("is not taken from requests (--trust-request-chat-template)")
+            raise ValueError("is not accepted from requests; start the server with --trust-request-chat-template")
         return value
 
     @field_validator("modalities")

@@ -1,7 +1,7 @@
-"""`GET /`: a page to talk to the model and to watch the engine. Static files, the same for everybody.
+"""`GET /`: a page to talk to the model and to watch the engine. Static files, the same for every user.
 
-What the page shows it asks of the API, with the key that its user types; the files themselves need none. Nothing is
-loaded from elsewhere, and the policy that comes with the files forbids it.
+The page calls the API with the key that its user types; the files themselves need no key. The page loads nothing from
+other hosts, and its content security policy forbids it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _path(file: Path) -> str:
 
 
 class _File:
-    """A file with its headers; browsers that have it are told so."""
+    """A file with its headers; answers 304 to a browser that has it."""
 
     def __init__(self, file: Path) -> None:
         self._body = file.read_bytes()

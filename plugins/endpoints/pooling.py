@@ -11,8 +11,8 @@ from fastapi.responses import Response
 
 from frame.interfaces import Endpoint
 
+from .json_response import json_response
 from .names import response_name
-from .openai_answers import json_response
 from .pooling_answers import ClassItem, Pooled, PooledItem, pool_all, usage_of
 from .pooling_bodies import ClassifyBody, PoolingBody
 

@@ -93,7 +93,7 @@ def usage_of(counts: Sequence[int]) -> PoolingUsage:
 
 async def pool_all(serving: Serving, body: Any, params: Any, name: str) -> list[Any]:
     """The outputs of all inputs of a body, in order; the first failure ends the rest."""
-    unique = uuid.uuid4().hex[:8]  # clients may choose names, and use one twice at a time
+    unique = uuid.uuid4().hex[:8]  # clients choose request ids, and may use one twice at the same time
     pool = serving.generation.pool
     tasks = [
         asyncio.ensure_future(pool(prompt, params, f"{name}-{unique}-{number}", priority=body.priority))

@@ -31,7 +31,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one output of the engine adds."""
+    """What one output of the engine adds to the reply."""
 
     events: Sequence[OutputEvent]
     token_ids: Sequence[int]
@@ -43,8 +43,8 @@ class Piece:
 class Reply:
     """Renders a conversation and streams the model's answer to it.
 
-    `body` says how tokens are drawn; `fields` are what the route sets itself, as in `Serving.params`. Raises
-    `RequestError` when its tools cannot be had.
+    `body` holds the sampling parameters; `fields` are those that the route sets, as for `Serving.generation.params`.
+    Raises `RequestError` when the model cannot call the tools of the conversation.
     """
 
     def __init__(self, serving: Serving, conversation: Conversation, body: SamplingFields, **fields: Any) -> None:
@@ -74,7 +74,7 @@ class Reply:
         )
 
     async def run(self, name: str, *, priority: int = 0, cache_salt: str | None = None) -> AsyncGenerator[Piece, None]:
-        """The pieces of the answer as they come; closing it aborts the request."""
+        """The pieces of the answer as they arrive; closing the generator aborts the request."""
         chat = await self.prompt()
         prompt = {"prompt": chat.text, "prompt_token_ids": chat.token_ids}
         if cache_salt is not None:
@@ -97,7 +97,7 @@ class Reply:
             await outputs.aclose()
 
     def num_reasoning_tokens(self) -> int:
-        """Output tokens that were reasoning; asked for once, at the end."""
+        """How many output tokens were reasoning; call it once, after the last piece."""
         count: int = self._turn.num_reasoning_tokens()
         return min(count, self.num_output_tokens)
 

@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's Responses API, at once, as events, or in the background; stored for a while."""
+"""`/v1/responses`: OpenAI's Responses API: whole, streamed or in the background; responses are stored for a while."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from frame.interfaces import Endpoint, EndpointSetup, RequestError
 
+from .json_response import json_response
 from .replies import Conversation, Reply
 from .responses_bodies import InputBody, ResponsesBody
 from .responses_chats import as_items, read_items
@@ -32,18 +32,18 @@ _MAX_PAGE = 100
 
 
 class ResponsesOptions(BaseModel):
-    """Bounds of what is kept in each API process: `--plugin.responses.FIELD`."""
+    """Bounds on the responses that each API process stores: `--plugin.responses.FIELD`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_responses: int = Field(1024, ge=1, description="Responses that are stored.")
-    max_bytes: int = Field(256 << 20, ge=1 << 20, description="Bytes that stored responses take.")
-    max_background: int = Field(64, ge=1, description="Responses that are made in the background at once.")
+    max_responses: int = Field(1024, ge=1, description="Responses stored at most.")
+    max_bytes: int = Field(256 << 20, ge=1 << 20, description="Bytes that stored responses take at most.")
+    max_background: int = Field(64, ge=1, description="Background responses that are generated at once.")
     ttl_seconds: float = Field(3600.0, gt=0, description="Seconds that a response is stored.")
 
 
 class ResponsesEndpoint(Endpoint):
-    """Responses, and what is stored of them for their owner."""
+    """Creates, stores and returns responses. Only the owner of the API key that made one can read it."""
 
     def __init__(self, setup: EndpointSetup, options: Any = None) -> None:
         super().__init__(setup, options)
@@ -79,14 +79,14 @@ class ResponsesEndpoint(Endpoint):
             await self.serving.http.race(request, self._drain(run, None))
             if body.store:
                 self._store.add(stored)
-            return _answer(run.response)
+            return json_response(run.response)
         if body.store:
             self._store.add(stored)
         events: Response = self.serving.http.events(self._recorded(run, stored if body.store else None))
         return events
 
     async def _prepare(self, request: Request, body: ResponsesBody) -> tuple[ResponseRun, StoredResponse]:
-        """The run of a request, and what is stored of it."""
+        """The run that generates the response, and its record for the store."""
         model = self.serving.models.served(body.model)
         owner = self.serving.http.owner(request)
         conversation, items, history, tooling = await self._conversation(body, owner)
@@ -98,13 +98,15 @@ class ResponsesEndpoint(Endpoint):
     async def _conversation(
         self, body: InputBody, owner: str
     ) -> tuple[Conversation, list[Object], list[Object], Tooling]:
-        """The chat, the items of this request, those before it, and the tools that run here."""
+        """The chat, the items of this request, the items of earlier responses, and the tools that this server runs."""
         history: list[Object] = []
         if body.previous_response_id is not None:
             earlier = self._store.get(body.previous_response_id, owner)
             if earlier.running:
                 raise RequestError(
-                    400, f"response {body.previous_response_id!r:.80} is still being made", param="previous_response_id"
+                    400,
+                    f"response {body.previous_response_id!r:.80} is still being generated",
+                    param="previous_response_id",
                 )
             history = [*earlier.history, *earlier.response["output"]]
         items = [{"id": f"item_{uuid.uuid4().hex}", "type": "message", **item} for item in as_items(body.input)]
@@ -130,10 +132,10 @@ class ResponsesEndpoint(Endpoint):
         if body.stream:
             events: Response = self.serving.http.events(stored.follow(0))
             return events
-        return _answer(stored.response)
+        return json_response(stored.response)
 
     async def _drain(self, run: ResponseRun, stored: StoredResponse | None) -> None:
-        """Runs to the end; events are for those who follow a stored response."""
+        """Runs to the end; records the events, so that clients can follow a stored response."""
         try:
             async with aclosing(run.frames(self._details)) as frames:
                 async for frame in frames:
@@ -148,7 +150,7 @@ class ResponsesEndpoint(Endpoint):
             raise run.failure
 
     async def _recorded(self, run: ResponseRun, stored: StoredResponse | None) -> AsyncGenerator[bytes, None]:
-        """The events of a stream, kept for later where the response is stored."""
+        """The events of a stream, recorded where the response is stored."""
         try:
             async with aclosing(run.frames(self._details)) as frames:
                 async for frame in frames:
@@ -169,16 +171,16 @@ class ResponsesEndpoint(Endpoint):
         self.serving.models.served(body.model)
         conversation, *_ = await self._conversation(body, self.serving.http.owner(request))
         chat = await Reply(self.serving, conversation, body).prompt()
-        return _answer({"object": "response.input_tokens", "input_tokens": len(chat.token_ids)})
+        return json_response({"object": "response.input_tokens", "input_tokens": len(chat.token_ids)})
 
     async def _retrieve(
         self, request: Request, name: str, stream: bool = False, starting_after: int | None = None
     ) -> Response:
         stored = self._store.get(name, self.serving.http.owner(request))
         if not stream:
-            return _answer(stored.response)
+            return json_response(stored.response)
         if not stored.recorded:
-            raise RequestError(400, f"response {name!r:.80} was not made with stream or background", param="stream")
+            raise RequestError(400, f"response {name!r:.80} was not created with stream or background", param="stream")
         start = 0 if starting_after is None else max(0, min(starting_after, 1 << 31) + 1)
         events: Response = self.serving.http.events(stored.follow(start))
         return events
@@ -186,20 +188,20 @@ class ResponsesEndpoint(Endpoint):
     async def _delete(self, request: Request, name: str) -> Response:
         stored = self._store.get(name, self.serving.http.owner(request))
         self._store.drop(stored)
-        return _answer({"id": name, "object": "response", "deleted": True})
+        return json_response({"id": name, "object": "response", "deleted": True})
 
     async def _cancel(self, request: Request, name: str) -> Response:
         stored = self._store.get(name, self.serving.http.owner(request))
         if not stored.response["background"]:
-            raise RequestError(400, f"response {name!r:.80} was not made in the background")
+            raise RequestError(400, f"response {name!r:.80} was not created in the background")
         task = stored.task
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            if stored.running:  # it had not begun
+            if stored.running:  # its task had not begun
                 stored.response["status"] = "cancelled"
                 self._settle(stored)
-        return _answer(stored.response)
+        return json_response(stored.response)
 
     async def _input_items(
         self, request: Request, name: str, after: str = "", limit: int = 20, order: str = "desc"
@@ -211,7 +213,7 @@ class ResponsesEndpoint(Endpoint):
         ids = [item["id"] for item in items]
         start = ids.index(after) + 1 if after in ids else 0
         page = items[start : start + limit]
-        return _answer(
+        return json_response(
             {
                 "object": "list",
                 "data": [_shown_item(item) for item in page],
@@ -232,7 +234,3 @@ def _shown_item(item: Object) -> Object:
             part["annotations"] = []
         return {"status": "completed", **item, "content": [part]}
     return item
-
-
-def _answer(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

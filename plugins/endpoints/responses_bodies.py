@@ -24,7 +24,7 @@ Object = dict[str, Any]  # free form: bounded by the size and depth of the body
 
 
 class Reasoning(BoundedModel):
-    """How much the model thinks. Summaries are not made: the reasoning itself is shown."""
+    """How much the model reasons. Reasoning is returned as it is, not as a summary."""
 
     effort: Name | None = None
     summary: Name | None = None
@@ -47,18 +47,18 @@ class TextFormat(BoundedModel):
         return self
 
     def constraint(self) -> StructuredOutputsParams | None:
-        """As the engine takes it; None for free text."""
+        """The constraint for the engine; None for free text."""
         if self.type == "json_object":
             return StructuredOutputsParams(json_object=True)
         return StructuredOutputsParams(json=self.schema_) if self.type == "json_schema" else None
 
     def shown(self) -> Object:
-        """As the response repeats it."""
+        """The format as the response shows it."""
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
 class TextConfig(BoundedModel):
-    """What the text of the answer is like."""
+    """The format of the answer's text."""
 
     format: TextFormat = Field(default_factory=TextFormat)
     verbosity: Name | None = None
@@ -75,13 +75,13 @@ class InputBody(SamplingFields):
 
     not_served: ClassVar[Mapping[str, str]] = {
         "conversation": "send previous_response_id",
-        "prompt": "there are no prompts stored here",
+        "prompt": "this server stores no prompts",
         "moderation": "this server moderates nothing",
-        "context_management": "the conversation is taken as it is sent",
-        "access_programs": "there are none",
-        "personality": "there are none",
+        "context_management": "the conversation is used as it is sent",
+        "access_programs": "this server has none",
+        "personality": "this server has none",
         "previous_input_messages": "send all messages in input, or previous_response_id",
-        "enable_response_messages": "the response has the output alone",
+        "enable_response_messages": "the response holds only the output",
         "messages": "send input",
         "response_format": "send text.format",
         "chat_template": "the server's chat template is used",
@@ -115,7 +115,7 @@ class InputBody(SamplingFields):
 
 
 class ResponsesBody(InputBody):
-    """`POST /v1/responses`. Fields of the sampling parameters are taken too."""
+    """`POST /v1/responses`. Accepts the fields of the sampling parameters too."""
 
     background: bool = False
     stream: bool = False
@@ -168,7 +168,7 @@ class ResponsesBody(InputBody):
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
 
     def constraint(self) -> StructuredOutputsParams | None:
-        """What the output must obey; raises `ValueError` when two fields say so."""
+        """What the output must obey; raises `ValueError` when two fields constrain it."""
         formatted = self.text.format.constraint()
         if self.structured_outputs is None:
             return formatted

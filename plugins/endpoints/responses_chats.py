@@ -26,9 +26,9 @@ def as_items(value: str | list[Object]) -> list[Object]:
 
 
 def read_items(items: Iterable[Mapping[str, Any]]) -> list[Object]:
-    """Items as chat messages; raises `RequestError` naming one that cannot be taken.
+    """Items as chat messages; raises `RequestError` that names an item which is not accepted.
 
-    Reasoning, text and calls that follow each other are one message of the assistant.
+    Consecutive reasoning, text and calls become one message of the assistant.
     """
     chat = _Chat()
     for number, item in enumerate(items):
@@ -60,7 +60,7 @@ class _Chat:
             case "mcp_list_tools":
                 pass
             case _:
-                raise wrong(where, f"has type {kind!r:.50}, which is not taken; there are: {', '.join(_ITEMS)}")
+                raise wrong(where, f"has type {kind!r:.50}, which is not accepted; there are: {', '.join(_ITEMS)}")
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = _ROLES.get(str(item.get("role")))
@@ -89,7 +89,7 @@ class _Chat:
     def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
         parts = item.get("content") or item.get("summary") or []
         if not parts and item.get("encrypted_content"):
-            raise wrong(where, "holds encrypted reasoning, which cannot be read here")
+            raise wrong(where, "holds encrypted reasoning, which this server cannot read")
         self._open = None
         message = self._assistant()
         message["reasoning"] = message["reasoning_content"] = _text(parts, where)
@@ -133,7 +133,9 @@ def _text(content: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind not in _TEXTS:
             there = ", ".join(("input_text", "output_text", "refusal", "input_image"))
-            raise wrong(f"{where}.content.{number}", f"has type {kind!r:.50}, which is not taken; there are: {there}")
+            raise wrong(
+                f"{where}.content.{number}", f"has type {kind!r:.50}, which is not accepted; there are: {there}"
+            )
         texts.append(_string(part, _TEXTS[str(kind)], f"{where}.content.{number}"))
     return "\n".join(texts)
 

@@ -1,4 +1,4 @@
-"""Output items of the Responses API as they grow, and the events that tell of it. Knows no store and no tool server."""
+"""Output items of the Responses API, built event by event. Knows no store and no tool server."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Object = dict[str, Any]
 
 
 class OutputItems:
-    """The items of a response. `labels` are the tool servers of the functions that run here.
+    """The items of a response. `labels` maps functions that this server runs to their tool servers.
 
-    `feed` takes what the model wrote in one reply and `finish` ends that reply; both return events without numbers.
-    Whitespace opens no message of its own. Calls of functions that run here stay open until `answered`.
+    `feed` takes new output of one reply and `finish` ends the reply; both return events without sequence numbers.
+    White space alone begins no message. Calls that this server runs stay open until `answered`.
     """
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.items: list[Object] = []
-        #: calls of the newest reply: those for the client, and those that run here
+        #: calls of the newest reply: for the client, and (`server_calls`) for this server to run
         self.calls: list[Object] = []
         self.server_calls: list[Object] = []
         self._labels = labels
@@ -28,11 +28,11 @@ class OutputItems:
         self._space = ""
 
     def begin_reply(self) -> None:
-        """Another reply follows."""
+        """Starts a new reply: forgets the calls of the previous one."""
         self.calls, self.server_calls = [], []
 
     def feed(self, events: Iterable[OutputEvent], logprobs: Sequence[Any] = ()) -> list[Object]:
-        """Takes what the model wrote; `logprobs` go with its next text."""
+        """Takes new output of the model; `logprobs` belong to the first text in it."""
         found: list[Object] = []
         for each in events:
             match each:
@@ -50,7 +50,7 @@ class OutputItems:
         return found
 
     def finish(self, complete: bool) -> list[Object]:
-        """The reply has ended; `complete` is False when it was cut off."""
+        """Ends the reply; `complete` is False when it was cut off."""
         found: list[Object] = []
         if self._space and not self.items:
             found += self._begin_message()
@@ -59,7 +59,7 @@ class OutputItems:
         return found + self._close("completed" if complete else "incomplete")
 
     def add(self, item: Object, kind: str) -> list[Object]:
-        """An item that is complete at once, whose progress is told by events `response.kind.…`."""
+        """Adds an item that is complete at once; its events are named `response.KIND.…`."""
         found = self._close("completed") + self._added(item)
         self._open = None
         return [
@@ -70,7 +70,7 @@ class OutputItems:
         ]
 
     def answered(self, call: Object, output: str | None, error: str | None) -> list[Object]:
-        """A call of a function that ran here has its result."""
+        """Gives a call that this server ran its result or error."""
         call["status"] = "completed" if error is None else "failed"
         call["output"] = output
         call["error"] = None if error is None else {"type": "mcp_tool_execution_error", "content": error}
@@ -192,6 +192,6 @@ def _argument_events(item: Object) -> str:
 
 
 def _copy(item: Object) -> Object:
-    """What an event shows: later changes of the item must not change it."""
+    """A copy of an item for an event, which later changes of the item do not reach."""
     content = item.get("content")
     return {**item, "content": [dict(part) for part in content]} if content is not None else dict(item)

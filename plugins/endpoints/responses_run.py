@@ -1,4 +1,4 @@
-"""Makes one response: replies of the model and calls of tools that run on the server, until it is complete.
+"""Generates one response: replies of the model and calls of tools that the server runs, until it is complete.
 
 Knows no store and no HTTP; the caller drives it by reading its events.
 """
@@ -40,14 +40,14 @@ class Usage:
     reasoning: int = 0
 
     def add(self, reply: Reply) -> None:
-        """Takes a reply that has ended."""
+        """Adds the tokens of a reply that has ended."""
         self.prompt += reply.num_prompt_tokens
         self.cached += reply.num_cached_tokens
         self.output += reply.num_output_tokens
         self.reasoning += reply.num_reasoning_tokens()
 
     def shown(self, details: bool) -> Object:
-        """As the response has it."""
+        """The usage object of a response."""
         return {
             "input_tokens": self.prompt,
             "input_tokens_details": {"cached_tokens": self.cached if details else 0, "cache_write_tokens": 0},
@@ -59,14 +59,14 @@ class Usage:
 
 @dataclass(frozen=True)
 class Tooling:
-    """Functions that run here: name -> label of the tool server; and the items that list them."""
+    """`labels`: function that this server runs → its tool server; `listed`: the output items that list them."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     listed: tuple[Object, ...] = ()
 
 
 class ResponseRun:
-    """One response on its way. `response` is what a client sees of it at any time."""
+    """Generates one response. `response` is the object that a client sees at any time."""
 
     def __init__(
         self, serving: Serving, body: ResponsesBody, response: Object, conversation: Conversation, tooling: Tooling,
@@ -81,7 +81,7 @@ class ResponseRun:
         self._output = OutputItems(tooling.labels)
         self._texts = TokenTexts(serving.text.token_bytes, False)
         self._usage = Usage()
-        #: what ended it, when it failed
+        #: the error that ended the response, if one did
         self.failure: RequestError | None = None
         self._number = 0
         self._reply: Reply | None = None
@@ -89,12 +89,12 @@ class ResponseRun:
         self._first: Piece | None = None
 
     async def begin(self) -> None:
-        """Admits the request; raises `RequestError` for what is wrong with it."""
+        """Starts the first reply; raises `RequestError` when the request is wrong."""
         self._pieces = self._next_reply()
         self._first = await anext(self._pieces, None)
 
     async def frames(self, details: bool) -> AsyncGenerator[bytes, None]:
-        """All events, numbered. Failures become the last event; closing it cancels what is left."""
+        """All events, numbered. A failure becomes the last event; closing the generator cancels the rest."""
         response = self.response
         try:
             yield self._life("created")
@@ -127,7 +127,7 @@ class ResponseRun:
         self.response["error"] = {"code": code, "message": " ".join(error.message.split())[:2000]}
 
     async def _events(self) -> AsyncGenerator[Object, None]:
-        """What happens between the begin and the end; leaves the status behind."""
+        """The events between the first and the last; sets the status of the response."""
         output = self._output
         for item in self._tooling.listed:
             for event in output.add(item, "mcp_list_tools"):
@@ -158,7 +158,7 @@ class ResponseRun:
         self.response["status"] = "completed"
 
     async def _all_pieces(self) -> AsyncGenerator[Piece, None]:
-        """The pieces of the next reply, the first of which may be there already."""
+        """The pieces of the next reply; `begin` may have read the first one already."""
         pieces = self._pieces = self._pieces or self._next_reply()
         first, self._first = self._first, None
         if first is not None:
@@ -205,9 +205,8 @@ class ResponseRun:
             for c in calls
         ]
         messages = [*self._conversation.messages, {"role": "assistant", "content": "", "tool_calls": said}, *results]
-        choice = (
-            None if self._conversation.tool_choice in (None, "none") else "auto"
-        )  # the first reply has met a demanded tool choice
+        # the first reply has made the call that a tool choice demands, so the next one is free
+        choice = None if self._conversation.tool_choice in (None, "none") else "auto"
         self._conversation = replace(self._conversation, messages=messages, tool_choice=choice)
 
     def _logprobs(self, piece: Piece) -> list[Any]:
@@ -231,5 +230,5 @@ def _arguments(text: str) -> Object:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise ToolError(f"the arguments are no JSON object: {text[:200]}")
+        raise ToolError(f"the arguments are not a JSON object: {text[:200]}")
     return value

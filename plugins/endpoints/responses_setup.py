@@ -1,4 +1,4 @@
-"""What a response begins with: the object that clients see, its tools, and a conversation that fits the model."""
+"""What a response needs before it runs: the object for clients, its tools, and a conversation that fits the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 
 def new_response(name: str, model: str, body: ResponsesBody) -> Object:
-    """The response before anything has happened."""
+    """The response object before anything is generated."""
     reasoning = body.reasoning
     return {
         "id": name,
@@ -57,7 +57,7 @@ def new_response(name: str, model: str, body: ResponsesBody) -> Object:
 
 
 async def resolve_tools(body: InputBody, servers: ToolServers) -> tuple[list[Object], Any, Tooling]:
-    """The functions for the chat, the choice among them, and those that run here; raises `RequestError`."""
+    """The functions of the chat, the tool choice, and the functions that this server runs. Raises `RequestError`."""
     functions: list[Object] = []
     labels: dict[str, str] = {}
     listed: list[Object] = []
@@ -87,9 +87,11 @@ async def resolve_tools(body: InputBody, servers: ToolServers) -> tuple[list[Obj
 
 
 def _label(tool: Mapping[str, Any], where: str, servers: ToolServers) -> str:
-    """The tool server that a tool means. Only named ones are used, whatever address a request brings."""
+    """The tool server of a tool: one named with --tool-server; the address in a request is never used."""
     if tool.get("require_approval", "never") != "never":
-        raise RequestError(400, f"{where}.require_approval must be 'never': nobody here approves calls", param="tools")
+        raise RequestError(
+            400, f"{where}.require_approval must be 'never': this server asks nobody to approve calls", param="tools"
+        )
     kind = str(tool.get("type"))
     wanted = (str(tool.get("server_label")),) if kind == "mcp" else BUILT_IN[kind]
     label = next((each for each in wanted if each in servers.addresses), None)
@@ -127,14 +129,14 @@ def _listed(label: str, tools: list[ServerTool]) -> Object:
 
 
 async def fitting(serving: Serving, conversation: Conversation, body: InputBody) -> Conversation:
-    """The conversation without its oldest messages where the whole would not fit; instructions stay."""
+    """The conversation, shortened by its oldest messages until it fits max_model_len; instructions stay."""
     limit: int = serving.models.limits.max_model_len - 1
     fixed = [each for each in conversation.messages[:1] if each["role"] == "system"]
     others = list(conversation.messages[len(fixed) :])
 
     def without(count: int) -> Conversation:
         rest = others[count:]
-        while len(rest) > 1 and rest[0]["role"] == "tool":  # its call is gone
+        while len(rest) > 1 and rest[0]["role"] == "tool":  # a result whose call was dropped
             rest = rest[1:]
         return replace(conversation, messages=[*fixed, *rest])
 

@@ -21,7 +21,7 @@ _RUNNING = ("queued", "in_progress")
 
 
 class StoredResponse:
-    """One response with what led to it. `history` are the items of the whole conversation before its output."""
+    """One response and its input. `history` are the items of the whole conversation before its output."""
 
     def __init__(self, owner: str, response: Object, input_items: list[Object], history: list[Object]) -> None:
         self.owner = owner
@@ -36,31 +36,31 @@ class StoredResponse:
 
     @property
     def running(self) -> bool:
-        """Whether it is still being made."""
+        """Whether it is still being generated."""
         return self.response["status"] in _RUNNING
 
     @property
     def recorded(self) -> bool:
-        """Whether its events are kept."""
+        """Whether its events were recorded."""
         return bool(self._frames) or self.running
 
     def record(self, frame: bytes) -> None:
-        """Keeps an event for those who follow; its number is its place."""
+        """Records an event for clients that follow; its sequence number is its index."""
         self._frames.append(frame)
         self.notify()
 
     @property
     def key(self) -> tuple[str, str]:
-        """Under which it is stored."""
+        """Owner and id: the key in the store."""
         return self.owner, self.response["id"]
 
     def notify(self) -> None:
-        """Wakes those who follow."""
+        """Wakes the clients that follow."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
-        """Recorded events from number `start` on, and new ones as they come."""
+        """Recorded events from number `start` on, then new ones as they are recorded."""
         while True:
             while start < len(self._frames):
                 yield self._frames[start]
@@ -70,7 +70,7 @@ class StoredResponse:
             await self._changed.wait()
 
     def measure(self) -> int:
-        """About the bytes that it takes, without what it shares with other responses."""
+        """About how many bytes it takes, without the history that it shares with other responses."""
         return len(msgspec.json.encode([self.response, self.input_items])) + sum(map(len, self._frames))
 
 
@@ -93,7 +93,7 @@ class ResponseStore:
         self._max_running = max_running
         self._ttl_seconds = ttl_seconds
         self._clock = clock
-        # by owner and id, since clients may choose ids and must not find those of others
+        # by owner and id: clients may choose ids, and must not find responses of other owners
         self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
         self.num_bytes = 0
 
@@ -101,13 +101,13 @@ class ResponseStore:
         return len(self._stored)
 
     def add(self, stored: StoredResponse) -> None:
-        """Keeps a response, in place of the owner's earlier one of that id.
+        """Stores a response; it replaces the owner's earlier one of that id.
 
-        Raises `RequestError` 429 when too many are being made in the background.
+        Raises `RequestError` 429 when too many are being generated in the background.
         """
         running = sum(each.running and each.response["background"] for each in self._stored.values())
         if stored.response["background"] and running >= self._max_running:
-            raise RequestError(429, f"{running} responses are being made in the background; wait for one of them")
+            raise RequestError(429, f"{running} responses are being generated in the background; wait for one of them")
         stored.expires = self._clock() + self._ttl_seconds
         self.drop(stored)
         self._stored[stored.key] = stored
@@ -130,7 +130,7 @@ class ResponseStore:
         return stored
 
     def drop(self, stored: StoredResponse) -> None:
-        """Forgets what is stored under the key of a response, and ends it if it is being made."""
+        """Removes the response that is stored under this one's key, and cancels it if it is running."""
         found = self._stored.pop(stored.key, None)
         if found is not None:
             self.num_bytes -= found.num_bytes
@@ -144,14 +144,14 @@ class ResponseStore:
                 break
             if not stored.running:
                 self.drop(stored)
-        while self._over and (oldest := self._dispensable()) is not None:
+        while self._over and (oldest := self._next_to_drop()) is not None:
             self.drop(oldest)
 
     @property
     def _over(self) -> bool:
         return len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes
 
-    def _dispensable(self) -> StoredResponse | None:
+    def _next_to_drop(self) -> StoredResponse | None:
         """The oldest response of the owner with most bytes, so that no owner displaces the others' responses."""
         taken: Counter[str] = Counter()
         many = len(self._stored) > self._max_responses

@@ -1,4 +1,4 @@
-"""Tools and tool choices of the Responses API in the form that chats have. Knows no tool server."""
+"""Converts tools and tool choices of the Responses API to those of chat completions. Knows no tool server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from frame.interfaces import RequestError
 
 Object = dict[str, Any]
 
-#: Kinds of built-in tools -> labels of the tool server that does it.
+#: Type of a built-in tool → labels of the tool servers that can run it, in order of preference.
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "mcp": (),
     "code_interpreter": ("code_interpreter", "python"),
@@ -19,7 +19,7 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
 
 
 def function_of(tool: Mapping[str, Any], where: str) -> Object:
-    """A function tool as a chat has it."""
+    """A function tool in the form of chat completions."""
     name = tool.get("name")
     if not isinstance(name, str) or not name:
         raise RequestError(400, f"{where}.name must be text", param="tools")
@@ -31,13 +31,13 @@ def function_of(tool: Mapping[str, Any], where: str) -> Object:
 
 
 def shown_tool(tool: Mapping[str, Any]) -> Object:
-    """A tool as the response repeats it: without secrets, with what its type must have."""
+    """A tool as the response shows it: without secrets, with the fields that its type must have."""
     hidden = {name: value for name, value in tool.items() if name not in ("authorization", "headers")}
     return {"strict": None, "parameters": None, **hidden} if tool.get("type") == "function" else hidden
 
 
 def choice_of(choice: Any, names: Sequence[str], server_tools: Mapping[str, Sequence[str]]) -> tuple[Any, set[str]]:
-    """The choice as a chat has it, and the names that remain allowed. `server_tools` are names by label."""
+    """The choice in the form of chat completions, and the allowed names. `server_tools`: label → names."""
     allowed = set(names)
     if not isinstance(choice, dict):
         return choice, allowed
@@ -54,5 +54,5 @@ def choice_of(choice: Any, names: Sequence[str], server_tools: Mapping[str, Sequ
     elif kind != "function":
         raise RequestError(400, f"tool_choice of type {kind!r:.50} is not served", param="tool_choice")
     if name not in allowed:
-        raise RequestError(400, f"tool_choice names {name!r:.80}, which is none of tools", param="tool_choice")
+        raise RequestError(400, f"tool_choice names {name!r:.80}, which is not in tools", param="tool_choice")
     return {"type": "function", "function": {"name": name}}, allowed

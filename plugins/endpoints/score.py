@@ -10,8 +10,8 @@ from fastapi.responses import Response
 
 from frame.interfaces import Endpoint
 
+from .json_response import json_response
 from .names import response_name
-from .openai_answers import json_response
 from .pooling_answers import Pooled, Reranked, RerankItem, ScoreItem, usage_of
 from .pooling_bodies import RerankBody, ScoreBody
 from .scoring import score_texts
@@ -23,7 +23,7 @@ class ScoreEndpoint(Endpoint):
     """Scores of pairs of texts: a cross-encoder's, or the cosine of embeddings."""
 
     def router(self) -> APIRouter:
-        """All five routes."""
+        """The score routes and the rerank routes."""
         router = APIRouter()
         routes: tuple[tuple[str, Any, Any], ...] = (
             ("/score", self._score, ScoreBody),

@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Score:
-    """How well two texts fit, and the tokens that it took."""
+    """How well two texts match, and how many tokens were computed for it."""
 
     value: float
     num_tokens: int
 
 
 async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """All results in order; the first failure ends the rest and is raised."""
+    """All results in order; the first failure cancels the others and is raised."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -50,7 +50,7 @@ async def score_texts(
     """
     options = dict(options)
     salt = options.pop("cache_salt", None)
-    name = f"{name}-{uuid.uuid4().hex[:8]}"  # clients may choose names, and use one twice at a time
+    name = f"{name}-{uuid.uuid4().hex[:8]}"  # clients choose request ids, and may use one twice at the same time
     if serving.models.pooling is not None and "embed" in serving.models.pooling.tasks:
         return await _by_embeddings(
             serving, first, second, msgspec.structs.replace(params, task="embed"), name, salt, options

@@ -1,4 +1,4 @@
-"""The operator's views of a server.
+"""Routes that show the state of a server.
 
 `/health`, `/ping`, `/live`, `/ready`, `/startup`, `/version`, `/metrics`, `/load`, `/stats`.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from frame import __version__
 from frame.interfaces import Endpoint, RequestError
 
+from .json_response import json_response
 from .load_report import LoadReports
 
 
@@ -26,7 +27,7 @@ class ServerEndpoint(Endpoint):
     modes: ClassVar[frozenset[str]] = frozenset(("text", "tokens"))
 
     def router(self) -> APIRouter:
-        """All of them."""
+        """All routes of the state."""
         router = APIRouter()
         for path, handler in (
             ("/health", self._health),
@@ -55,16 +56,16 @@ class ServerEndpoint(Endpoint):
         return Response(status_code=200)
 
     async def _live(self) -> Response:
-        """Status 200 while this process answers at all, whatever the engine does."""
+        """Status 200 whenever this process answers, also without an engine."""
         return Response(status_code=200)
 
     async def _startup(self) -> Response:
-        """Status 200 once an engine was ready, also while it is started again; before that 503 with the stage."""
+        """Status 200 once an engine has been ready, also while it restarts; before that 503 with the stage."""
         _ = self.serving.models.limits
         return Response(status_code=200)
 
     async def _version(self) -> Response:
-        return _json({"version": __version__})
+        return json_response({"version": __version__})
 
     async def _metrics(self, request: Request) -> Response:
         """All metrics, as OpenMetrics where the Accept header asks for it, else as Prometheus' text."""
@@ -74,18 +75,18 @@ class ServerEndpoint(Endpoint):
 
     async def _load(self) -> Response:
         """How many requests are being answered, for load balancers."""
-        return _json({"server_load": self.serving.http.load})
+        return json_response({"server_load": self.serving.http.load})
 
     async def _stats(self) -> Response:
         """The engine's counters and gauges now, for the live view; `time` is when, in Unix seconds."""
         stats = msgspec.structs.asdict(await self.serving.engine.stats())
         about = {"time": time.time(), "problem": self.serving.engine.error, "version": __version__}
-        return _json({**about, "models": self.serving.models.names, "load": self.serving.http.load, "engine": stats})
+        return json_response(
+            {**about, "models": self.serving.models.names, "load": self.serving.http.load, "engine": stats}
+        )
 
     async def _history(self) -> Response:
-        """The engine's counters over the last two minutes of work, a sample a second; [] while it is away."""
-        return _json(await self.serving.engine.control("history", {}) if self.serving.engine.error is None else [])
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+        """The engine's counters over the last two minutes of work, a sample a second; [] while no engine runs."""
+        return json_response(
+            await self.serving.engine.control("history", {}) if self.serving.engine.error is None else []
+        )

@@ -17,7 +17,7 @@ Object = dict[str, Any]  # free form: bounded by the size and depth of the body
 
 
 class StructuredOutputs(BoundedModel):
-    """vLLM's `structured_outputs`. The engine bounds the text, and tries what it compiles to."""
+    """vLLM's `structured_outputs`. The engine bounds its size, and compiles it before the request runs."""
 
     schema_: Object | Text | None = Field(None, alias="json")
     regex: Text | None = None
@@ -31,7 +31,7 @@ class StructuredOutputs(BoundedModel):
     whitespace_pattern: Text | None = None
 
     def params(self) -> StructuredOutputsParams:
-        """As the engine takes it; raises `ValueError` unless there is exactly one constraint."""
+        """The parameters for the engine; raises `ValueError` unless there is exactly one constraint."""
         tag = self.structural_tag
         params = StructuredOutputsParams(
             json=self.schema_,
@@ -52,7 +52,7 @@ class StructuredOutputs(BoundedModel):
     def _one_constraint(self) -> StructuredOutputs:
         try:
             self.params()
-        except ValueError as error:  # the field's own name is put before what is said here
+        except ValueError as error:  # the caller puts the field's name before this message
             raise ValueError(str(error).removeprefix("structured_outputs").lstrip(" .")) from None
         return self
 
@@ -92,7 +92,7 @@ class ResponseFormat(BoundedModel):
         return self
 
     def params(self) -> StructuredOutputsParams | None:
-        """As the engine takes it; None for plain text."""
+        """The parameters for the engine; None for plain text."""
         if self.type == "json_object":
             return StructuredOutputsParams(json_object=True)
         if self.type == "json_schema" and self.json_schema is not None:

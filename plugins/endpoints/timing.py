@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Timing(Struct):
-    """Seconds: from arrival to the first step, from there to the first token, from there to the last, and the sums.
+    """Seconds from arrival to the first step, to the first token, to the last token, and the totals.
 
     None where a request did not reach that phase. Of several prompts, the one that ended last counts.
     """

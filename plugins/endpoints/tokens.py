@@ -1,21 +1,21 @@
-"""`POST /tokenize` and `POST /detokenize`; `GET /tokenizer_info` where it is asked for."""
+"""`POST /tokenize` and `POST /detokenize`; `GET /tokenizer_info` with --enable-tokenizer-info-endpoint."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, model_validator
 
 from frame.interfaces import BoundedModel, Endpoint, Name, Text, TokenIds, few
 
+from .json_response import json_response
 from .openai_bodies import Message, Object
 
 
 class TokenizeBody(BoundedModel):
-    """Either `prompt`, or `messages` and what a chat takes."""
+    """Either `prompt`, or `messages` with the options of a chat."""
 
     model: Name | None = None
     prompt: Text | None = None
@@ -45,7 +45,7 @@ class TokensEndpoint(Endpoint):
     """The tokenizer over HTTP."""
 
     def router(self) -> APIRouter:
-        """All of them."""
+        """The routes of the tokenizer."""
         router = APIRouter()
         for path, handler, kind in (
             ("/tokenize", self._tokenize, TokenizeBody),
@@ -59,7 +59,7 @@ class TokensEndpoint(Endpoint):
 
     async def _info(self) -> Response:
         """The tokenizer's settings as `tokenizer_config.json` has them, with the chat template that is used."""
-        return _json(self.serving.text.tokenizer_info())
+        return json_response(self.serving.text.tokenizer_info())
 
     async def _tokenize(self, request: Request) -> Response:
         body: TokenizeBody = self.serving.http.parse(request, TokenizeBody)
@@ -79,7 +79,7 @@ class TokensEndpoint(Endpoint):
         texts = None
         if body.return_token_strs:
             texts = [self.serving.text.token_bytes(token).decode(errors="replace") for token in ids]
-        return _json(
+        return json_response(
             {
                 "count": len(ids),
                 "max_model_len": self.serving.models.limits.max_model_len,
@@ -91,8 +91,4 @@ class TokensEndpoint(Endpoint):
     async def _detokenize(self, request: Request) -> Response:
         body: DetokenizeBody = self.serving.http.parse(request, DetokenizeBody)
         self.serving.models.served(body.model)
-        return _json({"prompt": await self.serving.text.detokenize(body.tokens)})
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+        return json_response({"prompt": await self.serving.text.detokenize(body.tokens)})

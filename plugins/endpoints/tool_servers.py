@@ -1,6 +1,6 @@
 """Tool servers that the operator has named: the Model Context Protocol over streamable HTTP, by its official client.
 
-Nothing is contacted that was not named on the command line. Knows no API's format.
+Only servers that were named on the command line are contacted. Knows no API's format.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_addresses(values: Sequence[str]) -> dict[str, str]:
 
 
 class ToolServers:
-    """The named servers. Each use is a session of its own, so a server that was restarted is found again."""
+    """The named servers. Each use opens a new session, so that a server may restart between uses."""
 
     def __init__(self, values: Sequence[str]) -> None:
         self.addresses = read_addresses(values)
@@ -74,7 +74,7 @@ class ToolServers:
         return found[:_MAX_TOOLS]
 
     async def call(self, label: str, name: str, arguments: Mapping[str, Any]) -> str:
-        """The text of a call's result; raises `ToolError`, also with what the tool itself calls an error."""
+        """The text of a call's result; raises `ToolError`, also when the tool itself reports an error."""
         async with self._session(label) as session:
             result = await session.call_tool(name, dict(arguments))
         text = "\n".join(part.text if part.type == "text" else f"[{part.type}]" for part in result.content)

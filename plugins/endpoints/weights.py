@@ -6,13 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import msgspec
 from fastapi import APIRouter
 from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import Field
 
 from frame.interfaces import BoundedModel, Endpoint, RequestError
+
+from .json_response import json_response
 
 _POLL_SECONDS = 0.05
 
@@ -35,13 +36,13 @@ class WeightsEndpoint(Endpoint):
     admin: ClassVar[bool] = True
 
     def router(self) -> APIRouter:
-        """Weights, and the routes of adapters, which say that there are none."""
+        """The routes of weights and of adapters; the latter answer that there are none."""
         router = APIRouter()
         router.add_api_route("/update_weights", self._update, methods=["POST"])
         router.add_api_route("/adapters", self._adapters, methods=["GET"])
         router.add_api_route("/adapters", self._no_adapters, methods=["POST"])
         router.add_api_route("/adapters/{name}", self._no_adapters, methods=["DELETE"])
-        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):  # as clients of vLLM know them
+        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):  # the paths that clients of vLLM use
             router.add_api_route(path, self._no_adapters, methods=["POST"])
         return router
 
@@ -60,14 +61,16 @@ class WeightsEndpoint(Endpoint):
         finally:
             if not paused_before:
                 await self._control("resume")
-        return _json({"updated": True, "model": source["model"], "revision": body.revision})
+        return json_response({"updated": True, "model": source["model"], "revision": body.revision})
 
     def _folder(self, model: str) -> str:
         """The checkpoint that a request names, links resolved; refused outside the root."""
         root = self.settings.weights_root
         if root is None:
             raise RequestError(
-                403, "no folder for other weights is set (--weights-root); leave model out", param="model"
+                403,
+                "no folder for other weights is set; leave model out, or start the server with --weights-root",
+                param="model",
             )
         try:
             folder = (Path(root) / model).resolve()
@@ -85,7 +88,7 @@ class WeightsEndpoint(Endpoint):
 
     async def _adapters(self) -> Response:
         """The adapters that are loaded: none."""
-        return _json({"object": "list", "data": []})
+        return json_response({"object": "list", "data": []})
 
     async def _no_adapters(self) -> Response:
         raise RequestError(
@@ -96,7 +99,3 @@ class WeightsEndpoint(Endpoint):
 
     async def _control(self, method: str, **arguments: Any) -> Any:
         return await self.serving.engine.control(method, arguments)
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

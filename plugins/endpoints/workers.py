@@ -1,17 +1,18 @@
-"""`POST /collective_rpc`: a method of every worker, if its name is allowed. On the admin listener only."""
+"""`POST /collective_rpc`: calls a method of every worker, if its name is allowed. On the admin listener only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import msgspec
 from fastapi import APIRouter
 from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import Field
 
 from frame.interfaces import BoundedModel, Endpoint, EndpointSetup, RequestError
+
+from .json_response import json_response
 
 _MAX_NAME = 128
 
@@ -42,13 +43,13 @@ class WorkersEndpoint(Endpoint):
         return router
 
     async def _call(self, request: Request) -> Response:
-        """`results` has what each worker returned, by rank. The field `timeout` is the ingress' (`deadlines.py`)."""
+        """`results` holds what each worker returned, by rank. The server's ingress reads the field `timeout`."""
         body: RpcBody = self.serving.http.parse(request, RpcBody)
         if body.method not in self._methods:
             known = ", ".join(self._methods) or "none"
-            text = f"method {body.method!r} may not be called; there are: {known} (--rpc-methods)"
+            text = f"method {body.method!r} may not be called; --rpc-methods allows: {known}"
             raise RequestError(403, text, param="method")
         if "method" in body.kwargs:
             raise RequestError(400, "kwargs may not hold 'method'", param="kwargs")
         results = await self.serving.engine.control("worker", {"method": body.method, **body.kwargs})
-        return Response(msgspec.json.encode({"results": results}), media_type="application/json")
+        return json_response({"results": results})

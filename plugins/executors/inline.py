@@ -8,7 +8,7 @@ from frame.interfaces import Executor, ExecutorSetup, KVLayout, StepHandle, Step
 
 
 class InlineExecutor(Executor):
-    """Calls go straight to the worker; steps still overlap, because the device runs behind the host."""
+    """Calls the worker directly; steps still overlap, because the device works while the host plans the next step."""
 
     def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
         super().__init__(setup, options)

@@ -8,7 +8,7 @@ from frame.interfaces import Executor, ExecutorSetup, KVLayout, StepHandle, Step
 
 
 class ProcessExecutor(Executor):
-    """Steps travel as msgpack over a socket; answers are awaited only when the engine asks for them."""
+    """Sends steps as msgpack over a socket; waits for an answer only when the engine asks for it."""
 
     def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
         super().__init__(setup, options)

@@ -1,4 +1,4 @@
-"""Grammar backends that ship with frame."""
+"""The default grammar backend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_grammars() -> list[Provider]:
-    """What constrains outputs."""
+    """The grammar backends that ship with frame."""
     return [
         Provider(
             name="guidance",

@@ -1,4 +1,4 @@
-"""Grammars by llguidance: a lexer of derivatives and an Earley parser in Rust, walked along a trie of the vocabulary.
+"""The grammar backend over llguidance, a Rust library with a derivative lexer and an Earley parser.
 
 The library is imported when a backend is built. Knows no request.
 """
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
 _MAX_ERROR = 300
-#: What a grammar costs before it is used: measured for small schemas, and a share that grows with its text.
+#: Bytes of a compiled grammar: as measured for small schemas, and a share that grows with its text.
 _GRAMMAR_BYTES = 1 << 17
 _BYTES_PER_CHARACTER = 256
-#: What the lexer keeps of its work: 5 to 30 bytes a unit, measured over fourteen kinds of regular expressions.
+#: Bytes that the lexer keeps for each unit of its work: 5 to 30, measured over fourteen kinds of expressions.
 _BYTES_PER_FUEL = 20
-#: What a mask is taken to cost where the library does not say.
+#: Lexer work that is assumed for a mask where the library does not report it.
 _FUEL_PER_FILL = 5_000
 _FUEL = re.compile(r'"lexer_cost": (\d+)')
 
@@ -49,7 +49,7 @@ class GuidanceOptions(BaseModel):
 
 
 class GuidanceMatcher(GrammarMatcher):
-    """A parser of llguidance at one place of an output."""
+    """The state of a grammar after the tokens of one output."""
 
     def __init__(self, parser: LLMatcher, grammar: GuidanceGrammar) -> None:
         self.parser = parser
@@ -68,14 +68,14 @@ class GuidanceMatcher(GrammarMatcher):
 
 
 class GuidanceGrammar(Grammar):
-    """A parser that stays at the beginning, to be copied. All copies share its lexer, whose states grow with use."""
+    """A compiled grammar. Matchers are copies of its parser and share its lexer, whose states grow with use."""
 
     def __init__(self, parser: LLMatcher, num_bytes: int, end: int) -> None:
         self._parser = parser
         self._num_bytes = num_bytes
         self._end = end
         self._num_fills = 0
-        self._next_look = 1
+        self._next_check = 1
         self._fuel = 0
 
     @property
@@ -86,23 +86,23 @@ class GuidanceGrammar(Grammar):
         return GuidanceMatcher(self._parser.deep_copy(), self)
 
     def note_fill(self, parser: LLMatcher) -> None:
-        """A mask was filled; looks now and then at how much the lexer has done, in all outputs together."""
+        """Counts a filled mask; from time to time reads how much work the lexer has done for all outputs together."""
         self._num_fills += 1
-        if self._num_fills >= self._next_look:
-            self._next_look = self._num_fills + 4 + self._num_fills // 4
+        if self._num_fills >= self._next_check:
+            self._next_check = self._num_fills + 4 + self._num_fills // 4
             self._fuel = max(self._fuel, self._spent(parser))
 
     def _spent(self, parser: LLMatcher) -> int:
-        """Fuel that the lexer has used so far: the library only tells it with an error, so a copy gets one."""
+        """Lexer work so far. The library reports it only with an error, so a copy of the parser is made to fail."""
         copy = parser.deep_copy()
-        for _ in range(2):  # the first end may be right
+        for _ in range(2):  # a first end token may be valid, a second never is
             copy.consume_token(self._end)
         found = _FUEL.search(copy.get_error()) if copy.is_error() else None
         return int(found[1]) if found else self._num_fills * _FUEL_PER_FILL
 
 
 class GuidanceBackend(GrammarBackend):
-    """Compiles and fills masks without holding Python's lock."""
+    """Compiles grammars and fills masks, both without holding Python's global lock."""
 
     def __init__(self, setup: GrammarSetup, options: Any = None) -> None:
         super().__init__(setup, options or GuidanceOptions())
@@ -110,19 +110,19 @@ class GuidanceBackend(GrammarBackend):
         from llguidance import LLExecutor, LLParserLimits, LLTokenizer
 
         if not vocabulary.eos_token_ids:
-            raise ValueError("grammars need a token that ends the output, and this checkpoint names none")
+            raise ValueError("grammars need an end-of-sequence token, and this checkpoint names none")
         try:
             self._tokenizer = LLTokenizer(
                 vocabulary.definition, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids)
             )
-        except Exception as error:  # the library raises its own kinds
+        except Exception as error:  # the library raises exceptions of its own
             reason = first_error(str(error))
             raise ValueError(f"the tokenizer cannot be used with the grammar backend 'guidance': {reason}") from error
         self._limits = LLParserLimits(
             max_lexer_states=self.options.max_lexer_states,
             step_max_items=self.options.max_step_items,
             step_lexer_fuel=self.options.max_step_fuel,
-            verbose_errors=True,  # they tell how much the lexer has done
+            verbose_errors=True,  # their text reports the lexer's work
         )
         self._executor = LLExecutor(self.options.num_threads)
         self._threads = threading.local()
@@ -162,13 +162,13 @@ class GuidanceBackend(GrammarBackend):
         rows = [(matcher.parser, row) for row, matcher in enumerate(known)]
         if words.dtype != np.int32 or not words.flags.c_contiguous or len(words) < len(rows):
             raise ValueError(f"masks must be contiguous int32 of {len(rows)} rows, got {words.dtype} {words.shape}")
-        executor = self._executor if len(rows) > 1 else self._alone()
+        executor = self._executor if len(rows) > 1 else self._thread_executor()
         executor.unsafe_compute_mask_ptr(rows, words.ctypes.data, words.shape[1] * 4, len(words))
         for matcher in known:
             matcher.grammar.note_fill(matcher.parser)
 
-    def _alone(self) -> LLExecutor:
-        """An executor of the calling thread's own: one long fill must not keep others from theirs."""
+    def _thread_executor(self) -> LLExecutor:
+        """The calling thread's own executor, so that one long fill does not delay fills of other threads."""
         from llguidance import LLExecutor
 
         executor: LLExecutor | None = getattr(self._threads, "executor", None)
@@ -182,7 +182,7 @@ def _whitespace(none: bool, every: bool) -> Whitespace:
 
 
 def first_error(message: str) -> str:
-    """One line of what the library says, which may be many with an excerpt of the grammar."""
+    """The library's message, often many lines with an excerpt of the grammar, as one line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if not lines:
         return "no reason is given"

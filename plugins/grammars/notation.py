@@ -1,4 +1,4 @@
-"""Constraints of requests in llguidance's notation: JSON with Lark text or a schema for each part. Pure text work."""
+"""Writes constraints of requests in llguidance's notation: JSON with Lark text or a schema for each part."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from frame import StructuredOutputsParams
 
-#: Runs of white space are bounded, or a model that likes them would never come to an end.
+#: Runs of white space are bounded, because some models would write white space without end.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _OBJECT_KEYS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
-#: One space may follow a comma and a colon: regular expressions.
+#: Regular expressions of separators that one space may follow.
 _SEPARATORS = {"item_separator": ",[ ]?", "key_separator": ":[ ]?"}
 
 
@@ -29,7 +29,7 @@ class Whitespace(Enum):
 
 @dataclass(frozen=True)
 class Style:
-    """How JSON is written, and which texts are tokens that are no text."""
+    """How JSON is written, and which texts are special tokens (text → id)."""
 
     whitespace: Whitespace = Whitespace.ONE_LINE
     whitespace_pattern: str | None = None
@@ -38,7 +38,7 @@ class Style:
 
 
 def in_notation(params: StructuredOutputsParams, style: Style) -> str:
-    """The constraint as llguidance takes it; raises `ValueError` naming the field."""
+    """The constraint in llguidance's notation; raises `ValueError` that names the field."""
     from .structural_tags import tag_grammars
 
     if params.json is not None:
@@ -61,7 +61,7 @@ def _grammars(parts: list[dict[str, Any]]) -> str:
 
 
 def parse_json(value: Any, name: str) -> Any:
-    """JSON that may still be text."""
+    """A value, parsed where it is JSON text; raises `ValueError` that names the field."""
     if not isinstance(value, str):
         return value
     try:
@@ -71,7 +71,7 @@ def parse_json(value: Any, name: str) -> Any:
 
 
 def literal(text: str) -> str:
-    """A text as a string of Lark."""
+    """A text as a Lark string."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -43,7 +43,7 @@ class SafetensorsTensor(LazyTensor):
         self.shape = tuple(view.get_shape())
         kind = view.get_dtype()
         if kind not in _DTYPES:
-            raise ValueError(f"{path}: tensor {name} has type {kind}; readable are: {', '.join(_DTYPES)}")
+            raise ValueError(f"{path}: tensor {name} has type {kind}; frame reads: {', '.join(_DTYPES)}")
         self.dtype = _DTYPES[kind]
 
     def read(self, index: tuple[slice, ...] = ()) -> Tensor:

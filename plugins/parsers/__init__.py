@@ -8,7 +8,7 @@ from .names import MODELS, REASONING_PARSERS, TOOL_PARSERS
 
 
 def _provider(name: str, target: str, summary: str, example: str, *aliases: str, choice: int = 0) -> Provider:
-    """`example` is an output in the parser's format, for the contract suite. `choice`: tried earlier by "auto"."""
+    """`example` is an output in the parser's format, for the contract suite. "auto" tries higher `choice` first."""
     tags = {"example": example}
     if choice:
         models, marker = MODELS[name]

@@ -1,6 +1,6 @@
-"""How a model's own chat template writes calls with JSON arguments, for grammars that must let it call.
+"""Finds out how a chat template writes calls with JSON arguments, so that a grammar can permit exactly such calls.
 
-The template renders calls with known names and arguments; what stands around these is the format, to the character.
+The template renders calls with known names and arguments; the text around these is the format, to the character.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from frame.interfaces import CallBegin, CallEnd, CallTags, ParserRequest, Tool, 
 
 from .probes import FIRST, SECOND, TEXT_KEY, bodies, common_end, common_length, json_end
 
-#: Stands for the name of the function, and for it with the number of the call.
+#: Placeholders for the name of the function, and for its name with the number of the call.
 BLANK, NUMBERED = "\0", "\1"
 _NUMBER = re.compile(rf"{BLANK}:\d+")
 _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
-#: What two texts share of markers that they do not share.
+#: Parts of markers at the cut ends of a text that two texts share.
 _CUT_BEGIN, _CUT_END = re.compile(r"^[^<\[{]*[>\]](?=[<\[{])"), re.compile(r"<[^<>]*$")
-#: Where templates write the id of a call; it is left out.
+#: The id of a call as templates write it; it is removed.
 _ID = re.compile(r',\s*"id":\s*"probecal\d"|"id":\s*"probecal\d",\s*|\[CALL_ID\]probecal\d')
 
 
@@ -39,7 +39,7 @@ class CallShape:
     closer: str
 
     def tags(self, tools: Sequence[Tool]) -> CallTags:
-        """The calls of these tools; arguments of strict ones obey their schemas, others are any object."""
+        """Tags for calls of these tools. Arguments of strict tools obey their schemas, others are any object."""
         head = re.split(f"[{BLANK}{NUMBERED}]", self.opener + self.begin)[0]
         marker = _MARKER.match(head)
         return CallTags(
@@ -65,12 +65,12 @@ class CallShape:
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """What the arguments of a call must be."""
+    """The JSON schema of the arguments of a call."""
     return {"type": "object", **tool.parameters} if tool.strict else {"type": "object"}
 
 
 def read_shape(render: Callable[..., str]) -> CallShape | None:
-    """The shape of calls in a template; None when it shows none, or their arguments are no JSON."""
+    """The shape of calls in a template; None when it writes none, or their arguments are not JSON."""
     try:
         one, two = (_ID.sub("", text) for text in bodies(render, several=False))
     except ValueError:
@@ -120,5 +120,5 @@ class TemplateCalls(ToolParser):
         return calls == [tool.name] * len(texts) and ends == len(texts)
 
     def call_tags(self, request: ParserRequest) -> CallTags | None:
-        """As the template writes them."""
+        """Calls as the template writes them; None when this parser does not read them."""
         return self._shape.tags(request.tools) if self._shape is not None else None

@@ -1,6 +1,6 @@
-"""What readers of tool calls share: text beside the calls, numbering, and what becomes of text that is no call.
+"""The base of readers of tool calls: content around calls, numbering, and text that turns out to be no call.
 
-A reader is a chain of states; each reads what it can and gives way to the next. White space next to a call is dropped,
+A reader is a state machine; each state reads what it can and sets the next one. White space next to a call is dropped,
 other text stays content. Knows no format.
 """
 
@@ -22,7 +22,7 @@ from frame.interfaces import (
 
 from .scan import Scan
 
-#: What may be a function's name; formats cannot be told from text otherwise.
+#: What may be a function's name; without a bound, ordinary text could pass for the head of a call.
 NAME = re.compile(r"[A-Za-z0-9_.\-:/]{1,256}")
 MAX_NAME = 256
 
@@ -30,7 +30,7 @@ State = Callable[[], bool]
 
 
 class CallReader(OutputReader):
-    """A reader of calls. `state` reads on and returns whether there may be more to do without further text."""
+    """A reader of calls. `state` reads and returns whether it should be called again without further text."""
 
     def __init__(self, request: ParserRequest) -> None:
         self.request = request
@@ -54,7 +54,7 @@ class CallReader(OutputReader):
         return self._taken()
 
     def finish(self) -> list[OutputEvent]:
-        """What was held back."""
+        """Ends the output: returns the events of the text that was held back."""
         self.scan.ended = True
         self._run()
         self.degrade()
@@ -72,7 +72,7 @@ class CallReader(OutputReader):
         return events
 
     def content(self, text: str) -> None:
-        """Text beside calls; white space at its end waits for what follows."""
+        """Adds content; white space at its end is held back until more content follows."""
         if self._after_call:
             text = text.lstrip()
         body = text.rstrip()
@@ -85,23 +85,23 @@ class CallReader(OutputReader):
             self._space.append(text)
 
     def begin(self, name: str, call_id: str = "") -> None:
-        """A call begins: what was marked was its head."""
+        """Begins a call; the marked text was its head."""
         self.scan.unmark()
         self._after_call = True
         self._events.append(CallBegin(self.num_calls, name, call_id))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the call that began last."""
+        """Adds to the arguments of the newest call."""
         if text:
             self._events.append(CallArguments(self.num_calls - 1, text))
 
     def end(self) -> None:
-        """The call that began last is complete."""
+        """Ends the newest call."""
         self._events.append(CallEnd(self.num_calls - 1))
 
     def degrade(self) -> None:
-        """What was marked is no call: it is content, and so is what follows."""
+        """Turns marked text that is not a call into content."""
         self.content(self.scan.unmark())
 
     def is_name(self, name: str) -> bool:

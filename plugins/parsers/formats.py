@@ -1,4 +1,4 @@
-"""Tool parsers whose format is a matter of markers: each a few lines over the readers of its family."""
+"""Tool parsers whose format is described by a few markers, each on top of its family's reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tagged_tags import tagged_tags
 class JsonParser(TemplateCalls):
     """Calls as JSON objects after a marker, one or a list of them. A subclass gives the markers.
 
-    `bare`: the output may also start with them.
+    `bare`: the output may also begin with such JSON without a marker.
     """
 
     begin: ClassVar[Sequence[str]] = ()
@@ -63,7 +63,7 @@ class TaggedParser(ToolParser):
         )  # fmt: skip
 
     def call_tags(self, request: ParserRequest) -> CallTags:
-        """Every part on a line of its own."""
+        """Calls with every part on a line of its own."""
         return tagged_tags(self.form, request.tools)
 
     def start(self, request: ParserRequest) -> OutputReader:
@@ -72,7 +72,7 @@ class TaggedParser(ToolParser):
 
 
 def _tokens(text: str) -> list[str]:
-    """The special tokens that a marker may be made of."""
+    """The special tokens of which a marker may consist."""
     return [text, *(f"<{part}" for part in text.strip().split("<") if part)]
 
 

@@ -1,4 +1,4 @@
-"""Harmony, the format of gpt-oss: messages with channels, in which reasoning, answer and calls all are written.
+"""Harmony, the format of gpt-oss: reasoning, answer and calls are messages with channels.
 
 `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json
 <|message|>{…}<|call|>` and `<|channel|>final<|message|>…<|return|>`. The token that ends an output is not shown.
@@ -39,7 +39,7 @@ FINAL = "<|channel|>final<|message|>"
 
 
 class HarmonyReader(OutputReader):
-    """Reads messages. `calls`: those to functions are calls, else they are content as others are."""
+    """Reads messages. With `calls`, messages to functions are tool calls; without, they are content."""
 
     def __init__(self, calls: bool) -> None:
         self._calls = calls
@@ -62,7 +62,7 @@ class HarmonyReader(OutputReader):
         return self._taken()
 
     def finish(self) -> list[OutputEvent]:
-        """What was held back; a head without a body is content."""
+        """Returns text that was held back; a head without a body is content."""
         self._scan.ended = True
         self._run()
         if self._state == self._in_head:
@@ -78,7 +78,7 @@ class HarmonyReader(OutputReader):
         return events
 
     def _emit(self, kind: type[Content] | type[Reasoning], text: str) -> None:
-        """More text; what a further message of the kind says begins on a line of its own."""
+        """Adds text; a further message of the same kind begins on a new line."""
         if not text:
             return
         if self._fresh and kind in self._said:
@@ -88,7 +88,7 @@ class HarmonyReader(OutputReader):
         self._events.append(kind(text))
 
     def _outside(self) -> bool:
-        """Between messages: what stands there is content, but for white space."""
+        """Between messages: text there is content, white space is dropped."""
         if self._said and not self._loose and not self._scan.skip_space():
             return False
         text, marker = self._scan.until(_HEADS)
@@ -136,7 +136,7 @@ class HarmonyReader(OutputReader):
         return self._after(marker)
 
     def _after(self, marker: str | None) -> bool:
-        """The next message, where one ends with the beginning of another too."""
+        """Goes on after the end of a message, which may be the beginning of another."""
         if marker is None:
             return False
         if marker in ("<|start|>", "<|channel|>"):
@@ -173,7 +173,7 @@ class HarmonyReader(OutputReader):
         return done
 
     def _in_text_arguments(self) -> bool:
-        """Arguments that are no JSON object are the whole message, as it is written."""
+        """Arguments that are not a JSON object: the whole message, unchanged."""
         text, marker = self._scan.until(_ENDS)
         if text:
             self._arguments(text)
@@ -182,7 +182,7 @@ class HarmonyReader(OutputReader):
         return self._after(marker)
 
     def _after_arguments(self) -> bool:
-        """What follows the arguments in their message is content."""
+        """Text after the arguments in the same message is content."""
         if not self._scan.skip_space():
             return False
         self._kind, self._fresh, self._state = Content, True, self._in_body
@@ -203,7 +203,7 @@ class HarmonyParser(ToolParser):
     reads_reasoning = True
 
     def end(self, request: ParserRequest) -> str:
-        """The head of the answer: calls are messages of their own, before it."""
+        """The head of the answer; calls are separate messages before it."""
         del request
         return FINAL
 

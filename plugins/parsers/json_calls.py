@@ -1,221 +1,20 @@
-"""Tool calls that are JSON objects of a name and its arguments. Knows no model's markers."""
+"""Tool calls as JSON objects, alone or in lists, after markers or without. Knows no model's markers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from frame.interfaces import ParserRequest
 
-from .calls import MAX_NAME, CallReader, State
-from .literals import whole_characters
-from .scan import JsonSpan, Markers, Stops
-
-
-class JsonCall:
-    """One call as a JSON object: `{"name": …, "arguments": {…}}`, in any order, further fields left out.
-
-    Driven by a reader: `step` reads what is there. Arguments are passed on as they are written once the name is known;
-    arguments that are text holding JSON are unpacked. `stops` end a call whose brackets do not.
-    """
-
-    def __init__(
-        self,
-        reader: CallReader,
-        known_only: bool = False,
-        names: Sequence[str] = ("name",),
-        arguments: Sequence[str] = ("arguments", "parameters"),
-        stops: Stops | None = None,
-    ) -> None:
-        self._reader = reader
-        self._stops = stops or Stops()
-        self._known_only = known_only
-        self._names = names
-        self._arguments = arguments
-        self._span: JsonSpan | None = None
-        self._texts: list[str] = []
-        self._key = ""
-        self._state: State = self._open
-        self._id = ""
-        self._name: str | None = None
-        self._early: str | None = None  # arguments that came before the name
-        self._streaming = False
-        self.begun = False
-        self.ended = False
-        self.failed = False
-
-    def step(self) -> bool:
-        """Reads on; returns whether there may be more to do now. Sets `ended` or `failed` when it is over."""
-        return self._state()
-
-    def _fail(self) -> bool:
-        """Over too early. A call whose arguments are there is complete all the same."""
-        if self.begun and not self._streaming:
-            self._complete()
-        else:
-            self.failed = True
-        return True
-
-    def _next(self) -> str | None:
-        """The next character that is no white space, unread; None when it is not there yet."""
-        scan = self._reader.scan
-        return scan.text[scan.at] if scan.skip_space() else None
-
-    def _open(self) -> bool:
-        if self._next() is None:
-            return False
-        self._reader.scan.at += 1  # the reader has seen the brace
-        self._state = self._before_key
-        return True
-
-    def _before_key(self) -> bool:
-        character = self._next()
-        if character is None:
-            return False
-        if character == "}":
-            self._reader.scan.at += 1
-            return self._complete()
-        if character == ",":
-            self._reader.scan.at += 1
-            return True
-        if character != '"':
-            return self._fail()
-        return self._begin_value(self._in_key)
-
-    def _in_key(self) -> bool:
-        if not self._collect():
-            return False
-        if self._broken:
-            return self._fail()
-        key = _loads("".join(self._texts))
-        self._key = key if isinstance(key, str) else ""
-        if self._known_only and self._key not in (*self._names, *self._arguments, "id", "type"):
-            return self._fail()
-        self._state = self._colon
-        return True
-
-    def _colon(self) -> bool:
-        character = self._next()
-        if character is None:
-            return False
-        if character != ":":
-            return self._fail()
-        self._reader.scan.at += 1
-        self._state = self._value
-        return True
-
-    def _value(self) -> bool:
-        character = self._next()
-        if character is None:
-            return False
-        if character in ",:}]":
-            return self._fail()
-        self._begin_value(self._in_value)
-        if self._key in self._arguments and self._name is not None and not self.begun and character == "{":
-            if not self._begin():
-                return True
-            self._streaming, self._state = True, self._in_arguments
-        return True
-
-    def _in_arguments(self) -> bool:
-        piece, done = self._piece()
-        self._reader.arguments(piece)
-        if done:
-            self._streaming, self._state = False, self._before_key
-            if self._broken:
-                return self._complete()
-        return done
-
-    def _in_value(self) -> bool:
-        if not self._collect():
-            return False
-        if self._broken:
-            return self._fail()
-        text, self._state = "".join(self._texts), self._before_key
-        if self._key in self._names and self._name is None:
-            name = _loads(text)
-            if not isinstance(name, str) or not self._may_be_called(name):
-                return self._fail()
-            self._name = name
-            if self._early is not None and self._begin():
-                self._reader.arguments(self._early)
-        elif self._key in self._arguments and not self.begun:
-            self._early = self._unpacked(text)
-            if self._early is None:
-                return self._fail()
-            if self._name is not None and self._begin():
-                self._reader.arguments(self._early)
-        elif self._key == "id":
-            call_id = _loads(text)
-            self._id = call_id if isinstance(call_id, str) and len(call_id) <= MAX_NAME else ""
-        return True
-
-    @staticmethod
-    def _unpacked(text: str) -> str | None:
-        """Arguments that are no plain object: text that holds one, or null for none."""
-        if text.startswith("{"):
-            return text
-        value = _loads(text)
-        if value is None:
-            return "{}" if text == "null" else None
-        return value if isinstance(value, str) and isinstance(_loads(value), dict) else None
-
-    def _begin(self) -> bool:
-        name = self._name or ""
-        if not self._may_be_called(name):
-            self.failed = True
-            return False
-        self.begun = True
-        self._reader.begin(name, self._id)
-        return True
-
-    def _may_be_called(self, name: str) -> bool:
-        return self._reader.is_name(name) and not (self._known_only and self._reader.request.tool(name) is None)
-
-    def _complete(self) -> bool:
-        if not self.begun:
-            if self._name is None or not self._begin():
-                self.failed = True
-                return True
-            self._reader.arguments(self._early or "{}")
-        self.ended = True
-        self._reader.end()
-        return True
-
-    def _collect(self) -> bool:
-        """Reads more of a value into `_texts`; returns whether it is complete."""
-        piece, done = self._piece()
-        self._texts.append(piece)
-        return done
-
-    def _begin_value(self, state: State) -> bool:
-        self._span, self._state = JsonSpan(self._stops), state
-        self._texts.clear()
-        return True
-
-    @property
-    def _broken(self) -> bool:
-        return self._span is not None and self._span.broken
-
-    def _piece(self) -> tuple[str, bool]:
-        if self._span is None or self._reader.scan.empty:
-            return "", False
-        return self._span.take(self._reader.scan)
-
-
-def _loads(text: str) -> Any:
-    try:
-        value = json.loads(text)
-        return whole_characters(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return None
+from .calls import CallReader
+from .json_call import JsonCall
+from .scan import Markers, Stops
 
 
 class JsonCallReader(CallReader):
     """Calls as JSON objects, one or a list of them after each marker.
 
-    Without markers the output must start with them, and only functions that were offered are calls: other JSON is an
+    Without markers the output must begin with the calls, and only offered functions count as calls: other JSON is an
     answer. `separators` may stand between objects, `closers` after them.
     """
 
@@ -243,12 +42,12 @@ class JsonCallReader(CallReader):
             self.state = self._first
 
     def outside(self) -> bool:
-        """Content, until a marker."""
+        """Reads content up to a marker."""
         text, marker = self.scan.until(self._begin)
         self.content(text)
         if marker is None:
             return False
-        # what follows decides; the marker is read again as content when it is no call
+        # the marker is marked: when no call follows, it becomes content
         self.scan.at -= len(marker)
         self.scan.mark()
         self.scan.at += len(marker)
@@ -284,7 +83,7 @@ class JsonCallReader(CallReader):
             self.state = self._in_call
         elif character == "]" and self._in_list:
             self.scan.at += 1
-            self.scan.unmark()  # an empty list calls nothing
+            self.scan.unmark()  # an empty list holds no call
             self._in_list, self.state = False, self._after_calls
         else:
             self._leave()
@@ -302,7 +101,7 @@ class JsonCallReader(CallReader):
         return more
 
     def _after_call_object(self) -> bool:
-        """Another call, the end of the list, or the end of the block. White space here belongs to the calls."""
+        """After a call: reads another call, the end of the list, or the end of the block. Drops white space."""
         if not self.scan.skip_space():
             return False
         character = self.scan.text[self.scan.at]
@@ -329,7 +128,7 @@ class JsonCallReader(CallReader):
         return True
 
     def _after_calls(self) -> bool:
-        """A closing marker, if one comes."""
+        """Reads a closing marker, if there is one."""
         if not self.scan.skip_space():
             return False
         if self.scan.over(self._closers) is None:
@@ -338,7 +137,7 @@ class JsonCallReader(CallReader):
         return True
 
     def _leave(self) -> None:
-        """No call here: back to content."""
+        """There is no call here: goes back to content."""
         self.degrade()
         self._in_list, self._call = False, None
         self.state = self.outside

@@ -1,4 +1,4 @@
-"""Calls as a plain JSON list, for models whose own format has no grammar: what a demanded call is written as."""
+"""Calls as a plain JSON list: the format of demanded calls (`tool_choice`) where the model's own has no grammar."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .json_calls import JsonCallReader
 def calls_schema(request: ParserRequest) -> dict[str, Any]:
     """The JSON schema of a list of calls: at least one, each of an offered function with arguments that it takes.
 
-    Definitions inside a tool's schema move up, so that their references hold; one whose name another tool uses for
-    something else gets a name of its own.
+    Definitions inside a tool's schema are moved to the top level, where their references point; a definition whose
+    name another tool uses differently is renamed.
     """
     definitions: dict[str, dict[str, Any]] = {}
     items = []
@@ -47,7 +47,7 @@ def calls_schema(request: ParserRequest) -> dict[str, Any]:
 
 
 def _place(key: str, name: str) -> str:
-    """The JSON pointer of a definition, as references have it."""
+    """The JSON pointer of a definition, as in a `$ref`."""
     return f"#/{key}/{name.replace('~', '~0').replace('/', '~1')}"
 
 
@@ -62,7 +62,7 @@ def _free_name(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _moved(schema: Any, moves: Mapping[str, str]) -> Any:
-    """The schema with references to the new places of what has moved."""
+    """The schema with references to renamed definitions updated."""
     if not moves or not isinstance(schema, (dict, list)):
         return schema
     if isinstance(schema, list):
@@ -88,5 +88,5 @@ class JsonListParser(ToolParser):
         return shape.tags(request.tools)
 
     def constraint(self, request: ParserRequest) -> StructuredOutputsParams | None:
-        """The list as a schema, without white space: some models would write nothing else."""
+        """The schema of the list, without white space, because some models would write white space without end."""
         return StructuredOutputsParams(json=calls_schema(request), disable_any_whitespace=True)

@@ -1,4 +1,4 @@
-"""Values that models write as text: JSON, or Python's literals, read by a small grammar of our own.
+"""Reads values that models write as text: JSON, or Python literals by a small parser.
 
 Nothing is evaluated: a literal is a number, a text, true, false, none, or a list, tuple or mapping of literals.
 """
@@ -23,12 +23,12 @@ _ESCAPES = {
 }  # fmt: skip
 _HEX = {"x": 2, "u": 4, "U": 8}
 _PLAIN = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
-#: Digits of a number that is read as a whole one; Python refuses more than 4300 itself.
+#: Digits that a number may have; Python itself refuses integers of more than 4300.
 _MAX_DIGITS = 4000
 
 
 class LiteralError(ValueError):
-    """Text that is no literal."""
+    """The text is not a literal."""
 
 
 def read_json(text: str) -> Any:
@@ -36,7 +36,7 @@ def read_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
-        raise LiteralError(f"no JSON: {text[:40]!r}") from None
+        raise LiteralError(f"not JSON: {text[:40]!r}") from None
 
 
 def _finite(digits: str) -> float:
@@ -64,7 +64,7 @@ def to_json(value: Any) -> str:
 
 
 def whole_characters(text: str) -> str:
-    """The text with halves of characters (lone surrogates) joined, or as U+FFFD: others cannot be encoded."""
+    """The text with pairs of surrogates joined, and lone ones as U+FFFD, because UTF-8 cannot encode them."""
     if _SURROGATE.search(text) is None:
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -77,7 +77,7 @@ def _skip(text: str, at: int) -> int:
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     if depth > MAX_DEPTH or at >= len(text):
-        raise LiteralError("too deep, or no literal")
+        raise LiteralError("nested too deeply, or not a literal")
     character = text[at]
     if character in "'\"":
         return _text(text, at)
@@ -88,7 +88,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     word = _WORD.match(text, at)
     if word is not None:
         if word.group() not in _WORDS:
-            raise LiteralError(f"no literal: {word.group()[:40]!r}")
+            raise LiteralError(f"not a literal: {word.group()[:40]!r}")
         return _WORDS[word.group()], word.end()
     return _number(text, at)
 
@@ -96,7 +96,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
 def _number(text: str, at: int) -> tuple[int | float, int]:
     match = _NUMBER.match(text, at)
     if match is None or match.end() - at > _MAX_DIGITS:
-        raise LiteralError(f"no literal: {text[at : at + 40]!r}")
+        raise LiteralError(f"not a literal: {text[at : at + 40]!r}")
     digits = match.group().replace("_", "")
     if any(character in digits for character in ".eE"):
         return _finite(digits), match.end()
@@ -129,7 +129,7 @@ def _mapping(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
     while at < len(text) and text[at] != "}":
         key, at = _value(text, at, depth + 1)
         if isinstance(key, (list, dict)):
-            raise LiteralError("a key that is no scalar")
+            raise LiteralError("a key that is not a scalar")
         at = _skip(text, at)
         if text[at : at + 1] != ":":
             raise LiteralError("a mapping without values")
@@ -146,7 +146,7 @@ def _mapping(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
 
 
 def _text(text: str, at: int) -> tuple[str, int]:
-    """A quoted text, and those that follow it directly, as Python joins them."""
+    """A quoted text, joined with quoted texts that follow it directly, as Python does."""
     pieces: list[str] = []
     while True:
         piece, at = _one_text(text, at)
@@ -178,7 +178,7 @@ def _one_text(text: str, at: int) -> tuple[str, int]:
 
 
 def _escape(text: str, at: int) -> tuple[str, int]:
-    """What stands after a backslash; an unknown escape stands for itself."""
+    """The character of an escape; an unknown escape is kept with its backslash."""
     character = text[at : at + 1]
     if character in _HEX:
         digits = text[at + 1 : at + 1 + _HEX[character]]

@@ -21,18 +21,18 @@ class MistralParser(TemplateCalls):
     form = NamedFormat(begin=("[TOOL_CALLS]",), separators=("[ARGS]",), identifier="[CALL_ID]")
 
     def start(self, request: ParserRequest) -> OutputReader:
-        """A reader that takes either form, as the first call has it."""
+        """A reader that decides between the two forms at the first call."""
         return _MistralReader(
             JsonCallReader(request, begin=("[TOOL_CALLS]",)), NamedCallReader(request, self.form), "[TOOL_CALLS]"
         )
 
     def new_id(self) -> str:
-        """Nine letters and digits: its templates take no other."""
+        """Nine letters and digits: Mistral's templates refuse other ids."""
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 class _MistralReader(OutputReader):
-    """Hands the text to one of two readers, by what follows the first marker; until then both see the same."""
+    """Passes the text to both readers until the first marker; the text after it decides which one stays."""
 
     def __init__(self, objects: OutputReader, named: OutputReader, marker: str) -> None:
         self._readers = [objects, named]
@@ -51,7 +51,7 @@ class _MistralReader(OutputReader):
         return self._read()
 
     def finish(self) -> list[OutputEvent]:
-        """What was held back."""
+        """Ends the output: returns the events of the text that was held back."""
         self._scan.ended = True
         events = self._read() if len(self._readers) > 1 else []
         events += self._pass(("".join(self._waiting or ())) + self._scan.take(len(self._scan.text)))
@@ -75,7 +75,7 @@ class _MistralReader(OutputReader):
         return [*events, *self._pass(waiting + self._scan.take(len(self._scan.text)))]
 
     def _pass(self, text: str) -> list[OutputEvent]:
-        """Gives text to the readers that may be the right one; their events are equal."""
+        """Passes text to the remaining readers; up to the marker their events are equal, so one list is returned."""
         events: list[OutputEvent] = []
         for reader in reversed(self._readers):
             events = reader.feed(text) if text else []

@@ -35,7 +35,7 @@ class NamedCallReader(CallReader):
         self._form = form
         self._outside = Markers((*form.begin, *form.opener))
         self._begin = Markers(form.begin)
-        # the brace ends a name too, and is left for the arguments
+        # a brace ends the name too; it is read again as the beginning of the arguments
         self._after_name = Markers((*form.separators, form.identifier, *form.closers, "{"))
         self._after_id = Markers((*form.separators, "{"))
         self._between = Markers((*form.begin, *form.opener, *form.closers))
@@ -44,7 +44,7 @@ class NamedCallReader(CallReader):
         self._span = JsonSpan()
 
     def outside(self) -> bool:
-        """Content, until a marker."""
+        """Reads content up to a marker."""
         text, marker = self.scan.until(self._outside)
         self.content(text)
         if marker is None:
@@ -99,7 +99,7 @@ class NamedCallReader(CallReader):
         return True
 
     def _before_arguments_of(self, marker: str) -> None:
-        """What follows the head, whose last marker was read."""
+        """Chooses the state after the head of a call, whose last marker was `marker`."""
         if marker in self._form.closers:
             self._begin_call()
             self.arguments("{}")
@@ -136,7 +136,7 @@ class NamedCallReader(CallReader):
         return done
 
     def _after_call_text(self) -> bool:
-        """Closing markers, another call, or content."""
+        """After a call: reads closing markers, another call, or content."""
         if not self.scan.skip_space():
             return False
         start = self.scan.at
@@ -157,7 +157,7 @@ class NamedCallReader(CallReader):
         self.begin(name, call_id)
 
     def _names(self) -> tuple[str, str]:
-        """Name and id of the head; an empty name when it is none."""
+        """Name and id in the head; an empty name when it cannot be a function's."""
         name, call_id = self._name.strip(), self._id.strip()
         if self._form.name_holds_id:
             call_id = name

@@ -1,4 +1,4 @@
-"""The default parsers by name: class, whom it is for, an example for the contract suite, further names. Light."""
+"""The default parsers by name: class, models, an example output for the contract suite, aliases. Imports no parser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ANALYSIS = f"<|channel|>analysis<|message|>{_THOUGHT}<|end|><|start|>assistant"
 
 #: Name → (class, summary, example, aliases…).
 TOOL_PARSERS: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    "json": ("json_list:JsonListParser", "a JSON list; what demanded calls are written as", f"[{_PARAMETERS}]"),
+    "json": ("json_list:JsonListParser", "a JSON list, in which demanded calls are written", f"[{_PARAMETERS}]"),
     "hermes": (
         "formats:HermesParser", "Hermes, Qwen 2.5, Qwen3", f"<tool_call>\n{_OBJECT}\n</tool_call>", "qwen25", "ernie45",
     ),
@@ -89,8 +89,8 @@ TOOL_PARSERS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     ),
 })  # fmt: skip
 
-#: Tool parser → model types that write its format, and a text of chat templates of that kind ("*": any model).
-#: The first that fits is taken; a template that lacks the text belongs to a model trained otherwise.
+#: Tool parser → model types that write its format ("*": any), and a text that the chat templates of such models hold.
+#: "auto" takes the first that fits; a template without the text belongs to a model with another format.
 MODELS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "qwen3_coder": ("qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text", "<function="),
     "hermes": ("qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next ernie4_5 ernie4_5_moe", "<args-json-object>"),

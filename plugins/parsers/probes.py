@@ -1,4 +1,4 @@
-"""What a chat template writes for calls of functions with known names and values. Knows no format."""
+"""Renders a chat template with calls of known names and values, to find out its format. Knows no format."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CONTENT = "⁂ probe content ⁂"
 
 
 def bodies(render: Callable[..., str], several: bool = True) -> tuple[str, str]:
-    """What the template writes for an answer with one call, and for one with two; raises `ValueError`.
+    """The template's texts of an answer with one call and of one with two; raises `ValueError`.
 
-    Unless `several` are needed, one call stands for both where the template takes no more.
+    Without `several`, a template that refuses two calls gives the text of one call twice.
     """
 
     def text(calls: Sequence[str], content: str = "") -> str:

@@ -1,7 +1,7 @@
 """Tool calls written as Python calls with keyword arguments: `[get_weather(city="Paris"), get_time()]`.
 
-Values are literals of our own small grammar; nothing is evaluated. An argument that is no literal stays in the
-arguments as it was written, which then are no JSON.
+Values are read as literals (see `literals`); nothing is evaluated. An argument that is not a literal is passed on as
+it was written, and the arguments then are not JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LiteralSpan:
         self._quote = ""
 
     def take(self, scan: Scan) -> tuple[str, bool]:
-        """Reads what is there of the value; and whether it is complete, its stop being next."""
+        """Reads the part of the value that has arrived; True when it is complete and the next character ends it."""
         text, at = scan.text, scan.at
         while at < len(text):
             pattern = _QUOTED[self._quote[0]] if self._quote else _OUTSIDE
@@ -48,7 +48,7 @@ class LiteralSpan:
         return scan.take(min(at, len(text))), False
 
     def _width(self, text: str, at: int, ended: bool) -> int | None:
-        """Characters that belong together at `at`; None when that cannot be told yet."""
+        """How many characters at `at` belong together; None when more text is needed to tell."""
         character = text[at]
         if character == "\\":
             return 2 if ended or at + 1 < len(text) else None
@@ -82,8 +82,8 @@ class LiteralSpan:
 class PythonicReader(CallReader):
     """Reads a list of calls: at the start of the output, and between `begin` and `end` where those are given.
 
-    Without markers only functions that were offered are calls; other lists are an answer. `lines`: the calls stand in
-    lines, the brackets may be missing.
+    Without markers only offered functions count as calls; other lists are an answer. `lines`: each call is on a line
+    of its own, and the brackets may be missing.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class PythonicReader(CallReader):
             self.state = self._first
 
     def outside(self) -> bool:
-        """Content, until a marker."""
+        """Reads content up to a marker."""
         text, marker = self.scan.until(self._begin)
         self.content(text)
         if marker is None:
@@ -178,7 +178,7 @@ class PythonicReader(CallReader):
             return False
         key = "".join(self._key)
         if self.scan.text[self.scan.at] != "=" or not key:
-            self.arguments(key)  # no keyword: no JSON can come of it
+            self.arguments(key)  # not a keyword argument, so the arguments cannot become JSON
             self._span, self.state = LiteralSpan(")"), self._broken
             return True
         self.scan.at += 1
@@ -209,7 +209,7 @@ class PythonicReader(CallReader):
         return done
 
     def _after_call_text(self) -> bool:
-        """Another call, the end of the list, a closing marker, or content."""
+        """After a call: reads another call, the end of the list, a closing marker, or content."""
         if not self.scan.skip_space():
             return False
         character = self.scan.text[self.scan.at]

@@ -1,7 +1,7 @@
-"""Text that arrives in pieces: a cursor over what is not read yet, and markers that a piece may end within.
+"""Reads text that arrives in pieces: a cursor over the unread text, and markers that may be cut by the end of a piece.
 
-Whoever reads consumes all that can be no part of a marker, so that what waits is shorter than the longest marker and
-the time is linear in the text, however it is cut. Knows no format.
+Readers consume all text that cannot belong to a marker, so that unread text stays shorter than the longest marker and
+the time is linear in the text, however it is cut into pieces. Knows no format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SOME_SPACE = re.compile(rf"\s{{0,{_MAX_SPACE + 1}}}")
 
 
 class Markers:
-    """Literal texts to look for. Of two that start at one place, the longer counts."""
+    """Literal texts to search for. Where two start at the same place, the longer one is found."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = sorted({text for text in texts if text}, key=len, reverse=True)
@@ -28,9 +28,9 @@ class Markers:
         self._longest = max(map(len, self.texts), default=0)
 
     def find(self, text: str, at: int, ended: bool, most: int | None = None) -> tuple[int, str | None]:
-        """Where the first marker from `at` on starts, and which; (n, None): none before n, and one may start there.
+        """(start, marker) of the first marker from `at` on; (n, None): none before n, but one may start at n.
 
-        `most`: looks no further than so many characters; n may lie just behind them.
+        `most` limits the search to that many characters; n may lie just behind them.
         """
         stop = len(text) if most is None else min(len(text), at + most + self._longest + 1)
         match = self._pattern.search(text, at, stop)
@@ -43,7 +43,7 @@ class Markers:
         return end, None if match is None else match.group()
 
     def at(self, text: str, at: int, ended: bool) -> str | None:
-        """The marker that starts at `at`; "" when none does; None when that cannot be told yet."""
+        """The marker that starts at `at`; "" when none does; None when more text is needed to tell."""
         rest = len(text) - at
         if not ended and rest < self._longest:
             tail = text[at:]
@@ -52,14 +52,14 @@ class Markers:
         return next((one for one in self.texts if text.startswith(one, at)), "")
 
     def _may_grow(self, text: str, match: re.Match[str]) -> bool:
-        """Whether a longer marker may start where `match` does, for which the text does not suffice yet."""
+        """Whether more text could turn `match` into a longer marker."""
         if len(text) - match.start() >= self._longest:
             return False
         tail = text[match.start() :]
         return any(len(one) > len(tail) and one.startswith(tail) for one in self.texts)
 
     def _partial(self, text: str, at: int, stop: int) -> int | None:
-        """The first place before `stop` from which to the text's end a marker has begun."""
+        """The first place before `stop` where a marker begins that the end of the text cuts."""
         place = max(at, len(text) - self._longest + 1)
         while place < min(stop, len(text)):
             first = self._first.search(text, place)
@@ -74,7 +74,7 @@ class Markers:
 
 
 class Scan:
-    """The text of one output from where it is read on. `ended`: no more will come."""
+    """The unread text of one output. `ended`: no more text will come."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -97,12 +97,12 @@ class Scan:
         return self.at >= len(self.text)
 
     def mark(self) -> None:
-        """Remembers what is read from here on."""
+        """Begins to remember the text that is read."""
         self._marked.clear()
         self._mark = self.at
 
     def unmark(self) -> str:
-        """What was read since `mark`; remembers no longer. Empty without a mark."""
+        """The text that was read since `mark`, which is then forgotten; empty without a mark."""
         if self._mark is None:
             return ""
         text = "".join(self._marked) + self.text[self._mark : self.at]
@@ -123,9 +123,9 @@ class Scan:
         return match is not None
 
     def until(self, markers: Markers, most: int | None = None) -> tuple[str, str | None]:
-        """Reads up to a marker and over it; the text before it, and the marker if it is there already.
+        """Reads up to and over a marker; returns the text before it, and the marker if it has arrived.
 
-        Reads at most `most` characters before a marker, and then none of them.
+        When more than `most` characters come before a marker, reads that many and no marker.
         """
         end, marker = markers.find(self.text, self.at, self.ended, most)
         if most is not None and end - self.at > most:
@@ -136,7 +136,7 @@ class Scan:
         return text, marker
 
     def over(self, markers: Markers) -> str | None:
-        """Reads over a marker that comes next; "" when none does, None when that cannot be told yet."""
+        """Reads over a marker if one comes next; "" when none does, None when more text is needed to tell."""
         marker = markers.at(self.text, self.at, self.ended)
         if marker:
             self.at += len(marker)
@@ -144,10 +144,10 @@ class Scan:
 
 
 class Stops:
-    """Markers that end a JSON value which its brackets do not end, because some are missing.
+    """Markers that end a JSON value whose closing brackets are missing.
 
-    Any of them does outside of quoted text. Inside it, where a text may quote them, only one of `closers` does, and
-    only when another marker or the end of the output follows.
+    Outside of quoted text any of them ends the value. Inside quoted text, which may mention a marker, only one of
+    `closers` does, and only when another marker or the end of the output follows.
     """
 
     def __init__(self, closers: Iterable[str] = (), others: Iterable[str] = ()) -> None:
@@ -155,12 +155,12 @@ class Stops:
         self.markers = Markers((*self._closers, *others))
 
     def quoted(self, scan: Scan, at: int, marker: str) -> bool | None:
-        """Whether the marker at a place inside quoted text ends the value all the same; None: not to be told yet."""
+        """Whether a marker at `at`, inside quoted text, ends the value; None when more text is needed to tell."""
         return marker in self._closers and follows(scan, at + len(marker), self.markers)
 
 
 def follows(scan: Scan, at: int, markers: Markers) -> bool | None:
-    """Whether only a little white space stands between a place and a marker, or the end; None: not to be told yet."""
+    """Whether at most a little white space lies between `at` and a marker or the end; None: more text is needed."""
     match = _SOME_SPACE.match(scan.text, at)
     end = at if match is None else match.end()
     if end - at > _MAX_SPACE:
@@ -175,9 +175,9 @@ _NO_STOPS = Stops()
 
 
 class JsonSpan:
-    """Finds the end of one JSON value by its brackets and quotes; whether it is right inside is not checked.
+    """Finds the end of one JSON value by its brackets and quotes, without checking that it is valid.
 
-    `broken`: one of `stops`, which is left unread, has ended it instead.
+    `broken`: a marker of `stops`, which stays unread, has ended the value.
     """
 
     def __init__(self, stops: Stops = _NO_STOPS) -> None:
@@ -188,7 +188,7 @@ class JsonSpan:
         self._scalar: bool | None = None
 
     def take(self, scan: Scan) -> tuple[str, bool]:
-        """Reads what is there of the value, which starts at its first character; and whether it is complete."""
+        """Reads the part of the value that has arrived; True when it is complete."""
         if self._scalar is None:
             self._scalar = scan.text[scan.at] not in '"{['
         if self._scalar:
@@ -200,7 +200,7 @@ class JsonSpan:
             at, done = self._structure(text, at, stop, scan.ended)
             if done or marker is None or at < stop:
                 return scan.take(min(at, len(text))), done
-            if at > stop:  # its first character is escaped
+            if at > stop:  # the first character of the marker is escaped
                 continue
             ends = not self._in_string or self._stops.quoted(scan, stop, marker)
             if ends is None:
@@ -211,7 +211,7 @@ class JsonSpan:
             at, done = self._structure(text, stop, stop + 1, scan.ended)
 
     def _structure(self, text: str, at: int, stop: int, ended: bool) -> tuple[int, bool]:
-        """Follows brackets and quotes up to a place; where it came to, and whether the value is complete there."""
+        """Follows brackets and quotes up to `stop`; returns the place reached, and whether the value ends there."""
         while at < stop:
             match = (_IN_STRING if self._in_string else _STRUCTURE).search(text, at, stop)
             if match is None:
@@ -220,7 +220,7 @@ class JsonSpan:
             character = match.group()
             if character == "\\":
                 if at == len(text) and not ended:
-                    return at - 1, False  # until what it escapes is there
+                    return at - 1, False  # waits for the escaped character
                 at += 1
                 continue
             if character == '"':

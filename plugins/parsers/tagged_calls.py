@@ -1,7 +1,7 @@
 """Tool calls that write each argument between tags of its own. Knows no model's tags.
 
-Arguments become JSON as they come: text streams, what the tool's schema says is something else is converted when it is
-complete, by the grammar of JSON and of literals; what does not convert stays text.
+Arguments are converted to JSON as they arrive: a value that the tool's schema calls text is streamed, any other is read
+as JSON or as a Python literal once it is complete. A value that cannot be read stays text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .calls import MAX_NAME, CallReader
 from .literals import LiteralError, read_json, read_literal, to_json
 from .scan import Markers, follows
 
-#: What a key may look like where it ends a value that is not ended.
+#: What a key must look like to end a value whose own end is missing.
 _MAX_KEY = 64
 _KEY = rf"[\w.\-]{{1,{_MAX_KEY}}}"
 _TEXT = frozenset(("string",))
@@ -72,7 +72,7 @@ class TaggedCallReader(CallReader):
         self._kinds_of: dict[tuple[str, str], frozenset[str]] = {}
 
     def outside(self) -> bool:
-        """Content, until a marker."""
+        """Reads content up to a marker."""
         text, marker = self.scan.until(self._outside)
         self.content(text)
         if marker is None:
@@ -82,7 +82,7 @@ class TaggedCallReader(CallReader):
         return True
 
     def _open(self, marker: str) -> None:
-        """A marker that comes next may begin a call."""
+        """Reads a marker that may begin a call."""
         self.scan.mark()
         self.scan.at += len(marker)
         self._head = ""
@@ -120,7 +120,7 @@ class TaggedCallReader(CallReader):
         return True
 
     def _before_key(self) -> bool:
-        """The next argument, or the end of the call; what is neither stays in the arguments as it is."""
+        """Reads the next argument or the end of the call; anything else is passed on unchanged as arguments."""
         if not self.scan.skip_space():
             return False
         marker = self.scan.over(self._inside)
@@ -178,10 +178,10 @@ class TaggedCallReader(CallReader):
         return True
 
     def _ends_value(self, marker: str) -> bool | None:
-        """Whether a marker that was read ends the value, whose own end may be missing; None: not to be told yet.
+        """Whether a marker that was read ends the value, whose own end may be missing; None: more text is needed.
 
-        Values may quote the other markers. So a key must be a whole one, and the call's end be followed by a marker,
-        or by nothing, in formats that write more after it.
+        A value may mention the other markers. So a key must be complete to end it, and in formats with closing markers
+        the end of the call must be followed by a marker or by the end of the output.
         """
         form, scan = self._form, self.scan
         if marker == form.value_end or (marker == form.end and not form.closers):
@@ -194,7 +194,7 @@ class TaggedCallReader(CallReader):
         return False if scan.ended or len(scan.text) - start >= self._longest_key else None
 
     def _broken(self) -> bool:
-        """What is no argument stays as it is, up to the end of the call or the beginning of another."""
+        """Passes on text that is not an argument, up to the end of the call or the beginning of another."""
         text, marker = self.scan.until(self._call_end)
         self.arguments(text)
         if marker is None:
@@ -209,7 +209,7 @@ class TaggedCallReader(CallReader):
         self.state = self._after_call_text
 
     def _after_call_text(self) -> bool:
-        """Closing markers, another call, or content."""
+        """After a call: reads closing markers, another call, or content."""
         if not self.scan.skip_space():
             return False
         marker = self.scan.over(self._between)
@@ -223,13 +223,13 @@ class TaggedCallReader(CallReader):
         return True
 
     def _kinds(self, key: str, is_text: bool | None) -> frozenset[str]:
-        """The JSON types that a value may have; empty when nobody says."""
+        """The JSON types that a value may have; empty when neither tag nor schema says."""
         if is_text is not None:
             return _TEXT if is_text else _NOT_TEXT
         if self._tool is None:
             return frozenset()
         place = (self._tool.name, key)
-        if place not in self._kinds_of:  # a schema may be as long as a request, and a call may be written often
+        if place not in self._kinds_of:  # kept, because a schema may be long and the function be called often
             self._kinds_of[place] = self._tool.types_of(key)
         return self._kinds_of[place]
 
@@ -239,7 +239,7 @@ class TaggedCallReader(CallReader):
 
 
 class _Value:
-    """One value on its way to JSON."""
+    """Converts one value to JSON."""
 
     def __init__(self, kinds: frozenset[str], padding: bool) -> None:
         self._kinds = kinds
@@ -250,7 +250,7 @@ class _Value:
         self._held = ""
 
     def feed(self, text: str, ended: bool) -> str:
-        """JSON text of a further piece."""
+        """The JSON text that a further piece adds."""
         if self._streams:
             return self._stream(text, ended)
         self._texts.append(text)
@@ -288,7 +288,7 @@ class _Value:
         return to_json(text)
 
     def _fits(self, value: object) -> bool:
-        """Whether a converted value is of a type that the schema allows; quoted text is none without a schema."""
+        """Whether a converted value has a type that the schema allows; without a schema any type but text."""
         kind = _TYPES[type(value)]
         if not self._kinds:
             return kind != "string"

@@ -13,10 +13,10 @@ Format = dict[str, Any]
 
 
 def tagged_tags(form: TaggedFormat, tools: Sequence[Tool]) -> CallTags:
-    """Calls of these tools, a line for each part: arguments of strict ones in the order of their schemas.
+    """Calls of these tools, each part on a line of its own; arguments of strict tools in the order of their schemas.
 
-    Text is any text, or one of an enumeration; other values are JSON that obeys its schema. What a tool that is not
-    strict is given is free.
+    A value of type text is any text, or one of its enumeration; other values are JSON that obeys the schema. Arguments
+    of tools that are not strict are free text.
     """
     opener = f"{form.opener[0]}\n" if form.opener else ""
     end = "\n".join((form.end, *form.closers[:1]))

@@ -1,7 +1,7 @@
-"""A tool parser for models without one of their own: it reads from the chat template how a call is written.
+"""A tool parser for models without one of their own: it finds in the chat template how calls are written.
 
-The template renders calls of a function with known names and values. Where these stand in the text tells the family of
-the format (JSON objects, a name and JSON, tagged arguments, Python calls), and what stands between them its markers.
+It renders the template with calls of known names and values. Their places in the text show the family of the format
+(JSON objects, a name and JSON, tagged arguments, Python calls), and the text between them shows its markers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Start = Callable[[ParserRequest], OutputReader]
 
 
 class TemplateParser(TemplateCalls):
-    """Calls in whatever form the chat template writes them. Raises `ValueError` when the template shows none."""
+    """Reads calls in the form that the chat template writes. Raises `ValueError` when it writes none."""
 
     def __init__(self, setup: ParserSetup, options: Any = None) -> None:
         super().__init__(setup, options)
@@ -37,7 +37,7 @@ class TemplateParser(TemplateCalls):
         self._start, self._markers = read_template(setup.render)
 
     def tokens(self) -> Sequence[str]:
-        """The markers that were found, and the tokens that they may be made of."""
+        """The markers that were found, and the special tokens of which they may consist."""
         return self._markers
 
     def start(self, request: ParserRequest) -> OutputReader:
@@ -46,7 +46,7 @@ class TemplateParser(TemplateCalls):
 
 
 def read_template(render: Callable[..., str]) -> tuple[Start, Sequence[str]]:
-    """How a template writes calls: what starts a reader, and its markers. Raises `ValueError`."""
+    """A function that starts a reader of the template's calls, and their markers. Raises `ValueError`."""
     one, two = bodies(render)
     for read in (_json, _pythonic, _named, _tagged):
         found = read(one, two)
@@ -61,12 +61,12 @@ def _tokens(marker: str) -> list[str]:
 
 
 def _common_marker(first: str, second: str) -> str:
-    """The marker that both end with: their common end without what still closes the markers before it."""
+    """The marker with which both texts end: their common end, without the rest of an earlier marker."""
     return _CLOSING.sub("", common_end(first, second)).lstrip()
 
 
 def _parts(text: str) -> list[str]:
-    """A marker's parts, between which models may write white space as they like."""
+    """The parts of a marker, between which models may write any white space."""
     return [part.strip() for part in _BETWEEN_TAGS.split(text) if part.strip()]
 
 
@@ -119,7 +119,7 @@ def _named(one: str, two: str) -> tuple[Start, list[str]] | None:
     pre, between = one[: one.index(FIRST)], two[first_end:second]
     begin = _common_marker(pre, between) or pre.strip()
     separators = {one[name_end:opening].strip(), two[second + len(SECOND) : two.index("{", second)].strip()}
-    numbered = len(separators) > 1  # the number of the call stands in them
+    numbered = len(separators) > 1  # the separators differ by the number of the call
     separator = common_end(*sorted(separators)) if numbered else separators.pop()
     closers = [*_parts(between.removesuffix(begin)), *_parts(one[json_end(one, opening) :])]
     form = NamedFormat(

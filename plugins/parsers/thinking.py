@@ -1,4 +1,4 @@
-"""Reasoning between two tags, as most models write it. Knows the tags only."""
+"""Reasoning parsers for models that write their reasoning between two tags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frame.interfaces import Content, OutputEvent, OutputReader, ParserRequest, 
 from .scan import Markers, Scan
 
 _CALL_TAG = "<tool_call>"
-#: How a call goes on after that tag; text that merely names the tag does not.
+#: The text of a call after that tag; text that only mentions the tag does not go on like this.
 _CALL_HEAD = re.compile(r'\s{0,16}(?:\{\s{0,16}"|<function=|[\w.\-]{1,64}\s{0,16}<(?:arg_key>|/tool_call>))')
 _MAX_HEAD = 128
 
@@ -19,8 +19,8 @@ _MAX_HEAD = 128
 class TagReader(OutputReader):
     """Reasoning from `begin` to `end`, at most once and first in the output; content after it.
 
-    `inside`: the output starts in the reasoning, so that `begin` may be missing. White space around the tags is
-    dropped. A tool call that begins with one of `calls` ends the reasoning, too.
+    `inside`: the output begins within the reasoning, so that `begin` may be missing. White space around the tags is
+    dropped. A tool call that begins with one of `calls` ends the reasoning too.
     """
 
     def __init__(self, begin: str, end: str, inside: bool, calls: Sequence[str] = ()) -> None:
@@ -44,7 +44,7 @@ class TagReader(OutputReader):
         return self._taken()
 
     def finish(self) -> list[OutputEvent]:
-        """What was held back."""
+        """Ends the output: returns the events of the text that was held back."""
         self._scan.ended = True
         self._read()
         if self._state == "start":
@@ -66,7 +66,7 @@ class TagReader(OutputReader):
             self._events.append(Content(self._scan.take(len(self._scan.text))))
 
     def _read_start(self) -> None:
-        """Whether the output begins with the tag, which it need not when it starts inside."""
+        """Decides whether the output begins with reasoning or with content."""
         before = self._scan.at
         some = self._scan.skip_space()
         self._space.append(self._scan.text[before : self._scan.at])
@@ -95,7 +95,7 @@ class TagReader(OutputReader):
                 self._state = "after" if marker == self._close else "content"
 
     def _is_call(self, marker: str) -> bool | None:
-        """Whether a marker that was read begins a call, and is not only spoken of; None: not to be told yet."""
+        """Whether a marker that was read begins a call and is not only mentioned; None: more text is needed."""
         if marker != _CALL_TAG:
             return True
         rest = self._scan.text[self._scan.at : self._scan.at + _MAX_HEAD]
@@ -104,7 +104,7 @@ class TagReader(OutputReader):
         return False if self._scan.ended or len(rest) == _MAX_HEAD else None
 
     def _say(self, text: str) -> None:
-        """Reasoning; white space at its end waits for what follows."""
+        """Adds reasoning; white space at its end is held back until more reasoning follows."""
         body = text.rstrip()
         if body:
             first = self._space if self._spoken else ()
@@ -118,9 +118,9 @@ class TagReader(OutputReader):
 
 
 class TagParser(ReasoningParser):
-    """Reasoning in tags. A subclass says which; `implicit`: the model reasons without writing the first.
+    """Reasoning between the tags of a subclass. `implicit`: the model reasons without writing `begin`.
 
-    `calls` begin tool calls, which models write without closing the reasoning now and then.
+    `calls` are markers of tool calls, with which models sometimes go on without closing the reasoning.
     """
 
     begin: ClassVar[str] = "<think>"
@@ -137,7 +137,7 @@ class TagParser(ReasoningParser):
         return TagReader(self.begin, self.close, self.inside(request), self.calls if request.tools else ())
 
     def inside(self, request: ParserRequest) -> bool:
-        """Whether the output starts in the reasoning."""
+        """Whether the output begins within the reasoning."""
         prompt = request.prompt.rstrip()
         return prompt.endswith(self.begin) or (self.implicit and not prompt.endswith(self.close))
 

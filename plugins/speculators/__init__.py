@@ -7,7 +7,7 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_speculators() -> list[Provider]:
-    """Guesses from the request's own text."""
+    """Speculators that propose tokens from the request's own text."""
     here = "frame.plugins.speculators.ngram"
     return [
         Provider(
@@ -16,7 +16,7 @@ def frame_speculators() -> list[Provider]:
             api=">=0.2.dev1,<0.3",
             summary="repeats what followed the newest tokens earlier in the request (prompt lookup)",
             options=f"{here}_options:NgramOptions",
-            # what `frame plugins check` sets
+            # the options with which `frame plugins check` runs it
             tags={"options": '{"prompt_lookup_max": 3}'},
         )
     ]

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the newest tokens when they last stood in the request may follow them again.
+"""Prompt lookup: proposes the tokens that followed the newest tokens at an earlier place of the request.
 
 After Saxena, "Prompt Lookup Decoding" (2023). The whole search is a few tensor operations over all rows at once, so it
 runs where the tokens are. Knows no model.
@@ -15,7 +15,7 @@ from .ngram_options import NgramOptions
 
 
 class NgramSpeculator(Speculator):
-    """Keeps nothing: everything it needs is in the token table."""
+    """Keeps no state: it reads the token table of the step."""
 
     def __init__(self, setup: SpeculatorSetup, options: NgramOptions) -> None:
         super().__init__(setup, options)
@@ -58,7 +58,7 @@ def best_start(matched: Tensor, lengths: Tensor, wanted: int) -> tuple[Tensor, T
     """
     width = matched.shape[1]
     places = torch.arange(width, device=matched.device)
-    # among matches that too few follow, the older one has more to offer
+    # among matches that fewer than `wanted` tokens follow, the older one is followed by more
     rank = torch.where(places + wanted <= lengths[:, None], width + places, width - places)
     start = (matched * (2 * width + 1) + rank.masked_fill(matched == 0, 0)).argmax(1)
     return start, matched.gather(1, start[:, None]).squeeze(1)

@@ -12,8 +12,8 @@ class NgramOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prompt_lookup_max: int = Field(ge=1, le=32, description="Most newest tokens that are looked up.")
-    prompt_lookup_min: int = Field(1, ge=1, description="Fewest newest tokens that must be found.")
+    prompt_lookup_max: int = Field(ge=1, le=32, description="How many of the newest tokens to look up, at most.")
+    prompt_lookup_min: int = Field(1, ge=1, description="How many of them must match, at least.")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

@@ -180,7 +180,7 @@ def test_uploads_are_reserved_bounded_and_cleaned_up(tmp_path: Path) -> None:
     """Also those of other processes, for which two stores stand here."""
     files, others = (FileStore(tmp_path, 10, 1000, max_uploads=2) for _ in range(2))
     with files.incoming(400), others.incoming(400):
-        with pytest.raises(RequestError, match="2 uploads are under way") as caught:
+        with pytest.raises(RequestError, match="2 uploads are running") as caught:
             files.incoming(10).__enter__()
         assert caught.value.status == 429
         FileStore(tmp_path, 10, 1000)  # one that starts meanwhile takes nothing away

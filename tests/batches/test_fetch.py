@@ -97,7 +97,7 @@ def test_hosts_may_be_limited() -> None:
 @pytest.mark.parametrize(
     ("answer", "pause", "seconds", "message"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", 0.0, 60.0, "broke before all was there"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", 0.0, 60.0, "broke before the whole file"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 90000\r\n\r\n" + b"a" * 100, 0.02, 0.2, r"within 0\.2 seconds"),
     ],
 )

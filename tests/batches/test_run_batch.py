@@ -118,7 +118,7 @@ def test_urls_mixed_routes_and_bad_lines(
         assert rows[name]["response"]["request_id"]
         kind.model_validate(rows[name]["response"]["body"])
     assert len(rows["text"]["response"]["body"]["choices"]) == 2
-    for name, words in (("elsewhere", "no route"), ("get", "POST"), ("stream", "streams")):
+    for name, words in (("elsewhere", "no route"), ("get", "POST"), ("stream", "not allowed in a batch")):
         assert rows[name]["response"] is None
         assert words in rows[name]["error"]["message"]
     assert rows["refused"]["response"]["status_code"] == 400
@@ -161,11 +161,11 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     with target.open("ab") as file:
         file.write(b'{"id": "batch_req_0000')  # the kill came in the middle of a row
     text = run(*arguments)
-    assert f"{num_done} of an earlier run" in text
+    assert f"{num_done} answered by an earlier run" in text
     after = target.read_bytes()
     assert after.startswith(before[: before.rindex(b"\n") + 1])
     assert set(rows_of(after)) == {f"n{n}" for n in range(12)}
-    assert "0 succeeded, 0 failed, 12 of an earlier run" in run(*arguments)
+    assert "0 succeeded, 0 failed, 12 answered by an earlier run" in run(*arguments)
 
 
 def test_what_is_kept_of_an_earlier_run(tmp_path: Path) -> None:
@@ -204,6 +204,6 @@ def test_results_are_put_into_the_order_of_the_input(tmp_path: Path) -> None:
 
 
 def test_wrong_files_are_told_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no file" in refused(capsys, "-i", "nowhere.jsonl", "-o", str(tmp_path / "out.jsonl"))
+    assert "no input file" in refused(capsys, "-i", "nowhere.jsonl", "-o", str(tmp_path / "out.jsonl"))
     (tmp_path / "in.jsonl").write_bytes(b"")
     assert "no folder" in refused(capsys, "-i", str(tmp_path / "in.jsonl"), "-o", "/no/such/folder/out.jsonl")

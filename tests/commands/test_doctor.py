@@ -15,7 +15,9 @@ from frame import LLM
 from frame.core.cli.main import main
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
-from frame.plugins.commands.doctor import prediction
+from frame.plugins.commands.doctor import memory, prediction
+from frame.plugins.commands.doctor.facts import bytes_per_token
+from frame.plugins.commands.doctor.layers import read_shape
 from frame.plugins.commands.doctor.machine import Device, find_device
 from frame.testing import CommandSuite, make_checkpoint
 from frame.testing.checkpoints import FAMILIES
@@ -79,7 +81,7 @@ def test_an_encoder_has_no_cache(tmp_path, capsys):
     assert main(["doctor", str(folder), "--platform", "cuda", "--memory-gib", "24"]) == 0
     text = capsys.readouterr().out
     assert "KV cache         none: each token of an encoder sees its whole prompt at once" in text
-    assert "graphs" not in text
+    assert "\ngraphs" not in text
     assert "blocks of" not in text
     found = doctor(capsys, str(folder), "--platform", "cuda", "--memory-gib", "0.1", status=1)
     assert found["binding_limit"]["name"] == "weights"
@@ -143,7 +145,7 @@ def test_a_gpu_is_planned_without_one(tmp_path, capsys):
     assert made.graph_bytes > 0
     assert plan(folder, device, enforce_eager=True).graph_bytes == 0
     half = plan(folder, device, kv_cache_dtype="fp8_e4m3")
-    assert prediction.bytes_per_token(half.layout) * 2 == prediction.bytes_per_token(made.layout)
+    assert bytes_per_token(half.layout) * 2 == bytes_per_token(made.layout)
     with pytest.raises(ValueError, match="lower it or free the device"):
         plan(folder, Device("cuda", "a busy GPU", 80 * GIB, 40 * GIB))
     assert main(["doctor", str(folder), "--platform", "cuda", "--memory-gib", "24"]) == 0
@@ -165,9 +167,9 @@ def test_graphs_take_about_what_was_measured_on_a_gpu(tmp_path, vocab, hidden, i
     checkpoint = read_checkpoint(from_flat({"model": str(folder), "platform": "cuda"}))
     device = Device("cuda", "a GPU", 141 * GIB, 141 * GIB)
     config = from_flat({"model": str(folder), "shared_prefix_min_tokens": 0})
-    sizes = prediction.resolve_sizes(config, checkpoint, device)
-    shape = replace(prediction.read_shape(checkpoint, "bfloat16"), hidden_size=hidden, intermediate_size=inner)
-    found = prediction.graph_bytes(config, device, sizes, shape, vocab)
+    sizes = memory.resolve_sizes(config, checkpoint, device)
+    shape = replace(read_shape(checkpoint, "bfloat16"), hidden_size=hidden, intermediate_size=inner)
+    found = memory.graph_bytes(config, device, sizes, shape, vocab)
     assert found / 2**20 == pytest.approx(measured_mib, rel=0.06)
 
 
@@ -187,11 +189,11 @@ def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
     folder = make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16)
     device = Device("cuda", "a GPU", 80 * GIB, 80 * GIB)
     parts = plan(folder, device).budget.parts
-    assert parts["recorded prompts"] == parts["activations"]
-    assert plan(folder, device, plugin={"cuda": {"record_prompts": False}}).budget.parts["recorded prompts"] == 0
+    assert parts["piecewise graphs"] == parts["activations"]
+    assert plan(folder, device, plugin={"cuda": {"record_prompts": False}}).budget.parts["piecewise graphs"] == 0
     config = from_flat({"model": str(folder)})
-    sizes = prediction.resolve_sizes(config, read_checkpoint(config), device)
-    assert prediction.piece_share(config, sizes, 16 * 10**9) == 512 / 8192
+    sizes = memory.resolve_sizes(config, read_checkpoint(config), device)
+    assert memory.piece_share(config, sizes, 16 * 10**9) == 512 / 8192
 
 
 def test_constants_are_those_of_the_platforms():
@@ -199,18 +201,18 @@ def test_constants_are_those_of_the_platforms():
     from frame.plugins.platforms.cuda import platform as cuda
     from frame.plugins.platforms.cuda.graphs import cuda_graphs, piecewise as cuda_pieces, shapes
 
-    assert prediction.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES
-    assert prediction.CUDA_RESERVE_BYTES == cuda.RESERVE_BYTES
+    assert memory.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES
+    assert memory.CUDA_RESERVE_BYTES == cuda.RESERVE_BYTES
     assert {
         "cpu": (cpu.CpuPlatform.default_num_seqs, cpu.CpuPlatform.default_num_batched_tokens),
         "cuda": (cuda.CudaPlatform.default_num_seqs, cuda.CudaPlatform.default_num_batched_tokens),
-    } == prediction.STEP_SIZES
+    } == memory.STEP_SIZES
     recorded = options.CudaOptions().graph_sizes
-    assert (shapes.MAX_ROWS, tuple(recorded)) == (prediction.CUDA_MAX_GRAPH_ROWS, prediction.CUDA_GRAPH_SIZES)
-    assert cuda_graphs.LEAST_BYTES * 2 == prediction.CUDA_GRAPH_BYTES
+    assert (shapes.MAX_ROWS, tuple(recorded)) == (memory.CUDA_MAX_GRAPH_ROWS, memory.CUDA_GRAPH_SIZES)
+    assert cuda_graphs.LEAST_BYTES * 2 == memory.CUDA_GRAPH_BYTES
     assert (cuda_pieces.SIZES, cuda_pieces.WORTHWHILE) == (
-        prediction.CUDA_PIECE_SIZES,
-        prediction.CUDA_PIECES_WORTHWHILE,
+        memory.CUDA_PIECE_SIZES,
+        memory.CUDA_PIECES_WORTHWHILE,
     )
 
 

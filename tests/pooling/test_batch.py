@@ -102,6 +102,6 @@ def test_embeddings_from_file_to_file_in_two_runs(tmp_path: Path) -> None:
     assert ranking["results"][0]["index"] == 0
     ended = whole.splitlines(keepends=True)
     target.write_bytes(b"".join(ended[:2]) + ended[2][:40])  # as a kill in the middle of a row leaves it
-    assert "5 lines: 3 succeeded, 0 failed, 2 of an earlier run" in run(folder, source, target)
+    assert "5 lines: 3 succeeded, 0 failed, 2 answered by an earlier run" in run(folder, source, target)
     assert target.read_bytes().startswith(b"".join(ended[:2]))
     assert len(bodies(target.read_bytes())) == 5

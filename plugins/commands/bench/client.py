@@ -22,7 +22,10 @@ _MAX_ERROR = 300
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go and what every one of them says. `path` begins with a slash; `chat` tells the body's form."""
+    """The server's address and the fields that every request carries.
+
+    `path` begins with a slash. With `chat` a body holds messages, else a prompt.
+    """
 
     base_url: str
     path: str
@@ -34,7 +37,7 @@ class Target:
 
 
 def http_client(headers: Mapping[str, str], timeout: float | None, connections: int | None = None) -> httpx.AsyncClient:
-    """A client without a limit on connections of its own; raises `ConfigError` where httpx is missing."""
+    """An HTTP client; `connections` limits how many it opens. Raises `ConfigError` where httpx is not installed."""
     try:
         import httpx
     except ModuleNotFoundError:
@@ -67,7 +70,7 @@ def body_of(target: Target, request: BenchRequest) -> dict[str, Any]:
 
 
 async def send(client: httpx.AsyncClient, target: Target, request: BenchRequest) -> RequestRecord:
-    """Runs a request to its end; what goes wrong stands in the record."""
+    """Sends a request and reads its whole answer; a failure is noted in the record, not raised."""
     import httpx
 
     record = RequestRecord(prompt_len=request.prompt_len)
@@ -81,7 +84,7 @@ async def send(client: httpx.AsyncClient, target: Target, request: BenchRequest)
             else:
                 await _read(response, answer)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, AttributeError) as error:
-        # The latter three are answers of an unexpected shape: this request failed, the others go on.
+        # ValueError, TypeError and AttributeError come from an answer of an unexpected shape: only this request fails.
         record.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
     record.latency = time.perf_counter() - record.started
     if record.success:
@@ -148,7 +151,7 @@ class _Answer:
         self._newest = now
 
     def close(self) -> None:
-        """After the stream: counts what came, and notes an answer that broke off."""
+        """Called when the stream has ended: counts its tokens, and notes an answer that was cut off."""
         record = self._record
         record.text = "".join(self._texts)
         record.output_len = self._num_chunks if self._num_tokens is None else self._num_tokens

@@ -1,4 +1,4 @@
-"""`frame bench SUBCOMMAND`: hands over to the subcommand's own class, which is imported when its flags are needed."""
+"""`frame bench SUBCOMMAND`: runs the subcommand's class, which is imported when its flags are needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUBCOMMANDS = {
 
 
 class BenchCommand(Command):
-    """Field names of all results follow `vllm bench`, so that results of both compare."""
+    """Results have the field names of `vllm bench`, so that results of frame and of vLLM can be compared."""
 
     help = "Measure a server or an engine: frame bench serve|latency|throughput|startup|kernels|sweep."
     examples = (

@@ -17,7 +17,7 @@ from .text_source import TextSource
 DATASETS = ("random", "prefix_repetition", "shared-prefix", "sharegpt", "custom")
 #: Conversations outside of these lengths are left out, as `vllm bench` does.
 _MIN_LEN, _MAX_PROMPT, _MAX_TOTAL = 4, 1024, 2048
-_USUAL_INPUT = 1024
+_DEFAULT_INPUT_LEN = 1024
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int, seed: bool = True) -> None:
@@ -66,7 +66,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int, seed
 def make_requests(
     arguments: argparse.Namespace, source: TextSource, max_model_len: int | None = None
 ) -> list[BenchRequest]:
-    """`--num-prompts` requests; a file with fewer rows is gone through again. Raises `ConfigError`.
+    """`--num-prompts` requests; a file with fewer rows is repeated. Raises `ConfigError`.
 
     `max_model_len` tokens are the most that the model takes, where that is known.
     """
@@ -77,7 +77,7 @@ def make_requests(
     if name == "random":
         if arguments.random_input_len is None:
             arguments.random_input_len = (
-                _USUAL_INPUT if max_model_len is None else min(_USUAL_INPUT, max_model_len // 2)
+                _DEFAULT_INPUT_LEN if max_model_len is None else min(_DEFAULT_INPUT_LEN, max_model_len // 2)
             )
         return _random(arguments, source, draw)
     if name in ("prefix_repetition", "shared-prefix"):
@@ -168,7 +168,7 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _conversation(row: dict[str, Any], output_len: int | None, source: TextSource) -> BenchRequest | None:
-    """The first turn and how long its answer was; None for what is too short or too long to count."""
+    """The first turn and the length of its answer; None for a conversation that is too short or too long."""
     turns = row.get("conversations", row.get("conversation"))
     if not isinstance(turns, list) or len(turns) < 2:
         return None

@@ -1,10 +1,10 @@
-"""Server-sent events from bytes as they arrive, whatever the borders of chunks cut. Knows no JSON and no HTTP."""
+"""Parses server-sent events from chunks of bytes that may end anywhere in an event. Knows no JSON and no HTTP."""
 
 from __future__ import annotations
 
 
 class EventStream:
-    """Feed it chunks; it gives back the data of every event that has become complete.
+    """Takes chunks in order and returns the data of every event that a chunk completes.
 
     Lines end in LF, CR LF or CR; a blank line ends an event; several `data` lines make one text (WHATWG HTML, 9.2).
     """

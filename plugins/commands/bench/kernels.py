@@ -32,14 +32,14 @@ KERNELS = {
     "keep_threshold": "filters",
     "top_logprobs": "logprobs",
 }
-#: Ops that platforms take from a library or an attention backend.
+#: Ops without a kernel of the same name: on a GPU a library or the attention backend runs them.
 PLAIN = ("linear", "write_kv", "paged_attention")
 OPS = (*PLAIN, *KERNELS)
 _NO_DEVICE = "needs a CUDA device"
 
 
 class KernelsBench(Command):
-    """Medians over many calls; on a CUDA device with the queue drained around each batch of calls."""
+    """Reports the median time of a call; on a CUDA device its queue is empty before and after each call."""
 
     help = "List the kernels and time those that this device runs."
     examples = (
@@ -50,8 +50,8 @@ class KernelsBench(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Which ops, of what sizes."""
         add = parser.add_argument
-        add("--list", action="store_true", dest="only_list", help="Only say what there is.")
-        add("--op", action="append", default=[], metavar="NAME", help="Only this op; may be repeated.")
+        add("--list", action="store_true", dest="only_list", help="List the ops and measure nothing.")
+        add("--op", action="append", default=[], metavar="NAME", help="Measure only this op; may be repeated.")
         add("--num-tokens", type=int, default=64, metavar="N", help="Rows of every input (default: %(default)s).")
         add("--hidden-size", type=int, default=1024, metavar="N", help="Columns (default: %(default)s).")
         add("--vocab-size", type=int, default=32000, metavar="N", help="Columns of logits (default: %(default)s).")

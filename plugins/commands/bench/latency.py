@@ -36,9 +36,15 @@ class LatencyBench(Command):
         add("--output-len", type=int, default=128, metavar="N", help="Output tokens (default: %(default)s).")
         add("--batch-size", type=int, default=8, metavar="N", help="Requests of a batch (default: %(default)s).")
         add("--n", type=int, default=1, metavar="N", help="Outputs of a request (default: %(default)s).")
-        add("--num-iters-warmup", type=int, default=10, metavar="N", help="Batches before (default: %(default)s).")
-        add("--num-iters", type=int, default=30, metavar="N", help="Batches that count (default: %(default)s).")
-        add("--disable-detokenize", action="store_true", help="Make no text.")
+        add(
+            "--num-iters-warmup",
+            type=int,
+            default=10,
+            metavar="N",
+            help="Batches run before measuring (default: %(default)s).",
+        )
+        add("--num-iters", type=int, default=30, metavar="N", help="Batches measured (default: %(default)s).")
+        add("--disable-detokenize", action="store_true", help="Do not convert output tokens to text.")
         add_engine_flags(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Runs requests against a server as a schedule says. Knows no figures."""
+"""Sends requests to a server at the times of a schedule. Computes no figures."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """Records in the order of the requests, the seconds from the first sent to the last answered, and how much of one
-    processor the client took: near 1 it measures itself.
+    """Records in the order of the requests, the seconds from the first sent to the last answered, and `client_cpu`: the
+    share of one processor that this client used. Near 1 the client, not the server, limits the figures.
     """
 
     records: list[RequestRecord]

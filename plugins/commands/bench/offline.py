@@ -1,4 +1,4 @@
-"""What the benchmarks of an engine in this process share: its flags, its start, its prompts.
+"""The flags, the engine and the prompts of benchmarks that run an engine in this process.
 
 Imports torch when an engine starts. Knows no measurement.
 """
@@ -53,14 +53,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(arguments: argparse.Namespace) -> FrameConfig:
-    """The configuration; raises `ConfigError` before anything is loaded, also for a folder that is none."""
+    """The configuration; raises `ConfigError` before anything is loaded, also where MODEL is not a checkpoint."""
     config = fetch_model(config_from_arguments(arguments), command=True)
     read_checkpoint(config)
     return config
 
 
 def start_engine(config: FrameConfig) -> LLM:
-    """An engine in this process; one sentence where it cannot start."""
+    """An engine in this process; raises `ConfigError` with the reason where it cannot start."""
     from frame import LLM, LLMEngine
 
     try:
@@ -70,7 +70,7 @@ def start_engine(config: FrameConfig) -> LLM:
 
 
 def prompt_source(config: FrameConfig, dataset: str) -> TextSource:
-    """Ids for made-up prompts, the checkpoint's tokenizer for those of files."""
+    """Random token ids for generated prompts; the checkpoint's tokenizer for prompts from a file."""
     if dataset in ("sharegpt", "custom"):
         return TokenizerSource(find_folder(config.model.model, config.model.revision, config.load.download_dir))
     return IdSource(read_checkpoint(config).vocab_size)
@@ -82,7 +82,7 @@ def as_prompts(prompts: Sequence[str | Sequence[int]]) -> list[Any]:
 
 
 def engine_facts(llm: LLM, config: FrameConfig) -> dict[str, Any]:
-    """What ran, for the results."""
+    """The model, platform, dtype, attention backends and KV blocks of the engine, for the results."""
     info = llm.llm_engine.core.info
     return {
         "model_id": config.model.model or "demo",

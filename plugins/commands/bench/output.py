@@ -1,4 +1,4 @@
-"""What all benchmarks do with their results: print, keep as JSON, draw a page."""
+"""Prints the results of a benchmark, and writes them as JSON and as an HTML page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_output_flags(parser: argparse.ArgumentParser) -> None:
     """`--output-json`, `--html` and the progress bar."""
     group = parser.add_argument_group("output")
     group.add_argument("--output-json", metavar="FILE", help="Write the results as JSON.")
-    group.add_argument("--html", metavar="FILE", help="Write a page with plots that needs nothing else.")
+    group.add_argument("--html", metavar="FILE", help="Write the results with plots as one HTML file.")
     group.add_argument("--disable-tqdm", "--no-progress", action="store_true", help="Show no progress bar.")
 
 

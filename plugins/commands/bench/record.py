@@ -1,4 +1,4 @@
-"""What is sent and what came back of it: the data that datasets make, clients fill and metrics read."""
+"""A request and the record of its answer: datasets make requests, the client fills records, metrics read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BenchRequest:
 
 @dataclass
 class RequestRecord:
-    """The fate of one request. Times are in seconds, `started` on the clock of `time.perf_counter`."""
+    """What happened to one request. Times are in seconds, `started` on the clock of `time.perf_counter`."""
 
     prompt_len: int = 0
     output_len: int = 0

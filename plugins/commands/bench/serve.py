@@ -25,7 +25,7 @@ from .serve_plots import metric_table, serve_plots
 from .text_source import TextSource, text_source
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-#: Share of a processor from which on the client is taken for the limit.
+#: Above this share of one processor the client is assumed to limit the figures.
 _BUSY = 0.85
 _KEYS = ("FRAME_API_KEY", "OPENAI_API_KEY")
 #: Sampling flags, sent only when given.
@@ -97,17 +97,39 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--model", metavar="NAME", help="Model to ask for; default: the first that the server lists.")
     add("--served-model-name", metavar="NAME", help="The model's name in requests, where --model is a folder.")
-    add("--tokenizer", metavar="FOLDER", help="Folder with tokenizer.json; default: that of --model, else words.")
+    add(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="Folder with tokenizer.json; default: the one in --model; without any, prompts are common words.",
+    )
     add("--header", nargs="*", default=[], metavar="NAME=VALUE", help="HTTP headers to send.")
     add("--extra-body", type=read_mapping, default={}, metavar="JSON", help="Fields that every body gets.")
-    add("--ready-check-timeout-sec", type=float, default=600.0, metavar="S", help="Wait so long for the server (600).")
-    add("--request-timeout-sec", type=float, default=21600.0, metavar="S", help="Longest silence of an answer (6 h).")
+    add(
+        "--ready-check-timeout-sec",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="Seconds to wait for the server (600).",
+    )
+    add(
+        "--request-timeout-sec",
+        type=float,
+        default=21600.0,
+        metavar="S",
+        help="Seconds that an answer may pause (21600).",
+    )
 
 
 def _add_load_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     add = group.add_argument
-    add("--request-rate", type=float, default=math.inf, metavar="R", help="Requests a second; inf: all at once (inf).")
+    add(
+        "--request-rate",
+        type=float,
+        default=math.inf,
+        metavar="R",
+        help="Requests a second; inf sends all at once (inf).",
+    )
     add(
         "--burstiness",
         type=float,
@@ -115,7 +137,7 @@ def _add_load_flags(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="Shape of the gaps: 1 Poisson, less in bursts, more steadier (default: 1).",
     )
-    add("--max-concurrency", type=int, metavar="N", help="Most requests under way; others wait at the client.")
+    add("--max-concurrency", type=int, metavar="N", help="Most requests in flight; the others wait in the client.")
     add("--num-warmups", type=int, default=0, metavar="N", help="Requests before the clock starts (default: 0).")
     add("--ignore-eos", action="store_true", help="Ask for outputs of full length (frame, vLLM, SGLang).")
     for name, kind in _SAMPLING.items():
@@ -135,11 +157,11 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
     add("--metric-percentiles", default="50,90,95,99", metavar="P,…", help="Percentiles (default: %(default)s).")
     add("--goodput", nargs="+", default=[], metavar="NAME:MS", help="Limits of a good request: ttft:500 tpot:50 e2el:…")
     add("--save-result", action="store_true", help="Write JSON under --result-dir.")
-    add("--save-detailed", action="store_true", help="With every request's times, text and error.")
-    add("--result-dir", default=".", metavar="FOLDER", help="Where to (default: here).")
-    add("--result-filename", metavar="NAME", help="Its name; default: from backend, rate, model and date.")
+    add("--save-detailed", action="store_true", help="Write every request's times, text and error too.")
+    add("--result-dir", default=".", metavar="FOLDER", help="Folder of the result (default: the current one).")
+    add("--result-filename", metavar="NAME", help="File name; default: made of backend, rate, model and date.")
     add("--label", help="A label kept in the result.")
-    add("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="More of what the result is to hold.")
+    add("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="Fields to add to the result.")
 
 
 class _Plan:
@@ -174,7 +196,7 @@ class _Plan:
             self.headers.setdefault("Authorization", f"Bearer {key}")
 
     def target(self, arguments: argparse.Namespace) -> Target:
-        """Once the model's name is known."""
+        """Address and fields of every request; called once the model's name is known."""
         sampling = {name: value for name in _SAMPLING if (value := getattr(arguments, name)) is not None}
         return Target(
             base_url=self.base_url,
@@ -277,6 +299,6 @@ def _details(records: list[RequestRecord]) -> dict[str, Any]:
 
 
 def json_safe(values: dict[str, Any]) -> dict[str, Any]:
-    """The same values, with what is no Unicode (half a surrogate pair from a server) replaced."""
+    """The same values; characters that UTF-8 cannot encode (half of a surrogate pair) are replaced."""
     found: dict[str, Any] = json.loads(json.dumps(values).encode("utf-8", "replace"))
     return found

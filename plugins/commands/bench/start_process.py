@@ -11,8 +11,8 @@ from typing import Any
 
 def main(output: str) -> int:
     """Starts the engine, generates one token, writes the stages."""
-    began = json.load(sys.stdin)
-    stages = [("python and frame", time.time() - began["began"])]
+    order = json.load(sys.stdin)
+    stages = [("python and frame", time.time() - order["began"])]
     mark = time.perf_counter()
 
     def stage(name: str, of_which: list[tuple[str, float]] | None = None) -> None:
@@ -29,7 +29,7 @@ def main(output: str) -> int:
     from frame import LLM, LLMEngine, SamplingParams
     from frame.settings import FrameConfig
 
-    config: Any = FrameConfig.model_validate(began["config"])
+    config: Any = FrameConfig.model_validate(order["config"])
     stage("import the engine")
     try:
         engine = LLMEngine.from_config(config)
@@ -37,11 +37,11 @@ def main(output: str) -> int:
         print(error, file=sys.stderr)
         return 1
     stage("rest of the engine", [(name, seconds) for name, seconds in engine.core.info.stages])
-    ready = time.time() - began["began"]
+    ready = time.time() - order["began"]
     params = SamplingParams(max_tokens=1, detokenize=False)
     LLM.from_engine(engine).generate([{"prompt_token_ids": [1]}], params, use_tqdm=False)
     stage("first token")
-    times = {"stages": stages, "ready": ready, "first_token": time.time() - began["began"]}
+    times = {"stages": stages, "ready": ready, "first_token": time.time() - order["began"]}
     Path(output).write_text(json.dumps(times), encoding="utf-8")
     return 0
 

@@ -28,7 +28,7 @@ _PERCENTS = (10, 25, 50, 75, 90, 99)
 
 
 class StartupBench(Command):
-    """Cold: compiled kernels in an empty folder, weights dropped from the file cache. Warm: both left by a start."""
+    """A cold start finds no compiled kernels and no weights in the file cache; a warm one finds what a start left."""
 
     help = "Time cold and warm starts of an engine, stage by stage, up to its first token."
     examples = (
@@ -40,9 +40,15 @@ class StartupBench(Command):
         """vLLM's flags, then the engine's."""
         add = parser.add_argument
         add("--num-iters-cold", type=int, default=3, metavar="N", help="Cold starts (default: %(default)s).")
-        add("--num-iters-warmup", type=int, default=1, metavar="N", help="Starts before warm ones (default: 1).")
+        add(
+            "--num-iters-warmup",
+            type=int,
+            default=1,
+            metavar="N",
+            help="Unmeasured starts before warm ones (default: 1).",
+        )
         add("--num-iters-warm", type=int, default=3, metavar="N", help="Warm starts (default: %(default)s).")
-        add("--timeout-sec", type=float, default=1800.0, metavar="S", help="Most seconds of a start (1800).")
+        add("--timeout-sec", type=float, default=1800.0, metavar="S", help="Seconds that a start may take (1800).")
         add_output_flags(parser)
         add_config_flags(cast("FlagParser", parser))
 
@@ -63,7 +69,7 @@ class StartupBench(Command):
                 starts += ["warm-up"] * arguments.num_iters_warmup + ["warm"] * arguments.num_iters_warm
             for index, kind in enumerate(starts):
                 if kind == "cold":
-                    forget(folder)
+                    drop_from_file_cache(folder)
                 caches = Path(scratch) / (f"cold{index}" if kind == "cold" else "warm")
                 found = start_once(settings, caches, arguments.timeout_sec)
                 runs.setdefault(kind, []).append(found)
@@ -75,8 +81,8 @@ class StartupBench(Command):
         return 0
 
 
-def forget(folder: Path) -> None:
-    """Asks the kernel to drop the weights' pages, so that a cold start reads them from where they lie."""
+def drop_from_file_cache(folder: Path) -> None:
+    """Asks the kernel to drop the weights from its file cache, so that a cold start reads them from the disk."""
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""The parser of a subcommand. Knows no subcommand."""
+"""The argument parser of one `frame bench` subcommand."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from frame.settings import FlagParser, near
 
 
 class SubcommandParser(FlagParser):
-    """Refuses what it does not know itself, by its own name and with its own flags as the near ones.
+    """Refuses an unknown flag in a sentence that names the subcommand and the most similar one of its flags.
 
-    With `shares` what follows `--` is not read but kept as `shared`.
+    With `shares` the words after `--` are not parsed but kept as `shared`.
     """
 
     shares = False

@@ -24,9 +24,9 @@ from .report import Table
 from .subcommand_parser import SubcommandParser
 
 _MAX_POINTS = 1000
-#: Subcommand → (latency, throughput) that are drawn unless others are named.
+#: Subcommand → the fields (latency, throughput) that are drawn by default.
 _AXES = {"serve": ("median_e2el_ms", "output_throughput"), "throughput": ("median_e2el_ms", "output_throughput")}
-#: Numbers of a result that were asked for, not measured.
+#: Numbers of a result that are settings, not measurements.
 _SETTINGS = frozenset(("num_prompts", "burstiness", "request_rate", "max_concurrency", "block_size", "num_requests"))
 #: Points that are labelled in the plot; more would hide each other.
 _MAX_LABELS = 16
@@ -45,13 +45,13 @@ class SweepBench(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """What to run, what to vary, and after `--` the flags that all points share."""
         add = parser.add_argument
-        add("target", choices=tuple(_AXES), help="The benchmark to run.")
+        add("target", choices=tuple(_AXES), help="The benchmark to run at each point.")
         add("--vary", action="append", default=[], metavar="FLAG=V1,V2", help="A flag and its values; may be repeated.")
         add("--grid", metavar="FILE", help="YAML: flag → list of values, or a list of such points (flag → value).")
         add("--latency-metric", metavar="NAME", help="Field of the x axis (default: median_e2el_ms).")
         add("--throughput-metric", metavar="NAME", help="Field of the y axis (default: output_throughput).")
         add_output_flags(parser)
-        parser.epilog = "What follows -- are the flags of every point."
+        parser.epilog = "The words after -- are flags that every point gets."
         cast("SubcommandParser", parser).shares = True
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -71,7 +71,7 @@ class TokenizerSource:
         return draw.choices(self._ids, k=length)
 
     def text(self, ids: Sequence[int]) -> tuple[str, int]:
-        """A text of `len(ids)` tokens: decoded ids rarely encode to themselves, so they are cut and filled up."""
+        """A text of `len(ids)` tokens: decoded ids rarely encode to as many, so the text is cut or filled up."""
         wanted, now = len(ids), list(ids)
         draw = random.Random(f"{wanted} {ids[:8]}")
         text = self._decode(now)

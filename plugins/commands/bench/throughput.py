@@ -21,7 +21,7 @@ _PERCENTS = (50.0, 90.0, 99.0)
 
 
 class ThroughputBench(Command):
-    """All requests at once; outputs have full length."""
+    """Submits all requests at once and ignores end-of-sequence, so that every output has its full length."""
 
     help = "Measure requests and tokens per second of many requests at once, in this process."
     examples = (
@@ -37,7 +37,7 @@ class ThroughputBench(Command):
         add("--output-len", type=int, metavar="N", help="Output tokens, whatever the dataset.")
         add("--n", type=int, default=1, metavar="N", help="Outputs of a request (default: %(default)s).")
         add("--num-warmups", type=int, default=0, metavar="N", help="Requests before the clock starts (default: 0).")
-        add("--disable-detokenize", action="store_true", help="Make no text.")
+        add("--disable-detokenize", action="store_true", help="Do not convert output tokens to text.")
         add_dataset_flags(parser, num_prompts=1000, seed=False)
         add_engine_flags(parser)
 
@@ -56,7 +56,7 @@ class ThroughputBench(Command):
         llm = start_engine(config)
         try:
             outputs, seconds = _measure(llm, requests, arguments)
-        except ValueError as error:  # a prompt that is longer than the model
+        except ValueError as error:  # such as a prompt that is longer than max_model_len
             raise ConfigError(str(error)) from None
         figures = _figures(outputs, seconds)
         results = {

@@ -1,4 +1,4 @@
-"""`frame doctor MODEL`: what a checkpoint needs and what binds it, before anything is loaded."""
+"""`frame doctor MODEL`: what a checkpoint needs and which limit it meets first, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 class DoctorCommand(Command):
     """Reads config.json and the headers of the weights; exits with 1 when no engine would start."""
 
-    help = "Predict memory, capacity and load time of a checkpoint and name what binds: frame doctor [MODEL]."
+    help = "Predict memory, capacity and load time, and the limit that is met first: frame doctor [MODEL]."
     examples = (
         "frame doctor /models/qwen3",
         "frame doctor /models/qwen3 --platform cuda --memory-gib 80 --max-model-len 32k",
@@ -33,8 +33,9 @@ class DoctorCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Prints the prediction."""
+        from .facts import as_dict
         from .machine import find_device
-        from .prediction import as_dict, predict
+        from .prediction import predict
         from .verdict import judge
 
         for name in ("memory_gib", "disk_gib_per_s"):

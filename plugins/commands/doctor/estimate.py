@@ -16,7 +16,7 @@ _BIASED, _NORMED, _FOUR_NORMS = ("qwen2",), ("qwen3", "gemma3"), ("gemma2", "gem
 
 
 def estimate_weights(checkpoint: Checkpoint, shape: Shape, dtype_bytes: int) -> Weights:
-    """As `read_weights`, for a folder without weights; `dtype_bytes`: of the type that config.json states."""
+    """What `read_weights` would find once the files are there; `dtype_bytes`: size of the dtype in config.json."""
     config, family = ModelConfig(checkpoint.text), checkpoint.model_type
     if family in ENCODERS:
         elements = _encoder(config, checkpoint.vocab_size, shape)

@@ -9,12 +9,12 @@ from typing import Any
 from frame.interfaces import AnyKVSpec, FullKV, SlidingKV
 from frame.settings import Checkpoint, ConfigError, ModelConfig
 
-#: Families whose every layer has the window, where there is one; with True only if `use_sliding_window` is on.
+#: Families that use the sliding window in every layer; True: only where config.json sets `use_sliding_window`.
 _EVERY_LAYER = {"mistral": False, "qwen3_moe": True}
-#: Families whose `layer_types` says which layers have it.
+#: Families whose `layer_types` says which layers use the window; True as above.
 _BY_LAYER = {"qwen2": True, "qwen3": True, "gemma2": False, "gemma3_text": False, "gemma3": False}
 _NO_WINDOW = ("llama", "gpt2")
-#: Families that keep nothing: every token sees the whole prompt at once.
+#: Families without a KV cache: every token sees the whole prompt in one step.
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 
 

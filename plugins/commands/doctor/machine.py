@@ -1,4 +1,4 @@
-"""The device whose memory is planned with, found without torch."""
+"""The device that a prediction is made for, found without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = 20
 
 @dataclass(frozen=True)
 class Device:
-    """`kind` is "cpu" or "cuda"; sizes are in bytes. `stated`: they came from the command line."""
+    """`kind` is "cpu" or "cuda"; sizes are in bytes. `stated`: the sizes were given on the command line."""
 
     kind: str
     name: str

@@ -1,4 +1,4 @@
-"""Which limit binds, and what to change about it."""
+"""Which limit requests meet first, and which setting raises it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Verdict:
 
 
 def judge(prediction: Prediction) -> Verdict:
-    """The one limit that is met first."""
+    """The limit that more or longer requests meet first."""
     one, sizes = prediction, prediction.sizes
     if not one.shape.kv_specs:
         return _judge_encoder(one)

@@ -12,7 +12,7 @@ from frame.settings import ConfigError, StoredTensor, read_header
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _SUFFIXES = frozenset((".safetensors", ".bin", ".pt", ".pth", ".gguf"))
-#: What files call the types that layers compute in.
+#: Names of floating-point types in safetensors headers.
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 
 
@@ -27,7 +27,7 @@ class Weights:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether any file of weights is there, be it one that will be refused."""
+    """Whether there is any file of weights, also of a format that frame refuses to load."""
     return any(path.suffix in _SUFFIXES for path in folder.iterdir())
 
 

@@ -1,0 +1,79 @@
+"""A prediction as plain data, for the text and the JSON that `frame doctor` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frame.interfaces import KVLayout
+
+from .prediction import Prediction
+
+
+def as_dict(prediction: Prediction) -> dict[str, Any]:
+    """The prediction as plain data."""
+    one, layout = prediction, prediction.layout
+    return {
+        "model": str(one.checkpoint.folder),
+        "architecture": one.checkpoint.architecture,
+        "device": {
+            "kind": one.device.kind,
+            "name": one.device.name,
+            "total_bytes": one.device.total_bytes,
+            "free_bytes": one.device.free_bytes,
+        },
+        "weights": {
+            "dtype": one.sizes.dtype,
+            "num_bytes": one.weights_bytes,
+            "elements": one.weights.elements,
+            "files": one.weights.files,
+            "file_bytes_by_dtype": dict(one.weights.file_bytes),
+        },
+        "kv_cache": {
+            "dtype": one.sizes.kv_dtype,
+            "available_bytes": one.budget.kv_bytes if one.shape.kv_specs else 0,
+            "set_by": one.budget.rule if one.shape.kv_specs else None,
+            "block_size": layout.block_size if layout else None,
+            "num_blocks": layout.num_blocks if layout else 0,
+            "num_bytes": layout.num_blocks * layout.page_bytes * layout.num_slots if layout else 0,
+            "bytes_per_token": bytes_per_token(layout) if layout else None,
+            "groups": _groups(layout) if layout else [],
+        },
+        "capacity": {
+            "max_model_len": one.sizes.max_model_len,
+            "model_max_len": one.checkpoint.model_max_len,
+            "longest_request": one.fits_len,
+            "tokens": _capacity_tokens(one),
+            "full_length_requests": round(one.full_requests, 2),
+            "max_num_seqs": one.sizes.max_num_seqs,
+            "max_num_batched_tokens": one.sizes.max_num_batched_tokens,
+        },
+        "memory": {**one.budget.parts, "graphs": one.graph_bytes},
+        "load_seconds": round(one.load_seconds, 1),
+        "assumptions": one.assumptions,
+    }
+
+
+def _capacity_tokens(one: Prediction) -> int:
+    """Tokens that the cache holds, or, of an encoder, that a step takes."""
+    if not one.shape.kv_specs:
+        return one.sizes.max_num_batched_tokens
+    if one.layout is None:
+        return 0
+    return (one.layout.num_blocks - 1) // max(1, len(one.layout.groups)) * one.layout.block_size
+
+
+def _groups(layout: KVLayout) -> list[dict[str, Any]]:
+    return [
+        {
+            "layers": len(group.layers),
+            "kind": type(group.spec).__name__,
+            "window": getattr(group.spec, "window", None),
+            "bytes_per_token": len(group.layers) * group.spec.block_bytes(layout.block_size) // layout.block_size,
+        }
+        for group in layout.groups
+    ]
+
+
+def bytes_per_token(layout: KVLayout) -> int:
+    """What one more token of a request takes, over all groups, while every group still keeps it."""
+    return len(layout.groups) * layout.page_bytes * layout.num_slots // layout.block_size
