@@ -24,9 +24,11 @@ from frame.core.worker.start.distinct_layers import distinct_layers
 from frame.core.worker.start.open_device import OpenDevice
 from frame.core.worker.start.trial_steps import rehearse
 from frame.interfaces import Placement
+from frame.kernels.norm import _rms_norm
 from frame.plugins.platforms.cuda.compile import rehearsal
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda, CompilingAhead, num_shares
 from frame.plugins.platforms.cuda.compile.absent_device import AbsentStreams, StandIn, absent_cuda
+from frame.plugins.platforms.cuda.compile.compiler import absent_driver
 from frame.testing import make_setup
 from frame.testing.checkpoints import make_checkpoint
 
@@ -123,6 +125,23 @@ def test_a_rehearsal_that_fails_is_told_by_its_end(worker):
         raise ValueError(f"no {platform.device_type}")
 
     assert not compiling(worker, fail).wait()
+
+
+class Loaded(dict):
+    """Triton's kernels of a device in a process that has launched all of them; the driver of a fork refuses."""
+
+    def get(self, key, default=None):
+        raise RuntimeError("launched")
+
+
+def test_kernels_that_the_parent_has_launched_are_not_launched(worker, tmp_path, monkeypatch):
+    """As in a process that has had an engine before: Triton holds that engine's kernels of device 0 ready."""
+    with absent_driver((9, 0), H200.shared_memory_per_block_optin):
+        _, *others = _rms_norm.create_binder()
+    monkeypatch.setitem(_rms_norm.device_caches, 0, (Loaded(), *others))
+    monkeypatch.setattr(rehearsal, "leave", partial(note, tmp_path))
+    assert compiling(worker).wait()
+    assert [file for file in tmp_path.iterdir() if file.name.startswith("_rms_norm-")]
 
 
 def test_dropping_it_ends_the_process(worker):

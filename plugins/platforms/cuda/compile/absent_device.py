@@ -216,6 +216,6 @@ def absent_cuda(index: int, properties: Any) -> Iterator[None]:
         for name, answer in answers.items():
             undo.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
             setattr(torch.cuda, name, answer)
-        undo.enter_context(absent_driver(index, capability, properties.shared_memory_per_block_optin))
+        undo.enter_context(absent_driver(capability, properties.shared_memory_per_block_optin))
         undo.enter_context(Pretended(torch.device("cuda", index)))
         yield

@@ -24,16 +24,20 @@ _LINES = "TRITON_DISABLE_LINE_INFO"
 
 
 @contextmanager
-def absent_driver(index: int, capability: tuple[int, int], shared_bytes: int) -> Iterator[None]:
-    """While inside, Triton compiles for device `index`, and asks no driver about it."""
+def absent_driver(capability: tuple[int, int], shared_bytes: int) -> Iterator[None]:
+    """While inside, Triton compiles for a device of this kind, asks no driver, and launches nothing that it has loaded.
+
+    Triton keeps the kernels that it has loaded by the device that its driver names, so the name given here is a new
+    one: those that this process has loaded before would be launched, which the driver refuses in a forked process.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia import driver as nvidia
 
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     shared = {"max_shared_mem": shared_bytes}
-    usual = driver._active
+    usual, device = driver._active, object()
     answers = SimpleNamespace(
-        get_current_device=lambda: index,
+        get_current_device=lambda: device,
         get_current_stream=lambda _: 0,
         get_current_target=lambda: target,
         # from Triton 3.7 on, one function that is compiled with the driver launches all
