@@ -19,6 +19,7 @@ from .poolers import frame_poolers
 from .processors import frame_logits_processors
 from .schedulers import frame_schedulers
 from .sinks import frame_metrics_sinks
+from .sources import frame_model_sources
 from .speculators import frame_speculators
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "frame_kv_connectors",
     "frame_logits_processors",
     "frame_metrics_sinks",
+    "frame_model_sources",
     "frame_models",
     "frame_platforms",
     "frame_poolers",

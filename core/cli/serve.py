@@ -12,9 +12,9 @@ from frame.vllm_names.environment import API_KEY, api_key_of, lines_about
 from ..config.checkpoint import read_checkpoint
 from ..config.flag_parser import FlagParser
 from ..config.flags import add_config_flags, config_from_arguments
-from ..config.hub import fetch_model
 from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Command
+from ..plugin_host.model_sources import fetch_model
 from ..plugin_host.registry import Registry
 
 logger = logging.getLogger(__name__)

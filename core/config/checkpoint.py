@@ -12,7 +12,6 @@ from typing import Any
 
 from .context_length import MAX_LENGTH, derive_max_model_len
 from .errors import ConfigError
-from .hub import hub_cache, is_hub_name
 from .json_file import check_files, read_json, read_optional
 from .mappings import merge
 from .pooling import PoolingPlan, read_pooling
@@ -78,7 +77,7 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
     Raises `ConfigError`, one sentence: folder or config.json missing, unreadable, without an architecture, or
     `max_model_len` above what the model was made for.
     """
-    folder = find_folder(config.model.model, config.model.revision, config.load.download_dir)
+    folder = find_folder(config.model.model, config.model.revision)
     check_files(folder)
     hf = merge(read_json(folder / "config.json", "a checkpoint has one"), config.model.hf_overrides)
     architecture = _architecture(hf, folder)
@@ -105,22 +104,23 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
     )
 
 
-def find_folder(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
-    """The folder of a checkpoint: a path, or "org/name" that was fetched before, by `fetch_model` or other tools."""
-    if not model:
-        return DEMO_FOLDER
+def is_name(model: str | None) -> bool:
+    """Whether `model` is neither a path that exists nor the demo model, so that a model source must fetch it."""
+    return bool(model) and model != DEMO_NAME and not Path(str(model)).expanduser().exists()
+
+
+def find_folder(model: str, revision: str | None = None) -> Path:
+    """The folder of a checkpoint: `model`, or of `revision` the subfolder, commit or branch in it.
+
+    "" is the demo model, "demo" too where there is no such folder. Raises `ConfigError` where nothing is there.
+    """
     folder = Path(model).expanduser()
+    if not model or (model == DEMO_NAME and not folder.exists()):
+        return DEMO_FOLDER
+    if not folder.exists():
+        raise ConfigError(f"no folder {model!r}; give the path of a checkpoint, or the name of a model (org/model)")
     if not folder.is_dir():
-        if folder.exists():
-            raise ConfigError(f"model {model!r} is a file; name the folder of the checkpoint")
-        cached = hub_cache(download_dir) / f"models--{model.replace('/', '--')}"
-        if model == DEMO_NAME and not cached.is_dir():
-            return DEMO_FOLDER
-        if not cached.is_dir():
-            if is_hub_name(model):
-                raise ConfigError(f"no folder {model!r}, and no model of that name in {hub_cache(download_dir)}")
-            raise ConfigError(f"no folder {model!r}; give the path of a checkpoint, or the name of a model (org/model)")
-        folder = cached
+        raise ConfigError(f"model {model!r} is a file; name the folder of the checkpoint")
     snapshots = folder / "snapshots"
     if revision is not None:
         return _revision_folder(folder, revision)

@@ -197,13 +197,18 @@ class SpeculationConfig(Section):
 
 
 class LoadConfig(Section):
-    """Reading weights."""
+    """Fetching models and reading weights."""
 
+    model_source: str = Field(
+        "auto", description="Model source plugin that fetches models by name; auto takes one that knows such names."
+    )
     load_format: str = Field(
         "auto",
         description="Weight loader plugin; auto takes the one that supports the folder; dummy makes random weights.",
     )
-    download_dir: str | None = Field(None, description="Folder for fetched models; default: Hugging Face's cache.")
+    download_dir: str | None = Field(
+        None, description="Folder for fetched models; default: the model source's own (hub: Hugging Face's cache)."
+    )
     offline: bool = Field(False, description="Fetch nothing; use what was fetched before.")
 
 

@@ -24,11 +24,7 @@ def with_weights(
     known = config.model
     if model is None:
         model, revision = known.model, revision if revision is not None else known.revision
-    tokenizer = (
-        known.tokenizer
-        if known.tokenizer is not None
-        else str(find_folder(known.model, known.revision, config.load.download_dir))
-    )
+    tokenizer = known.tokenizer if known.tokenizer is not None else str(find_folder(known.model, known.revision))
     changed = known.model_copy(update={"model": model, "revision": revision, "tokenizer": tokenizer})
     load = config.load if load_format is None else config.load.model_copy(update={"load_format": load_format})
     return config.model_copy(update={"model": changed, "load": load})

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
-from ..config.hub import fetch_model
 from ..config.tree import FrameConfig, ModelConfig
 from ..interfaces.client import EngineClient, EngineDeadError
 from ..interfaces.engine import EngineStats
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
+from ..plugin_host.model_sources import fetch_model
 from ..plugin_host.registry import Registry
 from ..processes.background_client import BackgroundEngine
 from .front import Front, tokenizer_source

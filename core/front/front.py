@@ -34,7 +34,7 @@ def tokenizer_source(config: FrameConfig, checkpoint: Checkpoint) -> TokenizerSo
     if model.skip_tokenizer_init or config.server.tokens_only:
         return TokenizerSource(None)
     if model.tokenizer:
-        return TokenizerSource(find_folder(model.tokenizer, download_dir=config.load.download_dir))
+        return TokenizerSource(find_folder(model.tokenizer))
     return TokenizerSource(checkpoint.folder)
 
 

@@ -119,6 +119,14 @@ class ModelSetup(Setup):
 
 
 @dataclass(frozen=True)
+class SourceSetup(Setup):
+    """For `ModelSource`: the folder to keep models in, None for the source's own choice; `offline` forbids fetching."""
+
+    download_dir: str | None = None
+    offline: bool = False
+
+
+@dataclass(frozen=True)
 class LoaderSetup(Setup):
     """For `WeightLoader`: the checkpoint's folder; whether `--load-format` asks for this loader; the engine's seed."""
 

@@ -84,6 +84,16 @@ def frame_speculators() -> list[Provider]:
 
 
 @hookspec
+def frame_model_sources() -> list[Provider]:
+    """Model sources: `frame.interfaces.ModelSource` classes.
+
+    The process that a user starts builds one when a model or tokenizer is named that is no folder, and drops it once
+    its files are there.
+    """
+    return []
+
+
+@hookspec
 def frame_weight_loaders() -> list[Provider]:
     """Weight loaders: `frame.interfaces.WeightLoader` classes.
 

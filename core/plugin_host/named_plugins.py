@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 ENGINE_PLUGINS: Mapping[str, str] = MappingProxyType({
     "model_plugin": "model",
     "platform": "platform", "executor": "executor", "scheduling_policy": "scheduler", "attention_backend": "attention",
-    "load_format": "loader", "structured_outputs_backend": "grammar", "pooling_type": "pooler", "metrics_sinks": "sink",
+    "model_source": "source", "load_format": "loader",
+    "structured_outputs_backend": "grammar", "pooling_type": "pooler", "metrics_sinks": "sink",
     "kv_connector": "connector", "speculator": "speculator",
 })  # fmt: skip
 #: The same for the text side; the engine does not use them.

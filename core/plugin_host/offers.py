@@ -54,6 +54,7 @@ KINDS = {
     "executor": Kind("frame_executors", "executor", "executor:Executor"),
     "scheduler": Kind("frame_schedulers", "scheduling policy", "scheduling:SchedulerPolicy"),
     "speculator": Kind("frame_speculators", "speculator", "speculator:Speculator"),
+    "source": Kind("frame_model_sources", "model source", "source:ModelSource"),
     "loader": Kind("frame_weight_loaders", "weight loader", "loader:WeightLoader"),
     "processor": Kind("frame_logits_processors", "logits processor"),  # vLLM-style classes are adapted
     "grammar": Kind("frame_grammars", "grammar backend", "grammar:GrammarBackend"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from frame.interfaces import Command
-from frame.settings import ConfigError, Registry, from_flat, read_checkpoint, read_header
+from frame.settings import ConfigError, Registry, fetch_model, from_flat, read_checkpoint, read_header
 
 from .terminal import TerminalClient, TerminalError, add_client_arguments
 
@@ -50,7 +50,7 @@ class ModelsCommand(Command):
 
 def look(folder: str, architectures: Sequence[str]) -> dict[str, Any]:
     """Facts of a checkpoint and `problem`: why it cannot be served, or None. Raises `ConfigError` without one."""
-    checkpoint = read_checkpoint(from_flat({"model": folder}))
+    checkpoint = read_checkpoint(fetch_model(from_flat({"model": folder}), only_cached=True))
     files = sorted(checkpoint.folder.glob("*.safetensors"))
     problem = None
     if checkpoint.architecture not in architectures:

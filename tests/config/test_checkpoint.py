@@ -157,20 +157,6 @@ def test_snapshots_and_revisions(folder, tmp_path_factory):
         read(root, revision="../x")
 
 
-def test_downloaded_models_are_found_by_name(folder, monkeypatch, tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    target = home / "hub" / "models--org--name" / "snapshots" / "abc"
-    target.mkdir(parents=True)
-    (target / "config.json").write_text(json.dumps(LLAMA))
-    (home / "hub" / "models--org--name" / "refs").mkdir()
-    (home / "hub" / "models--org--name" / "refs" / "main").write_text("abc")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "hub"))
-    assert read("org/name").folder == target
-    assert read("org/name", download_dir=str(home / "hub")).folder == target
-    with pytest.raises(ConfigError, match="no folder 'org/other', and no model of that name in"):
-        read("org/other")
-
-
 def test_defaults_that_a_folder_leaves_out(folder):
     (folder / "config.json").write_text(
         json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "gemma3_text"}})
@@ -215,7 +201,6 @@ def test_folder_that_is_not_there(tmp_path):
 
 def test_demo_is_the_demo_model_unless_there_is_such_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     assert find_folder("") == find_folder("demo") == DEMO_FOLDER
     (tmp_path / "demo").mkdir()
     assert find_folder("demo") == Path("demo")

@@ -33,6 +33,8 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("scheduler", "Careless", "looking changes nothing", {}),
         ("speculator", "Peeking", "what lies behind the known tokens is not read", {}),
         ("command", "Heavy", "nothing heavy is imported before run", {}),
+        ("source", f"{MORE}:Raising", "supports gives reasons and never raises", {}),
+        ("source", f"{MORE}:Inventing", "what was never fetched is one sentence when offline", {}),
         ("loader", "Sloppy", "slices are read as of the whole", {}),
         ("loader", "Forgetful", "every tensor comes once with its facts", {}),
         ("endpoint", "Fragile", "wrong bodies are the clients fault", {}),

@@ -28,6 +28,7 @@ from frame.interfaces import (
     GrammarMatcher,
     LazyTensor,
     MetricsSink,
+    ModelSource,
     OutputEvent,
     OutputReader,
     ParserRequest,
@@ -329,3 +330,28 @@ class OneReader(ReasoningParser):
         if not self._reader.text:
             return self._reader
         return copy.copy(self._reader)
+
+
+class Raising(ModelSource):
+    """Judges names by their parts, which not all have."""
+
+    @classmethod
+    def supports(cls, name: str) -> str | None:
+        organisation, model = name.split("/")
+        return None if organisation and model else "a part is empty"
+
+    def fetch(self, name: str, revision: str | None, *, weights: bool) -> Path:
+        raise NotImplementedError
+
+
+class Inventing(ModelSource):
+    """Makes a folder for whatever it is asked."""
+
+    @classmethod
+    def supports(cls, name: str) -> str | None:
+        return None
+
+    def fetch(self, name: str, revision: str | None, *, weights: bool) -> Path:
+        folder = Path(str(self.setup.download_dir), "invented")
+        folder.mkdir(exist_ok=True)
+        return folder

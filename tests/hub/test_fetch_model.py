@@ -24,13 +24,10 @@ OTHERS = {
 }  # fmt: skip
 FETCH = """
 import sys
-from frame.core.config.checkpoint import find_folder
-from frame.core.config.errors import ConfigError
-from frame.core.config.hub import fetch_model
-from frame.settings import from_flat
+from frame.settings import ConfigError, fetch_model, find_folder, from_flat
 try:
     config = fetch_model(from_flat(dict(arg.split("=") for arg in sys.argv[1:])))
-    print(config.model.revision, find_folder(config.model.model, config.model.revision, config.load.download_dir))
+    print(config.model.revision, find_folder(config.model.model, config.model.revision))
 except ConfigError as error:
     print("refused:", error)
 assert "torch" not in sys.modules

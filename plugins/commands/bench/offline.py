@@ -72,7 +72,7 @@ def start_engine(config: FrameConfig) -> LLM:
 def prompt_source(config: FrameConfig, dataset: str) -> TextSource:
     """Random token ids for generated prompts; the checkpoint's tokenizer for prompts from a file."""
     if dataset in ("sharegpt", "custom"):
-        return TokenizerSource(find_folder(config.model.model, config.model.revision, config.load.download_dir))
+        return TokenizerSource(find_folder(config.model.model, config.model.revision))
     return IdSource(read_checkpoint(config).vocab_size)
 
 
@@ -85,7 +85,7 @@ def engine_facts(llm: LLM, config: FrameConfig) -> dict[str, Any]:
     """The model, platform, dtype, attention backends and KV blocks of the engine, for the results."""
     info = llm.llm_engine.core.info
     return {
-        "model_id": config.model.model or "demo",
+        "model_id": next(iter(config.model.served_model_name), config.model.model) or "demo",
         "platform": info.platform,
         "dtype": info.dtype,
         "attention": ",".join(sorted(set(info.attention))),

@@ -60,7 +60,7 @@ class StartupBench(Command):
             raise ConfigError("nothing to time: --num-iters-cold and --num-iters-warm are both 0")
         config = engine_config(arguments)
         settings = config.model_dump(mode="json")
-        folder = find_folder(config.model.model, config.model.revision, config.load.download_dir)
+        folder = find_folder(config.model.model, config.model.revision)
         total = arguments.num_iters_cold + arguments.num_iters_warmup + arguments.num_iters_warm
         runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
         with progress_bar(arguments, total, "starts") as bar, tempfile.TemporaryDirectory() as scratch:
@@ -74,7 +74,11 @@ class StartupBench(Command):
                 found = start_once(settings, caches, arguments.timeout_sec)
                 runs.setdefault(kind, []).append(found)
                 bar.update()
-        results = {**stamp(), "model_id": config.model.model or "demo", **_figures("cold", runs["cold"])}
+        results = {
+            **stamp(),
+            "model_id": next(iter(config.model.served_model_name), config.model.model) or "demo",
+            **_figures("cold", runs["cold"]),
+        }
         results |= _figures("warm", runs["warm"])
         kept = {kind: runs[kind] for kind in ("cold", "warm") if runs[kind]}
         finish(arguments, "Start-up (s)", results, [_plot(kept)], [_stages(kept)])

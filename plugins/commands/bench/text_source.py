@@ -98,10 +98,13 @@ class TokenizerSource:
 def text_source(tokenizer: str | None, model: str | None) -> TextSource:
     """The tokenizer that was named, else that of a local model folder, else words."""
     if tokenizer is not None:
-        from frame.settings import find_folder
+        from frame.settings import fetch_model, find_folder, from_flat
 
         path = Path(tokenizer).expanduser()
-        return TokenizerSource(path if path.is_file() else find_folder(tokenizer))
+        if path.is_file():
+            return TokenizerSource(path)
+        named = fetch_model(from_flat({"model": tokenizer, "load_format": "dummy"}), command=True).model
+        return TokenizerSource(find_folder(named.model, named.revision))
     folder = Path(model).expanduser() if model else None
     if folder is not None and (folder / "tokenizer.json").is_file():
         return TokenizerSource(folder)

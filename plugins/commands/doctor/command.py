@@ -7,7 +7,14 @@ import json
 from typing import Any, cast
 
 from frame.interfaces import Command
-from frame.settings import ConfigError, FlagParser, add_config_flags, config_from_arguments, read_checkpoint
+from frame.settings import (
+    ConfigError,
+    FlagParser,
+    add_config_flags,
+    config_from_arguments,
+    fetch_model,
+    read_checkpoint,
+)
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -43,7 +50,7 @@ class DoctorCommand(Command):
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}")
         config = config_from_arguments(arguments)
-        checkpoint = read_checkpoint(config)
+        checkpoint = read_checkpoint(fetch_model(config, only_cached=True))
         _refuse(config)
         device = find_device(config.executor.platform, arguments.memory_gib)
         prediction = predict(config, checkpoint, device, arguments.disk_gib_per_s)

@@ -211,7 +211,11 @@ if TYPE_CHECKING:
         PoolerSetup as PoolerSetup,
         ProcessorSetup as ProcessorSetup,
         Setup as Setup,
+        SourceSetup as SourceSetup,
         SpeculatorSetup as SpeculatorSetup,
+    )
+    from frame.core.interfaces.source import (
+        ModelSource as ModelSource,
     )
     from frame.core.interfaces.speculator import (
         DraftContext as DraftContext,

@@ -39,7 +39,7 @@ class LLMEngine:
     @classmethod
     def from_config(cls, config: FrameConfig) -> LLMEngine:
         """As `from_engine_args`, from a configuration tree."""
-        from frame.core.config.hub import fetch_model
+        from frame.core.plugin_host.model_sources import fetch_model
         from frame.core.plugin_host.registry import Registry
         from frame.core.startup.early import begin_platforms
 

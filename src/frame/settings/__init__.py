@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from frame.core.config.flat import (
         from_flat as from_flat,
     )
-    from frame.core.config.hub import (
-        fetch_model as fetch_model,
-    )
     from frame.core.config.leaves import (
         leaves as leaves,
     )
@@ -50,6 +47,9 @@ if TYPE_CHECKING:
     )
     from frame.core.interfaces.provider import (
         PluginError as PluginError,
+    )
+    from frame.core.plugin_host.model_sources import (
+        fetch_model as fetch_model,
     )
     from frame.core.plugin_host.named_plugins import (
         ENGINE_PLUGINS as ENGINE_PLUGINS,

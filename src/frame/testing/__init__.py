@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .scheduler_suite import SchedulerPolicySuite as SchedulerPolicySuite
     from .setups import make_setup as make_setup
     from .sink_suite import MetricsSinkSuite as MetricsSinkSuite
+    from .source_suite import ModelSourceSuite as ModelSourceSuite
     from .speculator_suite import SpeculatorSuite as SpeculatorSuite
     from .suites import SUITES as SUITES
 
@@ -53,6 +54,7 @@ _HOMES = {
     "scheduler_suite": ("SchedulerPolicySuite",),
     "setups": ("make_setup",),
     "sink_suite": ("MetricsSinkSuite",),
+    "source_suite": ("ModelSourceSuite",),
     "speculator_suite": ("SpeculatorSuite",),
     "suites": ("SUITES",),
 }

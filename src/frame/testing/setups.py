@@ -17,6 +17,7 @@ from frame.core.interfaces.setup import (
     PoolerSetup,
     ProcessorSetup,
     Setup,
+    SourceSetup,
     SpeculatorSetup,
 )
 from frame.core.plugin_host.offers import KINDS
@@ -99,6 +100,8 @@ def _others(kind: str, config: FrameConfig | None, changes: dict[str, Any]) -> S
             return grammar_setup(config, changes["vocabulary"])
         case "tool-parser" | "reasoning-parser":
             return ParserSetup()
+        case "source":
+            return SourceSetup(config.load.download_dir, config.load.offline)
         case "command" | "sink":
             return Setup()
         case "model":

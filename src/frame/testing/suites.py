@@ -20,6 +20,7 @@ from .pooler_suite import PoolerSuite
 from .processor_suite import LogitsProcessorSuite
 from .scheduler_suite import SchedulerPolicySuite
 from .sink_suite import MetricsSinkSuite
+from .source_suite import ModelSourceSuite
 from .speculator_suite import SpeculatorSuite
 
 #: Kind → suite.
@@ -31,6 +32,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "executor": ExecutorSuite,
     "scheduler": SchedulerPolicySuite,
     "speculator": SpeculatorSuite,
+    "source": ModelSourceSuite,
     "loader": WeightLoaderSuite,
     "processor": LogitsProcessorSuite,
     "grammar": GrammarBackendSuite,

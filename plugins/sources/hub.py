@@ -1,17 +1,15 @@
-"""Models by name: fetched from a hub into Hugging Face's cache, once, before any process of an engine starts.
+"""The model source `hub`: fetches models from Hugging Face, or another hub of its protocol, into Hugging Face's cache.
 
-Only safetensors, JSON, tokenizer and template files are fetched, never pickles or code, and each new one is checked
-against its hash. Which hub, cache and token, and whether there is a network at all, is said by the variables of
-Hugging Face's library (HF_ENDPOINT, HF_HOME, HF_TOKEN, HF_HUB_OFFLINE) and the settings of `load`. Knows no torch.
+It fetches only safetensors, JSON, tokenizer and template files, never pickles or code, and compares each new file with
+its hash. The variables of Hugging Face's library (HF_ENDPOINT, HF_HOME, HF_TOKEN, HF_HUB_OFFLINE) say which hub, cache
+and token it uses, and whether there is a network. Imports no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -21,10 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
-from .tree import FrameConfig, LoadConfig
+from frame.interfaces import ModelSource
+from frame.settings import ConfigError
 
-logger = logging.getLogger("frame.hub")
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _TEXTS = ["*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
@@ -35,45 +33,22 @@ _REPORT_SECONDS = 15.0
 _STALE_SECONDS = 3600.0
 
 
-def fetch_model(config: FrameConfig, *, command: bool = False) -> FrameConfig:
-    """Fetches the model and the tokenizer that `config` names, as far as they are no folders and not in the cache.
+class HubSource(ModelSource):
+    """Files of a model at a hub, in the cache that Hugging Face's tools share."""
 
-    The result names the model's commit, so that all processes read the same one. Raises `ConfigError`, one sentence.
-    `command`: a command of frame asks, whose process an interrupt ends at once, without waiting for transfers.
-    """
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130)) if command else None
-    try:
-        return _fetch_all(config)
-    finally:
-        if command:
-            signal.signal(signal.SIGINT, before)
+    @classmethod
+    def supports(cls, name: str) -> str | None:
+        return None if _NAME.fullmatch(name) else "models at a hub are named NAME or ORGANISATION/NAME"
 
+    def fetch(self, name: str, revision: str | None, *, weights: bool) -> Path:
+        from huggingface_hub import constants
 
-def _fetch_all(config: FrameConfig) -> FrameConfig:
-    model, load = config.model, config.load
-    if model.tokenizer and is_hub_name(model.tokenizer):
-        _fetch(model.tokenizer, None, load, weights=False)
-    if not is_hub_name(model.model):
-        return config
-    commit = _fetch(model.model, model.revision, load, weights=load.load_format != "dummy")
-    return config.model_copy(update={"model": model.model_copy(update={"revision": commit})})
+        cache = Path(self.setup.download_dir or constants.HF_HUB_CACHE).expanduser()
+        return _fetch(name, revision, cache, offline=self.setup.offline, weights=weights)
 
 
-def is_hub_name(model: str) -> bool:
-    """Whether `model` can only be a name at a hub: nothing of that name is here, and it is not the demo model's."""
-    known = not model or model == "demo" or Path(model).expanduser().exists()
-    return not known and _NAME.fullmatch(model) is not None
-
-
-def hub_cache(folder: str | None = None) -> Path:
-    """The folder of downloaded models: `folder`, else that of Hugging Face's tools."""
-    from huggingface_hub import constants
-
-    return Path(folder or constants.HF_HUB_CACHE).expanduser()
-
-
-def _fetch(name: str, revision: str | None, load: LoadConfig, *, weights: bool) -> str:
-    """The commit of the revision whose files are there now."""
+def _fetch(name: str, revision: str | None, cache: Path, *, offline: bool, weights: bool) -> Path:
+    """The cache's folder of the revision's commit, once its files are there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -81,7 +56,6 @@ def _fetch(name: str, revision: str | None, load: LoadConfig, *, weights: bool) 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": not sys.stderr.isatty()})
 
-    cache = hub_cache(load.download_dir)
     repository = cache / f"models--{name.replace('/', '--')}"
     with _unchecked(repository) as known:
         with _one_sentence(name, revision or "main", cache), _reports(name, repository / "blobs"):
@@ -90,7 +64,7 @@ def _fetch(name: str, revision: str | None, load: LoadConfig, *, weights: bool) 
                     name,
                     revision=revision,
                     cache_dir=cache,
-                    local_files_only=load.offline,
+                    local_files_only=offline,
                     allow_patterns=[*_TEXTS, *["*.safetensors"] * weights],
                     ignore_patterns=_DOUBLES,
                     tqdm_class=Bars,
@@ -101,7 +75,7 @@ def _fetch(name: str, revision: str | None, load: LoadConfig, *, weights: bool) 
         raise ConfigError(
             f"model {name!r} has no .safetensors file; pickles (.bin, .pt) are not fetched: convert it to safetensors"
         )
-    return folder.name
+    return folder
 
 
 @contextmanager

@@ -1,0 +1,18 @@
+"""The default model sources."""
+
+from __future__ import annotations
+
+from frame import Provider, hookimpl
+
+
+@hookimpl
+def frame_model_sources() -> list[Provider]:
+    """Hugging Face's hub, and others of its protocol."""
+    return [
+        Provider(
+            "hub",
+            "frame.plugins.sources.hub:HubSource",
+            api=">=0.2.dev5,<0.3",
+            summary="models of Hugging Face's hub, or of HF_ENDPOINT, by name (org/model)",
+        )
+    ]
