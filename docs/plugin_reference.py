@@ -1,11 +1,14 @@
-"""Makes the reference of the plugin API from sources: signatures, docstrings, and the comments of fields.
+"""Fits the documentation site to the repository: adds the reference of the plugin API, and keeps links within the site.
 
-A hook of mkdocs: the pages are part of the site and lie in no folder. Reads sources only and imports none of them.
+Hooks of mkdocs. The pages of the reference are made from sources (signatures, docstrings, comments of fields), which
+are read and not imported; they are part of the site only. Pages may link to files outside of docs, which readers of the
+repository can open; on the site such a link becomes its text.
 """
 
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from inspect import cleandoc
@@ -14,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "frame"
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 _ABOUT = {
     "interfaces": "What plugins implement, and what crosses between the parts of frame.",
     "layers": "Layers that models are put together from.",
@@ -36,6 +40,25 @@ def on_files(files: Any, config: Any) -> Any:
     for name, text in pages().items():
         files.append(File.generated(config, f"reference/{name}", content=text))
     return files
+
+
+def on_page_markdown(text: str, *, page: Any, **_: Any) -> str:
+    """The text of a page as the site shows it; called by mkdocs."""
+    name = page.file.src_uri
+    if name == "changelog.md":
+        return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    if name == "plugins/api.md":
+        text = "\n\n".join((text, "The pages:", _links()))
+    return _LINK.sub(lambda link: link[1] if _leaves_docs(name, link[2]) else link[0], text)
+
+
+def _links() -> str:
+    areas = {"plugin-hooks.md": "Hooks", **{f"plugin-{area}.md": f"`frame.{area}`" for area in _ABOUT}}
+    return "\n".join(f"- [{title}](../reference/{page})" for page, title in areas.items())
+
+
+def _leaves_docs(page: str, target: str) -> bool:
+    return "://" not in target and posixpath.normpath(posixpath.join(posixpath.dirname(page), target)).startswith("../")
 
 
 def _hooks() -> Iterator[str]:

@@ -9,6 +9,7 @@ import sys
 import venv
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 import torch
@@ -27,6 +28,7 @@ PROVIDERS = {
     "model": "ExampleForCausalLM",
     "connector": "example-memory",
     "processor": "example-avoid",
+    "endpoint": "example-continue",
     "command": "example-hello",
 }
 SETTINGS = {
@@ -152,7 +154,7 @@ def test_plugins_are_listed(environment):
     mine = {row["kind"]: row for row in rows if row["package"] == "frame-example-plugin"}
     assert {kind: row["name"] for kind, row in mine.items()} == PROVIDERS
     assert {(row["version"], row["why"]) for row in mine.values()} == {("0.1.0", "")}
-    usable = {"platform", "processor", "command"}  # the others depend on what is asked of them
+    usable = {"platform", "processor", "endpoint", "command"}  # the others depend on what is asked of them
     assert {kind: row["status"] for kind, row in mine.items()} == {
         kind: "usable" if kind in usable else "loaded" for kind in PROVIDERS
     }
@@ -209,6 +211,23 @@ def test_openai_client_is_served_through_every_part(environment, checkpoint):
         assert cached == [0, 40]
         with pytest.raises(openai.BadRequestError, match="example_avoid must be a list of token ids"):
             client.completions.create(model=model, prompt="x", extra_body={"vllm_xargs": {"example_avoid": "x"}})
+        check_example_route(
+            running.url, client.completions.create(model=model, prompt="x", max_tokens=8, temperature=0)
+        )
+
+
+def check_example_route(url, expected):
+    """The example's own route gives what the server's route gives, whole and as a stream; wrong bodies are refused."""
+    body = {"prompt": "x", "max_tokens": 8, "temperature": 0}
+    whole = httpx.post(f"{url}/example/continue", json=body).json()
+    assert whole["text"] == expected.choices[0].text
+    assert whole["num_tokens"] == expected.usage.completion_tokens
+    assert whole["finish_reason"] == expected.choices[0].finish_reason
+    events = httpx.post(f"{url}/example/continue", json={**body, "stream": True}).text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert "".join(json.loads(event[6:])["text"] for event in events[:-2]) == whole["text"]
+    refused = httpx.post(f"{url}/example/continue", json={"prompt": 3})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
 
 
 def test_every_plugin_passes_its_contract(environment):

@@ -112,7 +112,7 @@ def test_an_id_that_a_client_chose_is_its_own_alone() -> None:
     assert kept.get("a", "me") is second
     assert kept.get("a", "other") is other
     assert kept.num_bytes == second.num_bytes + other.num_bytes
-    kept.settle(first)  # it was still being made when the second came
+    kept.settle(first)  # it was still being generated when the second came
     assert kept.num_bytes == second.num_bytes + other.num_bytes
 
 

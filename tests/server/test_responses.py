@@ -202,7 +202,7 @@ def test_cancelling(client: openai.OpenAI, running: Running, says: Any) -> None:
     assert client.responses.cancel(response.id).status == "cancelled"
     assert list(client.responses.retrieve(response.id, stream=True, starting_after=1 << 30)) == []
     direct = client.responses.create(model="demo", input="Hi", extra_body=says("x"))
-    with pytest.raises(openai.BadRequestError, match="not made in the background"):
+    with pytest.raises(openai.BadRequestError, match="not created in the background"):
         client.responses.cancel(direct.id)
 
 

@@ -46,5 +46,12 @@ def frame_logits_processors() -> list[Provider]:
 
 
 @hookimpl
+def frame_endpoints() -> list[Provider]:
+    # the tag is a body that must be answered, for `frame plugins check`
+    tags = {"bodies": '{"/example/continue": {"prompt": "hello", "max_tokens": 2}}'}
+    return [Provider("example-continue", "frame_example.endpoint:ContinueEndpoint", api=API, tags=tags)]
+
+
+@hookimpl
 def frame_commands() -> list[Provider]:
     return [Provider("example-hello", "frame_example.command:HelloCommand", api=API, summary="Greets a plugin author.")]
