@@ -253,7 +253,7 @@ REFUSALS = {
     "misspelt": "package frame-misspelt failed: no hook 'frame_shedulers' (did you mean frame_schedulers",
     "crash": "package frame-crash failed: ModuleNotFoundError: No module named 'no_such_dependency'",
     "hollow": (
-        "plugin 'hollow' of package frame-hollow cannot be imported from frame_hollow_missing:Policy: "
+        "scheduling policy 'hollow' of package frame-hollow cannot be imported from frame_hollow_missing:Policy: "
         "ModuleNotFoundError: No module named 'frame_hollow_missing'"
     ),
 }

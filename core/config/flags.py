@@ -9,7 +9,8 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from frame.vllm_names.arguments import LISTS, SHORT_FLAGS, SWITCHES, TRANSLATIONS, VALUES
+from frame.vllm_names.arguments import SHORT_FLAGS, TRANSLATIONS, VALUES
+from frame.vllm_names.flags import add_foreign_flags
 from frame.vllm_names.unused import UNUSED
 
 from .errors import ConfigError, near
@@ -107,19 +108,6 @@ def _reader(own: Leaf) -> Any:
 
     read.__name__ = {"int": "integer", "float": "number"}.get(own.kind, "text")  # argparse puts it into its errors
     return read
-
-
-def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags without a setting of the same name; hidden, and judged by `compat`."""
-    short = {name: flag for flag, name in SHORT_FLAGS.items()}
-    for name in (*TRANSLATIONS, *UNUSED):
-        flags = ["--" + name.replace("_", "-"), *([short[name]] if name in short else [])]
-        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        if name in SWITCHES or (name in UNUSED and UNUSED[name].switch):
-            parser.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
-        else:
-            parser.add_argument(*flags, type=read_json, nargs="+" if name in LISTS else None, **options)
-    parser.add_argument("--plugin", type=read_mapping, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _help_of(parser: FlagParser, name: str) -> str:

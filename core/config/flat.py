@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,8 +15,13 @@ from frame.vllm_names.unused import UNUSED
 
 from .errors import ConfigError, near, sentence
 from .leaves import Leaf, leaves
-from .numbers import parse_integer
 from .tree import FrameConfig
+
+#: Suffixes of integers: lower-case ones are decimal, upper-case ones binary.
+_FACTORS = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
+}  # fmt: skip
+_PATTERN = re.compile(r"([+-]?[0-9][0-9_]*)(\.[0-9]+)?([kmgtKMGT]?)")
 
 
 def from_flat(values: Mapping[str, Any]) -> FrameConfig:
@@ -36,14 +43,6 @@ def from_flat(values: Mapping[str, Any]) -> FrameConfig:
         return FrameConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(sentence(error)) from None
-
-
-def to_flat(config: FrameConfig, skip: Iterable[str] = ()) -> dict[str, Any]:
-    """Every setting by name, and `plugin`; sections in `skip` are left out. `from_flat` of it is `config` again."""
-    flat = {
-        name: getattr(getattr(config, own.section), name) for name, own in leaves().items() if own.section not in skip
-    }
-    return flat | {"plugin": {name: dict(options) for name, options in config.plugin.items()}}
 
 
 def known_names() -> list[str]:
@@ -86,3 +85,22 @@ def _plugin_settings(value: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(value, Mapping) or any(not isinstance(options, Mapping) for options in value.values()):
         raise ConfigError(f"plugin must map names to their settings, got {value!r:.200}")
     return {str(name): dict(options) for name, options in value.items()}
+
+
+def parse_integer(text: str) -> int:
+    """The value of "4096", "4k" (4000), "4K" (4096) or "25.6k" (25600).
+
+    Raises `ConfigError` for anything else: a fraction with a binary suffix, or one that is no whole number.
+    """
+    match = _PATTERN.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{text!r} is no integer; write 4096, 4k (4000) or 4K (4096)")
+    whole, fraction, suffix = match.groups(default="")
+    if fraction and suffix.isupper():
+        raise ConfigError(
+            f"{text!r} mixes a fraction with the binary suffix {suffix}; write {suffix.lower()} or a whole number"
+        )
+    value = Decimal(whole.replace("_", "") + fraction) * _FACTORS[suffix]
+    if value != int(value):
+        raise ConfigError(f"{text!r} is no whole number")
+    return int(value)

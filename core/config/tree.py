@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_serializer, model_validator
+from pydantic_core import PydanticSerializationError
 
+from .errors import ConfigError
 from .section import Section
 from .server import ServerConfig
 
@@ -288,3 +290,11 @@ class FrameConfig(Section):
         from .flat import from_flat
 
         return from_flat(values)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The settings as JSON values, for other processes; raises `ConfigError` for a class that only lives here."""
+        try:
+            return self.model_dump(mode="json")
+        except PydanticSerializationError as error:
+            reason = str(error).removeprefix("Error serializing to JSON: ").rpartition("ValueError: ")[2]
+            raise ConfigError(f"the configuration cannot be given to another process: {reason}") from None

@@ -28,7 +28,7 @@ from .tokenizer import Tokenizer, TokenizerSource
 from .unserved import refuse_unserved, sleep_keeps
 
 if TYPE_CHECKING:
-    from ..config.arguments import AsyncEngineArgs
+    from frame.vllm_names.engine_args import AsyncEngineArgs
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ def frame_platforms() -> list[Provider]:
     """Platforms: `frame.interfaces.Platform` classes.
 
     A worker probes them when it starts and builds one for its device; it lives until the worker ends. `tags["early"]`
-    ("package.module:function") is called with the configuration before torch is imported, and returns at once.
+    ("package.module:function") is called as `function(setup, options)` before torch is imported, with a plain `Setup`;
+    it begins work in a thread and returns at once.
     """
     return []
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..interfaces.provider import Provider
-from .offers import HERE, KINDS, OURS, PluginError, one_line
+from .offers import HERE, OURS, PluginError, one_line
 from .registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -20,29 +20,23 @@ T = TypeVar("T")
 
 
 def tried(registry: Registry, provider: Provider, work: Callable[[], T], *, named: bool) -> T | None:
-    """Returns what `work` returns.
+    """Returns what `work` returns; `work` builds or uses the plugin of `provider`.
 
-    When it raises, logs why, makes the plugin unavailable and returns None; plugins that were `named` and frame's own
-    raise instead.
+    When it raises, logs why, makes the plugin unavailable and returns None. For a plugin that was `named`, and for
+    frame's own, it raises instead.
     """
     try:
         return work()
     except (Exception, SystemExit) as error:  # a foreign class may raise anything
-        place = next((at for at, offer in enumerate(registry.offers) if offer.provider is provider), None)
-        if (
-            place is None
-            or registry.offers[place].package in (HERE, OURS)
-            or (named and isinstance(error, PluginError))
-        ):
+        offer = registry.offer_of(provider)
+        if offer.package in (HERE, OURS) or (named and isinstance(error, PluginError)):
             raise
-        offer = registry.offers[place]
         reason = error.reason if isinstance(error, PluginError) else one_line(error)
-        said = f"{KINDS[offer.kind].noun} {provider.name!r} of package {offer.package}"
         if named:
-            raise PluginError(f"{said} cannot be built: {reason}") from error
-        registry.offers[place] = replace(offer, problem=reason)
-        logger.warning("%s is left out: %s", said, reason)
-        logger.debug("%s failed", said, exc_info=error)
+            raise PluginError(f"{offer} cannot be built: {reason}") from error
+        registry.offers[registry.offers.index(offer)] = replace(offer, problem=reason)
+        logger.warning("%s is left out: %s", offer, reason)
+        logger.debug("%s failed", offer, exc_info=error)
         return None
 
 
@@ -56,9 +50,9 @@ def culprit(registry: Registry, error: BaseException) -> str:
 
     An error that came from another process carries the answer with it, as its attribute `culprit`.
     """
-    told = getattr(error, "culprit", None)
-    if told is not None:
-        return str(told)
+    sent = getattr(error, "culprit", None)
+    if sent is not None:
+        return str(sent)
     step, found = error.__traceback__, ""
     while step is not None:
         # the innermost frame of a plugin counts: what it called may be torch's, or ours
@@ -75,7 +69,7 @@ def _owner(registry: Registry, module: str) -> str:
             continue
         homes = [target.partition(":")[0] for target in (offer.provider.target, *offer.provider.tags.values())]
         if module in homes:
-            return f"{KINDS[offer.kind].noun} {offer.provider.name!r} of package {offer.package}"
+            return str(offer)
         if module.partition(".")[0] == homes[0].partition(".")[0]:
             beside = f"package {offer.package}"
     return beside

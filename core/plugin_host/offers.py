@@ -87,6 +87,20 @@ class Offer:
     version: str
     problem: str | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name under which the plugin is found, its own first."""
+        return (self.provider.name, *self.provider.aliases)
+
+    @property
+    def full_name(self) -> str:
+        """The plugin's name with its package, by which it can be chosen whoever else has the name."""
+        return f"{self.package}:{self.provider.name}"
+
+    def __str__(self) -> str:
+        noun = KINDS[self.kind].noun if self.kind else "plugin"
+        return f"{noun} {self.provider.name!r} of package {self.package}"
+
 
 @dataclass(frozen=True)
 class Failure:

@@ -20,7 +20,6 @@ from pydantic import BaseModel
 
 from ..interfaces.provider import API_VERSION, Provider
 from ..interfaces.setup import Setup
-from .named_plugins import check_named, check_options, named_plugins
 from .offers import (
     HERE,
     KINDS,
@@ -36,7 +35,7 @@ from .offers import (
     offers_of_file,
     one_line,
 )
-from .plugin_options import read_options
+from .plugin_settings import check_named, check_options, named_plugins, read_options
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class Registry:
             offer
             for offer in self.offers
             if offer.kind == kind
-            and wanted in (offer.provider.name, *offer.provider.aliases)
+            and wanted in offer.names
             and (not package or canonicalize_name(offer.package) == canonicalize_name(package))
         ]
         here = [offer for offer in matches if offer.package == HERE]
@@ -122,7 +121,7 @@ class Registry:
         if not matches:
             raise PluginError(self._unknown(kind, name))
         if not usable:
-            raise PluginError(f"{noun} {name!r} of package {matches[0].package} cannot be used: {matches[0].problem}")
+            raise PluginError(f"{matches[0]} cannot be used: {matches[0].problem}")
         if kind == "model" and (ours := [offer for offer in usable if offer.package == OURS]):
             self._warn_of_twins(ours[0], usable)
             return ours[0]
@@ -202,19 +201,22 @@ class Registry:
                 self._told.add(line)
                 logger.log(at, "%s", line)
 
+    def offer_of(self, provider: Provider) -> Offer:
+        """The offer that holds this very object; one of this process where no package offered it."""
+        own = (offer for offer in self.offers if offer.provider is provider)
+        return next(own, Offer("", provider, HERE, ""))
+
     def resolve(self, provider: Provider, part: str = "") -> type[Any]:
         """Imports the class that a provider names; `part` names a tag that holds another target ("worker").
 
         Raises `PluginError` when it cannot be imported, is no class, or lacks methods of its interface.
         """
         target = provider.tags.get(part, "") if part else provider.target
-        source = self._source(provider)
-        if part and not target:
-            raise PluginError(
-                f"plugin {provider.name!r}{source} names no {part} part: give tags={{{part!r}: 'mod:Class'}}"
-            )
+        offer = self.offer_of(provider)
+        if not target:
+            raise PluginError(f"{offer} names no {part} part: give tags={{{part!r}: 'package.module:Class'}}")
         if target not in self._resolved:
-            self._resolved[target] = self._import(provider, target, source, part)
+            self._resolved[target] = _import(offer, target, part)
         return self._resolved[target]
 
     def options(self, provider: Provider, config: Any) -> BaseModel | None:
@@ -222,7 +224,7 @@ class Registry:
 
         Raises `PluginError` naming the field when a value is unknown or wrong.
         """
-        return read_options(provider, config, self._source(provider))
+        return read_options(self.offer_of(provider), config)
 
     def make(self, kind: str, name: str | Provider, setup: Setup, config: Any = None, *, part: str = "") -> Any:
         """Builds a plugin, by name or as chosen before: `Class(setup, options)`, the options as `config` sets them.
@@ -232,17 +234,16 @@ class Registry:
         """
         provider = self.choose(kind, name) if isinstance(name, str) else name
         made, options = self.resolve(provider, part), self.options(provider, config)
-        package = next((offer.package for offer in self.offers if offer.provider is provider), HERE)
-        setup = replace(setup, plugin=f"{package}:{provider.name}")
+        offer = self.offer_of(provider)
+        setup = replace(setup, plugin=offer.full_name)
         try:
             return made(setup, options)
         except PluginError:
             raise
         except Exception as error:
             cause = str(error) if isinstance(error, ValueError) else one_line(error)
-            said = f"{KINDS[kind].noun} {provider.name!r} of package {package} cannot be built: {cause}"
             raised = UnfitPluginError if isinstance(error, ValueError) else PluginError
-            raise raised(said, reason=f"it cannot be built: {cause}") from error
+            raise raised(f"{offer} cannot be built: {cause}", reason=f"it cannot be built: {cause}") from error
 
     def check(self, config: Any) -> None:
         """Raises `PluginError` for any plugin named in `config` that is not there, or whose options are wrong.
@@ -299,9 +300,6 @@ class Registry:
                 self._resolved[target] = model
             self.offers.append(Offer("model", _provider_here(architecture, target), HERE, ""))
 
-    def _source(self, provider: Provider) -> str:
-        return next((f" of package {offer.package}" for offer in self.offers if offer.provider is provider), "")
-
     def _unknown(self, kind: str, name: str) -> str:
         noun, wanted = KINDS[kind].noun, name.rpartition(":")[2]
         known = [provider.name for provider in self.providers(kind)]
@@ -314,26 +312,28 @@ class Registry:
         failed = "".join(f"; package {failure.package} failed: {failure.reason}" for failure in self.failures)
         return f"no {noun} {name!r}; {listed}{failed}"
 
-    def _import(self, provider: Provider, target: str, source: str, part: str) -> type[Any]:
-        found = import_target(target, f"plugin {provider.name!r}{source}")
-        if not inspect.isclass(found):
-            raise self._unfit(provider, f"{target} is no class")
-        kind = next((offer.kind for offer in self.offers if offer.provider is provider), None)
-        interface = KINDS[kind].interface if kind is not None else None
-        if interface is not None:
-            module, _, name = interface.partition(":")
-            if part:
-                name = name.replace("Scheduler", part.capitalize())
-            wanted = getattr(import_module(f"..interfaces.{module}", __package__), name)
-            if not issubclass(found, wanted):
-                raise self._unfit(provider, f"{target} does not derive from {name}")
-            missing = sorted(getattr(found, "__abstractmethods__", ()))
-            if missing:
-                raise self._unfit(provider, f"{target} lacks {', '.join(missing)}")
-        return found
 
-    def _unfit(self, provider: Provider, reason: str) -> PluginError:
-        return PluginError(f"plugin {provider.name!r}{self._source(provider)}: {reason}", reason=reason)
+def _import(offer: Offer, target: str, part: str) -> type[Any]:
+    """The class at `target`; raises `PluginError` when it is none, or is not what plugins of its kind are."""
+    found = import_target(target, str(offer))
+    wrong = "is no class" if not inspect.isclass(found) else _misfit(found, offer.kind, part)
+    if wrong is not None:
+        raise PluginError(f"{offer}: {target} {wrong}", reason=f"{target} {wrong}")
+    kind: type[Any] = found
+    return kind
+
+
+def _misfit(found: type[Any], kind: str, part: str) -> str | None:
+    interface = KINDS[kind].interface if kind else None
+    if interface is None:
+        return None
+    module, _, name = interface.partition(":")
+    if part:
+        name = name.replace("Scheduler", part.capitalize())
+    if not issubclass(found, getattr(import_module(f"..interfaces.{module}", __package__), name)):
+        return f"does not derive from {name}"
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    return f"lacks {', '.join(missing)}" if missing else None
 
 
 def _provider_here(architecture: str, target: str) -> Provider:

@@ -10,7 +10,6 @@ import signal
 import socket
 from collections.abc import Sequence
 
-from ..config.plain import to_plain
 from ..config.tree import FrameConfig
 from ..startup.openmp import child_environment
 from .channel import AsyncChannel
@@ -29,7 +28,7 @@ def write_config(config: FrameConfig) -> int:
 
     Nothing is left on disk. Raises `ConfigError` for values that cannot leave the process, such as classes.
     """
-    return memory_file(json.dumps(to_plain(config)))
+    return memory_file(json.dumps(config.to_plain()))
 
 
 def memory_file(text: str) -> int:

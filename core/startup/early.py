@@ -1,10 +1,11 @@
-"""What platforms begin before torch is imported, which takes seconds and needs one processor. Knows no device."""
+"""Lets platforms begin what they will wait for while torch is imported, which takes seconds on one processor."""
 
 from __future__ import annotations
 
 import logging
 
 from ..config.tree import FrameConfig
+from ..interfaces.setup import Setup
 from ..plugin_host.offers import PluginError, import_target
 from ..plugin_host.registry import Registry
 
@@ -15,9 +16,10 @@ EARLY = "early"
 
 
 def begin_platforms(config: FrameConfig, registry: Registry) -> None:
-    """Calls `function(config)` of each platform that may be chosen: it begins what it will need, and returns at once.
+    """Calls the tagged function of each platform that may be chosen, as `function(setup, options)`.
 
-    What it raises changes nothing: the platform will meet the same fault when it is chosen, and say so.
+    It begins what the platform will need, and returns at once. What it raises changes nothing: the platform will meet
+    the same fault when it is chosen, and say so.
     """
     name = config.executor.platform
     try:
@@ -27,6 +29,7 @@ def begin_platforms(config: FrameConfig, registry: Registry) -> None:
     for provider in providers:
         if target := provider.tags.get(EARLY):
             try:
-                import_target(target, f"platform {provider.name!r}")(config)
+                setup = Setup(plugin=registry.offer_of(provider).full_name)
+                import_target(target, f"platform {provider.name!r}")(setup, registry.options(provider, config))
             except Exception as error:
                 logger.debug("platform %r began nothing early: %s", provider.name, error, exc_info=error)

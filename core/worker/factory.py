@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..config.plain import to_plain
 from ..config.tree import FrameConfig
 from ..interfaces.executor import WorkerProtocol
 from ..interfaces.mesh import Placement
@@ -45,7 +44,7 @@ class Workers:
     def recipe(self, placement: Placement) -> bytes:
         """What `worker_of` makes the same worker of elsewhere, as JSON; raises `ConfigError` for what cannot travel."""
         parts = {
-            "config": to_plain(self._config),
+            "config": self._config.to_plain(),
             "plugins": [list(choice) for choice in self._registry.choices(self._config)],
             "placement": encode(placement).hex(),
             "engine_id": self._engine_id,

@@ -12,7 +12,6 @@ from .vllm_names.modules import install as _install_vllm_names
 
 if TYPE_CHECKING:
     __version__: str
-    from .core.config.arguments import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
     from .core.front.async_llm import AsyncLLM as AsyncLLM, AsyncLLMEngine as AsyncLLMEngine
     from .core.front.logprobs import Logprob as Logprob
     from .core.front.outputs import CompletionOutput as CompletionOutput, RequestOutput as RequestOutput
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from .offline.beam import BeamSearchParams as BeamSearchParams
     from .offline.engine import LLMEngine as LLMEngine
     from .offline.llm import LLM as LLM
+    from .vllm_names.engine_args import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
 
 #: Modules that are attributes of `frame` without an import of their own.
 _MODULES = ("interfaces", "kernels", "layers", "ops", "plugins", "settings", "testing")

@@ -9,13 +9,12 @@ from dataclasses import asdict, fields
 import pytest
 from hypothesis import given, strategies as st
 
-from frame.core.config.arguments import AsyncEngineArgs, EngineArgs
 from frame.core.config.errors import ConfigError
-from frame.core.config.flat import to_flat
+from frame.core.config.flat import parse_integer
 from frame.core.config.leaves import leaves, sections
-from frame.core.config.numbers import parse_integer
 from frame.core.config.tree import FrameConfig
 from frame.vllm_names.arguments import TRANSLATIONS
+from frame.vllm_names.engine_args import AsyncEngineArgs, EngineArgs
 from frame.vllm_names.unused import UNUSED
 
 OTHER_VALUES = {
@@ -83,7 +82,7 @@ def test_each_setting_round_trips(name):
     value = other_value(name)
     needed = NEEDED.get(name, {})
     config = FrameConfig.from_flat(**{**needed, name: value})
-    flat = to_flat(config)
+    flat = {own.name: getattr(getattr(config, own.section), own.name) for own in leaves().values()}
     assert flat[name] == value
     assert FrameConfig.from_flat(**flat) == config
     assert FrameConfig.model_validate_json(config.model_dump_json()) == config

@@ -10,6 +10,7 @@ import pytest
 
 from frame import Provider
 from frame.core.config.flat import from_flat
+from frame.core.interfaces.setup import Setup
 from frame.core.plugin_host.offers import Offer
 from frame.core.plugin_host.registry import Registry
 from frame.core.startup.early import begin_platforms
@@ -17,12 +18,12 @@ from frame.core.startup.early import begin_platforms
 _BEGUN: list[Any] = []
 
 
-def begin(config: Any) -> None:
+def begin(setup: Any, options: Any) -> None:
     """What a platform's tag names."""
-    _BEGUN.append(config)
+    _BEGUN.append((setup, options))
 
 
-def fail(config: Any) -> None:
+def fail(setup: Any, options: Any) -> None:
     """A platform that cannot."""
     raise RuntimeError("no such driver")
 
@@ -35,14 +36,15 @@ def platform(name: str, function: str = "") -> Offer:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "num_begun"), [("auto", 2), ("one", 1), ("package-one:one", 1), ("quiet", 0), ("missing", 0)]
+    ("chosen", "begun"),
+    [("auto", ["one", "two"]), ("one", ["one"]), ("package-one:one", ["one"]), ("quiet", []), ("missing", [])],
 )
-def test_those_that_may_be_chosen_begin(chosen: str, num_begun: int) -> None:
+def test_platforms_that_may_be_chosen_begin_with_a_setup_and_no_configuration(chosen: str, begun: list[str]) -> None:
     _BEGUN.clear()
     offers = [platform("one", "begin"), platform("broken", "fail"), platform("absent", "nothing"), platform("quiet")]
     config = from_flat({"platform": chosen})
     begin_platforms(config, Registry([*offers, platform("two", "begin")], []))
-    assert [config] * num_begun == _BEGUN
+    assert [(Setup(plugin=f"package-{name}:{name}"), None) for name in begun] == _BEGUN
 
 
 def test_an_engine_asks_before_it_imports_torch() -> None:

@@ -229,7 +229,7 @@ def test_unusable_target_names_plugin_package_and_cause(package, target, message
     registry = Registry.load()
     with pytest.raises(PluginError, match=re.escape(message)) as caught:
         registry.resolve(registry.choose("scheduler", "lifo"))
-    assert "plugin 'lifo' of package fake-one" in str(caught.value)
+    assert "scheduling policy 'lifo' of package fake-one" in str(caught.value)
 
 
 def test_auto_takes_the_most_preferred_that_can(package):

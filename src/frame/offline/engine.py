@@ -18,7 +18,7 @@ from frame.core.interfaces.sampling import SamplingParams
 from frame.core.startup.openmp import LATE, import_torch, spins_long
 
 if TYPE_CHECKING:
-    from frame.core.config.arguments import EngineArgs
+    from frame.vllm_names.engine_args import EngineArgs
 
 logger = logging.getLogger(__name__)
 

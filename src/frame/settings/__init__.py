@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from frame.core.plugin_host.model_sources import (
         fetch_model as fetch_model,
     )
-    from frame.core.plugin_host.named_plugins import (
+    from frame.core.plugin_host.plugin_settings import (
         ENGINE_PLUGINS as ENGINE_PLUGINS,
         TEXT_PLUGINS as TEXT_PLUGINS,
     )

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from triton.runtime.cache import triton_key
 
+from frame.interfaces import Setup
 from frame.plugins.platforms.cuda.compile import early as cuda_early, triton_files
 
 
@@ -33,7 +34,7 @@ def test_without_a_driver_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     monkeypatch.setattr(cuda_early, "read_triton", lambda: pytest.fail("Triton's files are not wanted"))
-    cuda_early.begin(None)
+    cuda_early.begin(Setup(), None)
 
 
 def test_the_driver_opens_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +46,7 @@ def test_the_driver_opens_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuInit=open_driver))
     monkeypatch.setattr(cuda_early, "read_triton", lambda: read.append(True))
-    cuda_early.begin(None)
+    cuda_early.begin(Setup(), None)
     assert read == [True]
     assert called == []
     waits.set()
@@ -57,9 +58,9 @@ def test_the_driver_opens_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch
 
 def test_it_imports_no_torch() -> None:
     script = (
-        "import sys; from frame.core.config.flat import from_flat\n"
+        "import sys\n"
         "from frame.plugins.platforms.cuda.compile import early as cuda_early, triton_files\n"
-        "cuda_early.begin(from_flat({})); triton_files.read_triton()()\n"
+        "cuda_early.begin(None, None); triton_files.read_triton()()\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

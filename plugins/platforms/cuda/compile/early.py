@@ -6,12 +6,14 @@ import ctypes
 from threading import Thread
 from typing import Any
 
+from frame.interfaces import Setup
+
 from .triton_files import read_triton
 
 
-def begin(config: Any) -> None:
+def begin(setup: Setup, options: Any) -> None:
     """Begins to open the driver and to hash Triton's files; does nothing where there is no driver."""
-    del config
+    del setup, options
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,7 +1,7 @@
 """`EngineArgs`: the settings of an engine as one flat data class, under vLLM's names.
 
-Its fields come from the tree (all but the HTTP server's) and from vLLM's arguments that are understood here.
-`LLM(**asdict(EngineArgs(...)))` and `LLM(**vars(parser.parse_args()))` both work.
+Its fields are the settings of the configuration tree (all but the HTTP server's) and vLLM's arguments that frame
+understands. `LLM(**asdict(EngineArgs(...)))` and `LLM(**vars(parser.parse_args()))` both work.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from frame.vllm_names.arguments import TRANSLATIONS
-from frame.vllm_names.unused import UNUSED
+from frame.core.config.flags import add_setting_flags
+from frame.core.config.flat import from_flat
+from frame.core.config.leaves import leaves
+from frame.core.config.tree import FrameConfig
 
-from .flags import add_foreign_flags, add_setting_flags
-from .flat import from_flat
-from .leaves import leaves
-from .tree import FrameConfig
+from .arguments import TRANSLATIONS
+from .flags import add_foreign_flags
+from .unused import UNUSED
 
 P = TypeVar("P", bound=argparse.ArgumentParser)
 
@@ -27,7 +28,7 @@ class _Arguments:
 
     @staticmethod
     def add_cli_args(parser: P) -> P:
-        """Adds a flag for every field; parsed arguments hold every field, the default where none was typed."""
+        """Adds a flag for every field; parsed arguments hold every field, with its default where no flag was typed."""
         engine = [own for own in leaves().values() if own.section != "server"]
         add_setting_flags(parser.add_argument_group("engine"), engine, defaults=True)
         add_foreign_flags(parser)
@@ -35,12 +36,12 @@ class _Arguments:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """From parsed arguments; whatever else they hold is left alone."""
+        """Takes the fields from parsed arguments, and ignores what else they hold."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in vars(args).items() if name in names})
 
     def create_engine_config(self) -> FrameConfig:
-        """The configuration tree; raises `ConfigError` for a value that cannot be."""
+        """Returns the configuration tree; raises `ConfigError` for an unknown name or a value out of range."""
         return from_flat({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
 
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
         def __init__(self, model: str = "", **settings: Any) -> None: ...
 
     class AsyncEngineArgs(EngineArgs):
-        """The same, for `AsyncLLM`."""
+        """The settings of an engine for `AsyncLLM`; equal to `EngineArgs`."""
 
 else:
 
@@ -74,4 +75,4 @@ else:
     )
 
     class AsyncEngineArgs(EngineArgs):
-        """The same, for `AsyncLLM`."""
+        """The settings of an engine for `AsyncLLM`; equal to `EngineArgs`."""

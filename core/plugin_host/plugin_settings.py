@@ -1,4 +1,4 @@
-"""Checks that the plugins and options that a configuration names exist. Builds none of them."""
+"""What a configuration says of plugins: which it names, and their options. Builds no plugin."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ValidationError
+
 from ..config.errors import near
 from ..config.leaves import leaves
-from .offers import Offer, PluginError
-from .plugin_options import read_options
+from .offers import Offer, PluginError, import_target
 
 if TYPE_CHECKING:
     from .registry import Registry
 
 
-#: Settings that name plugins of the engine → kind.
+#: Settings that name plugins of the engine → the plugins' kind.
 ENGINE_PLUGINS: Mapping[str, str] = MappingProxyType({
     "model_plugin": "model",
     "platform": "platform", "executor": "executor", "scheduling_policy": "scheduler", "attention_backend": "attention",
@@ -23,7 +24,7 @@ ENGINE_PLUGINS: Mapping[str, str] = MappingProxyType({
     "structured_outputs_backend": "grammar", "pooling_type": "pooler", "metrics_sinks": "sink",
     "kv_connector": "connector", "speculator": "speculator",
 })  # fmt: skip
-#: The same for the text side; the engine does not use them.
+#: Settings that name plugins of the API processes, which an engine does not use → the plugins' kind.
 TEXT_PLUGINS: Mapping[str, str] = MappingProxyType({
     "tool_call_parser": "tool-parser", "forced_call_parser": "tool-parser", "reasoning_parser": "reasoning-parser",
 })  # fmt: skip
@@ -50,21 +51,50 @@ def check_options(registry: Registry, config: Any) -> None:
     """Raises `PluginError` for options of a plugin that is not there, or that no plugin of that name takes."""
     owners: dict[str, list[Offer]] = {}
     for offer in registry.offers:
-        for name in (offer.provider.name, *offer.provider.aliases):
+        for name in offer.names:
             owners.setdefault(name, []).append(offer)
     for name in config.plugin:
         if name not in owners:
             raise PluginError(f"no plugin {name!r} to configure{near(name, owners)}; `frame plugins` lists them")
         usable = [offer for offer in owners[name] if offer.problem is None]
         with_options = [offer for offer in usable if offer.provider.options is not None] or usable
-        errors = [error for offer in with_options if (error := _wrong_options(offer, config)) is not None]
+        errors = []
+        for offer in with_options:
+            try:
+                read_options(offer, config)
+            except PluginError as error:
+                errors.append(error)
         if errors and len(errors) == len(with_options):
             raise errors[0]
 
 
-def _wrong_options(offer: Offer, config: Any) -> PluginError | None:
+def read_options(offer: Offer, config: Any) -> BaseModel | None:
+    """The plugin's own options, set from `config.plugin[name]` (all defaults where `config` is None).
+
+    None for a provider without options. Raises `PluginError` naming an option that is unknown or wrong.
+    """
+    name = offer.provider.name
+    given: dict[str, Any] = {}
+    for own in offer.names if config is not None else ():
+        given.update(config.plugin.get(own, {}))
+    model = offer.provider.options
+    if model is None:
+        if given:
+            raise PluginError(f"plugin {name!r} takes no options, got {', '.join(sorted(given))}")
+        return None
+    if isinstance(model, str):
+        model = import_target(model, f"options of {offer}")
+    if not issubclass(model, BaseModel):
+        raise PluginError(f"options of {offer} must be a pydantic model, got {model.__name__}")
+    unknown = sorted(set(given) - set(model.model_fields))
+    if unknown:
+        choices = ", ".join(sorted(model.model_fields))
+        raise PluginError(f"plugin {name!r} has no option {unknown[0]!r}; there are: {choices}")
     try:
-        read_options(offer.provider, config, f" of package {offer.package}")
-    except PluginError as error:
-        return error
-    return None
+        options: BaseModel = model.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        said = f"option {where} of plugin {name!r}" if where else f"options of plugin {name!r}"
+        raise PluginError(f"{said}: {first['msg']}") from None
+    return options
