@@ -77,9 +77,10 @@ class RunBatchCommand(Command):
         except FetchError as error:
             raise ConfigError(str(error)) from None
         except OSError as error:
-            raise ConfigError(f"{error.filename}: {error.strerror}") from None
+            raise ConfigError(f"{error.filename} cannot be read or written: {error.strerror}") from None
         earlier = f", {counts.earlier} answered by an earlier run" if counts.earlier else ""
-        print(f"{counts.total} lines: {counts.succeeded} succeeded, {counts.failed} failed{earlier}", file=sys.stderr)
+        lines = "1 line" if counts.total == 1 else f"{counts.total} lines"
+        print(f"{lines}: {counts.succeeded} succeeded, {counts.failed} failed{earlier}", file=sys.stderr)
         if counts.unserved:
             print(f"frame: {counts.unserved} lines could not be served; run the command again", file=sys.stderr)
         return 1 if counts.unserved else 0

@@ -77,8 +77,11 @@ class BatchesEndpoint(Endpoint):
             return
         if importlib.util.find_spec("python_multipart") is None:
             raise ValueError("batches need python-multipart: pip install 'frame-llm[batch]'")
-        self._files = FileStore(bounds.folder, bounds.max_files, bounds.max_bytes, bounds.max_uploads)
-        self._batches = BatchStore(self.serving, self._files, bounds.folder, bounds.max_open, bounds.max_lines)
+        try:
+            self._files = FileStore(bounds.folder, bounds.max_files, bounds.max_bytes, bounds.max_uploads)
+            self._batches = BatchStore(self.serving, self._files, bounds.folder, bounds.max_open, bounds.max_lines)
+        except OSError as error:
+            raise ValueError(f"the folder of batches, {bounds.folder}, cannot be used: {error.strerror}") from None
         with suppress(RuntimeError):  # without a running event loop the first request starts it
             self._batches.start()
 

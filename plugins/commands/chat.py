@@ -7,7 +7,7 @@ import sys
 
 from frame.interfaces import Command
 
-from .terminal import INTERRUPTED, TerminalClient, TerminalError, add_client_arguments, show
+from .terminal import INTERRUPTED, TerminalClient, TerminalError, add_client_arguments, show, typed_lines
 
 
 class ChatCommand(Command):
@@ -37,20 +37,11 @@ class ChatCommand(Command):
             if arguments.quick is not None:
                 question = {"role": "user", "content": arguments.quick}
                 return 0 if show(client.chat([*messages, question]))[1] else INTERRUPTED
-            print(f"Chatting with {client.model}; end of input (ctrl-D) quits.", file=sys.stderr)
-            return _converse(client, messages)
+            for line in typed_lines(f"Chatting with {client.model}; end of input (ctrl-D) quits."):
+                if line.strip():
+                    messages.append({"role": "user", "content": line})
+                    messages.append({"role": "assistant", "content": show(client.chat(messages))[0]})
+            return 0
         except TerminalError as error:
             print(f"frame: {error}", file=sys.stderr)
             return 1
-
-
-def _converse(client: TerminalClient, messages: list[dict[str, str]]) -> int:
-    while True:
-        try:
-            question = input("> ")
-        except (EOFError, KeyboardInterrupt):
-            print(file=sys.stderr)
-            return 0
-        if question.strip():
-            messages.append({"role": "user", "content": question})
-            messages.append({"role": "assistant", "content": show(client.chat(messages))[0]})

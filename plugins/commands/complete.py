@@ -7,7 +7,7 @@ import sys
 
 from frame.interfaces import Command
 
-from .terminal import INTERRUPTED, TerminalClient, TerminalError, add_client_arguments, show
+from .terminal import INTERRUPTED, TerminalClient, TerminalError, add_client_arguments, show, typed_lines
 
 
 class CompleteCommand(Command):
@@ -27,15 +27,10 @@ class CompleteCommand(Command):
             client = TerminalClient(arguments)
             if arguments.quick is not None:
                 return 0 if show(client.complete(arguments.quick))[1] else INTERRUPTED
-            print(f"Continuing text with {client.model}; end of input (ctrl-D) quits.", file=sys.stderr)
-            while True:
-                try:
-                    prompt = input("> ")
-                except (EOFError, KeyboardInterrupt):
-                    print(file=sys.stderr)
-                    return 0
+            for prompt in typed_lines(f"Continuing text with {client.model}; end of input (ctrl-D) quits."):
                 if prompt:
                     show(client.complete(prompt))
+            return 0
         except TerminalError as error:
             print(f"frame: {error}", file=sys.stderr)
             return 1

@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import ssl
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -126,6 +127,27 @@ class TerminalClient:
         return response
 
 
+def typed_lines(invitation: str) -> Iterator[str]:
+    """The lines of standard input, until it ends or ctrl-C is pressed.
+
+    `invitation` and a prompt are shown only where a person types: nothing but answers goes into a pipe.
+    """
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print(invitation, file=sys.stderr)
+    while True:
+        if interactive and not sys.stdout.isatty():
+            print("> ", end="", file=sys.stderr, flush=True)
+        try:
+            # given to `input`, the prompt survives editing of the line
+            line = input("> " if interactive and sys.stdout.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            if interactive:
+                print(file=sys.stderr)
+            return
+        yield line
+
+
 def show(pieces: Iterable[str]) -> tuple[str, bool]:
     """Prints an answer as it arrives; returns its text, and False when ctrl-C ended it."""
     shown: list[str] = []
@@ -155,11 +177,12 @@ def _unreachable(url: str, error: Exception) -> str:
     if isinstance(error, http.client.RemoteDisconnected) and url.startswith("http://"):
         return f"{url} hangs up without an answer; if it speaks TLS, try --url {url.replace('http://', 'https://', 1)}"
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return f"no server answers at {url}: {reason}"
+    return f"no server answers at {url}: {reason}; `frame serve` starts one, --url names another"
 
 
 def _message(status: int, body: bytes) -> str:
     try:
-        return f"the server answers {status}: {json.loads(body)['error']['message']}"
+        again = "; try again in a moment" if status == http.client.SERVICE_UNAVAILABLE else ""
+        return f"the server answers {status}: {json.loads(body)['error']['message']}{again}"
     except (ValueError, KeyError, TypeError):
         return f"the server answers {status}"

@@ -76,7 +76,7 @@ def literal(text: str) -> str:
 
 
 def schema_grammar(schema: Any, style: Style) -> dict[str, Any]:
-    """A JSON schema as a part."""
+    """A JSON schema in the notation."""
     if not isinstance(schema, (dict, bool)):
         raise ValueError(f"a JSON schema must be an object, got {json.dumps(schema)[:80]}")
     if schema is True or schema == {}:
@@ -103,13 +103,13 @@ def schema_grammar(schema: Any, style: Style) -> dict[str, Any]:
 
 
 def close_objects(schema: Any) -> Any:
-    """The schema with no further properties in objects that do not say whether they have some."""
+    """The schema with `additionalProperties: false` in objects that say nothing about further properties."""
     if isinstance(schema, list):
         return [close_objects(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     closed = {
-        # an example or a constant is a value, whatever it looks like
+        # examples and constants are values, even where they look like schemas
         name: value if name in ("const", "enum", "default", "examples") else close_objects(value)
         for name, value in schema.items()
     }
@@ -120,14 +120,14 @@ def close_objects(schema: Any) -> Any:
 
 
 def regex_grammar(pattern: str) -> dict[str, Any]:
-    """A regular expression as a part; it must match the whole text."""
+    """A regular expression in the notation; it must match the whole text."""
     from llguidance import regex_to_lark
 
     return {"lark_grammar": f"start: /{regex_to_lark(pattern, use_ascii='')}/"}
 
 
 def text_grammar(text: str) -> dict[str, Any]:
-    """Lark, or GBNF (the EBNF of llama.cpp), as a part."""
+    """Lark, or GBNF (the EBNF of llama.cpp), in the notation."""
     from llguidance import grammar_from
 
     return {"lark_grammar": grammar_from("grammar", text)}

@@ -1,7 +1,7 @@
-"""Structural tags: JSON that says where in free text which grammar holds, as tool calls need it.
+"""Structural tags: JSON that says which grammar holds at which place of a free text, such as inside tool calls.
 
-Both forms that vLLM takes: `structures` with `triggers`, and a tree of `format`s (const_string, json_schema, regex,
-grammar, any_text, sequence, or, tag, triggered_tags, tags_with_separator). Pure text work.
+Both forms that vLLM accepts: `structures` with `triggers`, and a tree of `format`s (const_string, json_schema, regex,
+grammar, any_text, sequence, or, tag, triggered_tags, tags_with_separator). Imports no grammar library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMATS = (
 
 
 def tag_grammars(tag: Any, style: Style) -> list[dict[str, Any]]:
-    """The parts of a structural tag, the first of which is where it starts; raises `ValueError` naming the field."""
+    """The grammars of a structural tag, the starting one first; raises `ValueError` that names the field."""
     writer = _Writer(style)
     if not isinstance(tag, Mapping):
         raise ValueError("structured_outputs.structural_tag must be a JSON object")
@@ -36,7 +36,7 @@ def tag_grammars(tag: Any, style: Style) -> list[dict[str, Any]]:
 
 
 def _from_structures(tag: Mapping[str, Any]) -> dict[str, Any]:
-    """The older form as a format."""
+    """The form with `structures` and `triggers`, as a format."""
     structures, triggers = tag["structures"], tag.get("triggers")
     if not isinstance(structures, list) or any(not isinstance(one, Mapping) for one in structures):
         raise ValueError("structures of a structural tag must be a list of objects with begin, schema and end")
@@ -74,7 +74,7 @@ class _Writer:
         self._special = re.compile("|".join(map(re.escape, names)) or "(?!)")
 
     def parts(self, start: str) -> list[dict[str, Any]]:
-        """All that was written."""
+        """The grammars that were written, the starting one first."""
         return [{"name": "tag", "lark_grammar": "\n".join([f"start: {start}", *self._rules])}, *self._others]
 
     def expression(self, form: Any, depth: int) -> str:
@@ -163,7 +163,7 @@ class _Writer:
         return f"({several})" if form.get("at_least_one") else f"({several})?"
 
     def _literal(self, text: str) -> str:
-        """A text, in which special tokens are those tokens."""
+        """A text as a Lark expression; special tokens in it become those tokens."""
         pieces, last = [], 0
         for match in self._special.finditer(text):
             pieces += [literal(text[last : match.start()])] if match.start() > last else []

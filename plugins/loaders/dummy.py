@@ -13,7 +13,7 @@ from frame.interfaces import LazyTensor, WeightLoader
 
 
 class DummyLoader(WeightLoader):
-    """Small random values, filled where the parameter lies; the same for the same seed and parameter name."""
+    """Small random values, made on the parameter's device; equal for an equal seed and parameter name."""
 
     def supports(self, folder: Path) -> str | None:
         del folder

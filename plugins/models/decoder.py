@@ -1,6 +1,6 @@
-"""What decoder-only families share: the parts of a layer, put together by each family's file, and the stack around.
+"""The parts of layers that decoder-only families share, and the model around the layers.
 
-Knows no family: sizes, names and features come from the file that builds the parts.
+Each family's file builds its layers from these parts and gives sizes, names and features.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ class SandwichLayer(nn.Module):
 
 
 class Decoder(Model):
-    """Embedding, layers, norm and head under the usual names ("model.embed_tokens", "model.layers.0", …).
+    """Embedding, layers, norm and head under Llama's names ("model.embed_tokens", "model.layers.0", …).
 
     `make_layer(prefix, index)` makes a layer that is called as (hidden, residual, positions, step) and returns
     (hidden, residual).
     """
 
-    #: a checkpoint of the bare model leaves "model." out
+    #: a checkpoint of the model without its head has no "model." in its names
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^(?=(embed_tokens|layers|norm)\.)", "model."),)
     ignores: ClassVar[Sequence[str]] = (r".*rotary_emb\.inv_freq",)
 

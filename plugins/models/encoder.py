@@ -1,6 +1,6 @@
-"""What encoder-only families share: embeddings, post-norm layers whose tokens all see each other, the stack.
+"""Embeddings, layers and model of encoder-only families; each token attends to all tokens of its prompt.
 
-Knows no family: prefixes, positions and heads come from the family's file.
+Each family's file gives prefixes, positions and heads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelOutput, ModelSetup
 
-#: In place: what they are given is the widest tensor of a layer and nobody else's.
+#: They work in place: their input is the widest tensor of a layer, and nothing else reads it.
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": torch.ops.aten.gelu_,
     "gelu_new": partial(torch.ops.aten.gelu_, approximate="tanh"),
@@ -110,5 +110,5 @@ class Encoder(Model):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Raises: there is no head."""
+        """Raises `ValueError`: this model has no head."""
         raise ValueError(f"{type(self).__name__} has no output head, it gives hidden states of size {hidden.shape[-1]}")

@@ -29,7 +29,7 @@ class Gemma3ForCausalLM(GemmaDecoder):
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
-    """The text part of a checkpoint that also sees: its picture weights are left alone."""
+    """The text part of a checkpoint with vision; the weights of its vision part are not loaded."""
 
     renames: ClassVar[Sequence[tuple[str, str]]] = (
         (r"^(model\.language_model|language_model\.model)\.", "model."),

@@ -7,7 +7,7 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_poolers() -> list[Provider]:
-    """vLLM's names are understood."""
+    """The default poolers; vLLM's names in capitals are aliases."""
     here = "frame.plugins.poolers"
     rows = (
         ("cls", "sequence:ClsPooler", "the first token's hidden state"),

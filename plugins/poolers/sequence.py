@@ -56,7 +56,7 @@ class MeanPooler(KeptRowPooler):
             return sums / lengths, [1] * len(lengths)
         slots = self.stage(rows.slots.astype(np.int64))
         begins = self.stage(rows.positions == 0).unsqueeze(1)
-        # what an older request left in the slot may not be finite, and no factor hides that
+        # values of an earlier request in the slot may not be finite, so they are replaced and not multiplied by 0
         self.kept.index_copy_(0, slots, self.kept.index_select(0, slots).masked_fill(begins, 0) + sums)
         ended = self.stage(rows.slots[rows.last].astype(np.int64))
         return self.kept.index_select(0, ended) / lengths, [1] * len(lengths)

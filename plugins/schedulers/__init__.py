@@ -9,7 +9,7 @@ _API = ">=0.2.dev1,<0.3"
 
 @hookimpl
 def frame_schedulers() -> list[Provider]:
-    """The orders in which requests are admitted and give way."""
+    """The orders in which requests are admitted and preempted."""
     return [
         Provider(
             name="fcfs",

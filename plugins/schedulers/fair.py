@@ -1,4 +1,4 @@
-"""Equal shares: owners, such as API keys, take turns by tokens."""
+"""Equal shares: owners, such as API keys, take turns, measured in tokens."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from frame.interfaces import Schedulable, SchedulerPolicy
 
 
 class FairPolicy(SchedulerPolicy):
-    """Orders by turns, then by arrival, so that one owner's requests are served as they come.
+    """Orders by turn, then by arrival; priorities are ignored.
 
-    An owner that has two requests more than another one makes room for it; priorities are ignored.
+    A running request is preempted for a waiting one of an owner that has at least two fewer requests running.
     """
 
     def key(self, request: Schedulable) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""First come, first served: the newest request gives way first."""
+"""First come, first served: the newest request is preempted first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Priorities: the lowest value is served first and gives way last."""
+"""Priorities: the request with the lowest value is served first and preempted last."""
 
 from __future__ import annotations
 

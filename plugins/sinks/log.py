@@ -1,4 +1,4 @@
-"""Structured request logs: one JSON object a line for each generation; prompts and outputs only when asked for."""
+"""Structured request logs: one JSON object a line for each generation; prompts and outputs only with an option."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from frame.interfaces import MetricsSink, RequestReport, Setup
 
-#: Settings of a request that are numbers; texts among them, such as stop strings, could tell what was asked.
+#: Parameters that are logged: numbers only, because texts such as stop strings may be private.
 _PARAMS = (
     "n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logprobs",
@@ -43,14 +43,17 @@ class RequestLog(MetricsSink):
         self._encoder = msgspec.json.Encoder()
         self._file = -1
         if self._options.file is not None:
-            self._file = os.open(self._options.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                self._file = os.open(self._options.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise ValueError(f"the log file {self._options.file} cannot be written: {error.strerror}") from None
 
     def request(self, report: RequestReport) -> None:
         """Writes a line."""
         line = self.line(report)
         try:
             data = self._encoder.encode(line)
-        except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell and UTF-8 cannot
+        except UnicodeEncodeError:  # half of a surrogate pair, which JSON can escape and UTF-8 cannot encode
             data = json.dumps(line).encode()
         self._write(data + b"\n")
 
@@ -62,7 +65,7 @@ class RequestLog(MetricsSink):
             sys.stderr.flush()
 
     def line(self, report: RequestReport) -> dict[str, Any]:
-        """What is written of a request."""
+        """The fields that are logged of a request."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(report.arrival, UTC).isoformat(timespec="milliseconds"),
             "event": "request",

@@ -1,7 +1,7 @@
 """OpenTelemetry traces: a span for each generation with its queue, prefill and decode below it. Extra `otel`.
 
-Spans are made after the end of a request from what was measured anyway, and sent by a thread of the SDK, so that a slow
-collector slows no request. Names follow the semantic conventions for generative AI.
+Spans are made after the end of a request from its report, and sent by a thread of the SDK, so that a slow collector
+delays no request. Names follow the semantic conventions for generative AI.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LATENCIES: Mapping[str, str] = {
 
 
 class TraceExporter(MetricsSink):
-    """Makes spans of reports. A `traceparent` header makes the client's span their parent, and decides on sampling."""
+    """Makes spans from reports. With a `traceparent` header the client's span is the parent and decides on sampling."""
 
     def __init__(self, setup: Setup, options: Any = None) -> None:
         super().__init__(setup, options)
@@ -54,7 +54,7 @@ class TraceExporter(MetricsSink):
         self._propagator = TraceContextTextMapPropagator()
 
     def processor(self) -> SpanProcessor:
-        """Where spans go."""
+        """The processor that sends the spans; tests replace it."""
         exporter: SpanExporter = OTLPSpanExporter(endpoint=self._options.endpoint)
         return BatchSpanProcessor(exporter)
 
@@ -84,7 +84,7 @@ class TraceExporter(MetricsSink):
         span.end(_nanoseconds(report.arrival + report.total_seconds))
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining spans."""
         self._provider.shutdown()
 
 

@@ -12,8 +12,10 @@ import pytest
 
 from frame.interfaces import RequestError, RouteAnswer
 from frame.plugins.batches import files as batch_files, store as batch_runs
+from frame.plugins.batches.endpoint import BatchesEndpoint, BatchesOptions
 from frame.plugins.batches.files import FileStore
 from frame.plugins.batches.store import BatchRecord, BatchStore
+from frame.testing import FakeServing, make_setup
 
 
 def test_open_batches_are_bounded_for_each_owner_and_owners_take_turns(tmp_path: Path) -> None:
@@ -262,3 +264,10 @@ async def test_a_batch_needs_a_file_for_batches_and_sound_lines(tmp_path: Path) 
     assert (done.status, done.output_file_id, serving.answered) == ("failed", None, [])
     assert done.errors is not None
     assert done.errors["data"][0]["line"] == 2
+
+
+def test_a_folder_that_cannot_be_used_is_named_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    setup = make_setup("endpoint", serving=FakeServing())
+    with pytest.raises(ValueError, match=r"^the folder of batches, .*taken, cannot be used: Not a directory$"):
+        BatchesEndpoint(setup, BatchesOptions(folder=tmp_path / "taken"))

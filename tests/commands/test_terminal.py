@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import ssl
 from collections.abc import Iterator
 
@@ -98,5 +99,25 @@ def test_failures_of_tls_say_what_to_do() -> None:
     assert "try --url http://a:1" in _unreachable("https://a:1", no_tls)
     assert (
         _unreachable("http://a:1", OSError(111, "Connection refused"))
-        == "no server answers at http://a:1: Connection refused"
+        == "no server answers at http://a:1: Connection refused; `frame serve` starts one, --url names another"
     )
+
+
+def test_only_answers_go_into_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("The sea is\nA book is\n"))
+    monkeypatch.setattr(TerminalClient, "complete", lambda _, prompt: iter([prompt.upper()]))
+    assert main(["complete", "--model-name", "m"]) == 0
+    assert capsys.readouterr() == ("THE SEA IS\nA BOOK IS\n", "")
+
+
+def test_a_person_is_invited_and_prompted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Typed(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Typed("Hello\n"))
+    monkeypatch.setattr(TerminalClient, "chat", lambda _, messages: iter(["Hello to you."]))
+    assert main(["chat", "--model-name", "m"]) == 0
+    answers, prompts = capsys.readouterr()
+    assert answers == "Hello to you.\n"  # stdout is no terminal here, so the prompt goes to stderr
+    assert prompts == "Chatting with m; end of input (ctrl-D) quits.\n> > \n"

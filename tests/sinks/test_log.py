@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
-from frame.plugins.sinks.log import clip
-from frame.testing import MetricsSinkSuite
+from frame.plugins.sinks.log import LogOptions, RequestLog, clip
+from frame.testing import MetricsSinkSuite, make_setup
 from tests.server.running import FAKE, Running, server, until
 
 
@@ -107,3 +107,8 @@ def test_clipping_says_how_much_is_left_out() -> None:
     assert clip("abc", 3) == "abc"
     assert clip("abcdef", 2) == "ab… (4 more characters)"
     assert clip("abc", 0) == "… (3 more characters)"
+
+
+def test_a_file_that_cannot_be_written_is_named_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^the log file .* cannot be written: Is a directory$"):
+        RequestLog(make_setup("sink"), LogOptions(file=str(tmp_path)))
