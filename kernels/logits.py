@@ -18,8 +18,9 @@ _BLOCK = 1024
 def _add(table, rows, token_ids, values, count, stride, BLOCK: tl.constexpr):
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = entry < count
-    row = tl.load(rows + entry, mask=exists, other=0).to(tl.int64)
-    token = tl.load(token_ids + entry, mask=exists, other=0)
+    row = tl.load(rows + entry, mask=exists, other=-1).to(tl.int64)
+    token = tl.load(token_ids + entry, mask=exists, other=-1)
+    exists = (row >= 0) & (token >= 0)
     value = 1
     if values is not None:
         value = tl.load(values + entry, mask=exists, other=0.0)
@@ -74,7 +75,7 @@ def _penalize(
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + place).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    exists = token < vocab
+    exists = (token < vocab) & (row >= 0)
     count = tl.load(counts + place * counts_stride + token, mask=exists, other=0)
     seen = count > 0
     if repeats != 0:

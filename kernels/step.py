@@ -95,6 +95,20 @@ def write_rows(table: Tensor, slots: Tensor, starts: Tensor, lengths: Tensor, va
         _write_rows[(runs,)](table, slots, starts, lengths, values, table.stride(0), BLOCK=_BLOCK)
 
 
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["vector", "slots", "values"])
+def _write_values(vector, slots, values, count, BLOCK: tl.constexpr):
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(slots + entry, mask=entry < count, other=-1).to(tl.int64)
+    value = tl.load(values + entry, mask=slot >= 0, other=0)
+    tl.store(vector + slot, value.to(vector.dtype.element_ty), mask=slot >= 0)
+
+
+def write_values(vector: Tensor, slots: Tensor, values: Tensor) -> None:
+    """As `frame.core.ops.step.write_values`."""
+    if count := slots.shape[0]:
+        _write_values[(triton.cdiv(count, 128),)](vector, slots, values, count, BLOCK=128)
+
+
 @triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["slots", "lengths", "sampled"])
 def _advance(token_ids, slots, lengths, sampled, batch, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -102,7 +116,7 @@ def _advance(token_ids, slots, lengths, sampled, batch, stride, BLOCK: tl.conste
     token = tl.load(sampled + row, mask=kept, other=-1)
     slot = tl.load(slots + row, mask=kept, other=0).to(tl.int64)
     length = tl.load(lengths + row, mask=kept, other=0)
-    tl.store(token_ids + slot * stride + length, token, mask=kept & (token >= 0) & (length > 0))
+    tl.store(token_ids + slot * stride + length, token, mask=kept & (token >= 0) & (length > 0) & (slot >= 0))
 
 
 def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:

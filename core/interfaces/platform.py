@@ -130,8 +130,10 @@ class Memory(ABC):
 
 #: The parts of a step; each launch of a step lies in one of them.
 Part = Literal["writes", "forward", "draw", "drafts"]
-#: What varies in length besides a shape: runs staged for a table, the values in them, rows with a token mask.
-Length = Literal["runs", "values", "masks"]
+#: What varies in length besides a shape. "runs": writes staged for a table; "values": numbers in those writes, tokens
+#: to be counted, entries of token rules; "rows": rows of logits or of hidden states that an op is about; "drafts":
+#: drafts of a row that are checked; "logprobs": log-probabilities of a row; "tokens": tokens of a row to be searched.
+Length = Literal["runs", "values", "rows", "drafts", "logprobs", "tokens"]
 Result = TypeVar("Result")
 
 
@@ -181,8 +183,8 @@ class Shapes(ABC):
     def pad(self, what: Length, count: int) -> int:
         """How many of `what` a step has in place of `count` (> 0): as many or more.
 
-        The runner fills up with runs of length 0 for slot -1, values that no run holds, and masks for row -1, all of
-        which ops leave alone.
+        The runner fills up with runs of length 0 for slot -1 and values that no run holds, with rows, slots and ids of
+        -1 where ops change what they are given, all of which ops leave alone, and else with the last entry again.
         """
         del what
         return count

@@ -25,7 +25,8 @@ class DraftContext:
     """The S rows that just got tokens. R slots.
 
     `token_ids` int32 [R, width] holds the tokens of every slot, `slots` int32 [S] are the rows' slots (distinct) and
-    `lengths` int32 [S] their known tokens; what lies behind is not to be read. No length is above `longest`.
+    `lengths` int32 [S] their known tokens; what lies behind is not to be read. No length is above `longest`. Where the
+    platform pads rows, those of slot -1 fill up: what is guessed for them is dropped.
     """
 
     token_ids: Tensor

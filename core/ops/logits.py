@@ -1,6 +1,7 @@
 """Changing logits before a draw, and reading log-probabilities from them.
 
-All in place on float32 logits [N, V]. Knows no request: which rows and ids are meant comes in as index vectors.
+All in place on float32 logits [N, V]. Knows no request: which rows and ids are meant comes in as index vectors, whose
+entries may be -1 where that is said: they fill up and are left alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) ->
 
 
 def keep_only(logits: Tensor, rows: Tensor, entry_rows: Tensor, token_ids: Tensor) -> None:
-    """Sets every logit of `rows` [n] to -inf except at (entry_rows[i], token_ids[i])."""
+    """Sets every logit of `rows` [n] to -inf except at (entry_rows[i], token_ids[i]); rows and entries may repeat."""
     kept = logits[entry_rows, token_ids]
     logits.index_fill_(0, rows, -torch.inf)
     logits[entry_rows, token_ids] = kept
@@ -24,7 +25,7 @@ def keep_only(logits: Tensor, rows: Tensor, entry_rows: Tensor, token_ids: Tenso
 def apply_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
     """Forbids in logits[rows[i]] every id v whose bit v % 32 of words[i, v // 32] is 0; `words` int32 [n, ⌈V / 32⌉].
 
-    Masks for row -1 only fill up.
+    A row may be -1.
     """
     rows, words = rows[rows >= 0], words[rows >= 0]
     vocab_size = logits.shape[-1]
@@ -51,8 +52,13 @@ def penalize(
 
     Repetition (Keskar et al. 2019): logits of tokens in prompt or output are divided by it where positive, else
     multiplied. Then frequency times the count in the output, and presence where that is not 0, are subtracted. A
-    penalty [n] that no row has is None.
+    penalty [n] that no row has is None. A row may be -1.
     """
+    kept = rows >= 0
+    if not bool(kept.all()):
+        rows, in_prompt, output_counts = rows[kept], in_prompt[kept], output_counts[kept]
+        given = (repetition, frequency, presence)
+        repetition, frequency, presence = (None if penalty is None else penalty[kept] for penalty in given)
     part = logits[rows]
     in_output = output_counts > 0
     if repetition is not None:
@@ -66,9 +72,9 @@ def penalize(
 
 
 def count_tokens(counts: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """counts[rows[i], token_ids[i]] += 1; `counts` int32 [C, V], entries may repeat."""
-    ones = torch.ones(1, dtype=counts.dtype, device=counts.device).expand(len(rows))
-    counts.index_put_((rows.long(), token_ids.long()), ones, accumulate=True)
+    """counts[rows[i], token_ids[i]] += 1; `counts` int32 [C, V]. Entries may repeat, and rows and ids may be -1."""
+    amounts = ((rows >= 0) & (token_ids >= 0)).to(counts.dtype)
+    counts.index_put_((rows.clamp(min=0).long(), token_ids.clamp(min=0).long()), amounts, accumulate=True)
 
 
 def top_logprobs(logits: Tensor, token_ids: Tensor, k: int, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,8 +27,9 @@ def write_rows(table: Tensor, slots: Tensor, starts: Tensor, lengths: Tensor, va
 
 
 def write_values(vector: Tensor, slots: Tensor, values: Tensor) -> None:
-    """vector[slots[i]] = values[i]; `slots` are distinct."""
-    vector[slots.long()] = values.to(vector.dtype)
+    """vector[slots[i]] = values[i]; `slots` are distinct, but for those that are -1, which are left alone."""
+    kept = slots >= 0
+    vector[slots[kept].long()] = values[kept].to(vector.dtype)
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def build_inputs(
 def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
     """Appends `sampled` [B] at token_ids[slots[i], lengths[i]], so that the next step reads them on the device.
 
-    Rows whose sampled id is negative (an unfinished prefill) or whose length is 0 (padding, maybe of slot -1) are left
-    alone.
+    Rows whose sampled id is negative (an unfinished prefill), whose length is 0 or whose slot is -1 (both padding) are
+    left alone.
     """
-    kept = (sampled >= 0) & (lengths > 0)
+    kept = (sampled >= 0) & (lengths > 0) & (slots >= 0)
     token_ids[slots.long()[kept], lengths.long()[kept]] = sampled[kept].to(token_ids.dtype)

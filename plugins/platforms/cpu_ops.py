@@ -155,7 +155,11 @@ class CpuOps(Ops):
 
     @staticmethod
     def write_values(vector: Tensor, slots: Tensor, values: Tensor) -> None:
-        vector.numpy()[slots.numpy()] = values.numpy()
+        places, given = slots.numpy(), values.numpy()
+        if (kept := places >= 0).all():
+            vector.numpy()[places] = given
+        else:
+            vector.numpy()[places[kept]] = given[kept]
 
     @staticmethod
     def build_inputs(
@@ -184,7 +188,7 @@ class CpuOps(Ops):
     @staticmethod
     def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
         tokens, rows, columns = sampled.numpy(), slots.numpy(), lengths.numpy()
-        kept = (tokens >= 0) & (columns > 0)
+        kept = (tokens >= 0) & (columns > 0) & (rows >= 0)
         if np.count_nonzero(kept) < len(kept):
             tokens, rows, columns = tokens[kept], rows[kept], columns[kept]
         token_ids.numpy()[rows, columns] = tokens

@@ -24,7 +24,7 @@ class NgramSpeculator(Speculator):
 
     def propose(self, context: DraftContext) -> Drafts:
         slots, lengths = context.slots.long(), context.lengths.long()
-        tokens = context.token_ids[:, : context.longest].index_select(0, slots)
+        tokens = context.token_ids[:, : context.longest][slots]  # an index, since slots may be -1
         matched = match_lengths(tokens, lengths, self._max)
         start, found = best_start(matched, lengths, self.num_drafts)
         places = start[:, None] + torch.arange(self.num_drafts, device=tokens.device)

@@ -12,6 +12,7 @@ from frame.core.config.flat import from_flat
 from frame.core.interfaces.step import TokenMasks
 from frame.core.ops import Ops
 from frame.core.plugin_host.registry import Registry
+from frame.core.worker.device import Device
 from frame.core.worker.sample.sampler import Sampler
 from frame.plugins.platforms.cpu import CpuPlatform, HostStreams
 from frame.testing import PlatformSuite
@@ -67,10 +68,8 @@ def test_whatever_requests_ask_for_tokens_are_those_of_any_size(
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_masks_that_fill_up_forbid_nothing(count: int) -> None:
     """Rows of a batch that has grammars in some slots, padded to a fixed number of masks, and of rows."""
-    sampler = Sampler(
-        ops=Ops(), streams=HostStreams(), device=torch.device("cpu"), max_slots=8, vocab_size=40,
-        shapes=static_shapes.FewShapes(),
-    )  # fmt: skip
+    device = Device(Ops(), HostStreams(), torch.device("cpu"), shapes=static_shapes.FewShapes())
+    sampler = Sampler(device, max_slots=8, vocab_size=40)
     slots = np.arange(count, dtype=np.int32)
     words = np.full((1, 2), 0, np.int32)
     words[0, 0] = 1 << 5

@@ -12,6 +12,7 @@ import torch
 
 from frame.core.interfaces.platform import Streams
 from frame.core.ops import Ops
+from frame.core.worker.device import Device
 from frame.core.worker.sample.sampler import Sampler
 from frame.interfaces import TokenMasks
 from frame.kernels import filters, logits, logprobs, sampling
@@ -58,7 +59,7 @@ def no_waits() -> Iterator[None]:
 
 
 def sampler_of(ops: Ops, mode: str) -> Sampler:
-    made = Sampler(ops=ops, streams=streams(), device=DEVICE, max_slots=8, vocab_size=VOCAB, logprobs_mode=mode)
+    made = Sampler(Device(ops, streams(), DEVICE), 8, VOCAB, mode)
     for request in (
         new_request(0, temperature=0.0, repetition_penalty=1.3, presence_penalty=0.5, logprobs=3),
         new_request(1, temperature=0.8, top_k=20, top_p=0.9, frequency_penalty=0.7),

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from frame.core.ops import Ops
+from frame.core.worker.device import Device
 from frame.core.worker.sample.sampler import Sampler
 from frame.interfaces import NewRequest, SamplingParams, StepResult
 from frame.plugins.platforms.cpu import HostStreams
@@ -13,14 +14,7 @@ EOS = 39
 
 
 def make_sampler(*, vocab_size=VOCAB, max_slots=8, **options):
-    return Sampler(
-        ops=Ops(),
-        streams=HostStreams(),
-        device=torch.device("cpu"),
-        max_slots=max_slots,
-        vocab_size=vocab_size,
-        **options,
-    )
+    return Sampler(Device(Ops(), HostStreams(), torch.device("cpu")), max_slots, vocab_size, **options)
 
 
 def new_request(slot, prompt=(1, 2, 3), output=(), *, seed=7, request_id=None, **params):

@@ -10,8 +10,7 @@ from frame.core.config.tree import FrameConfig, ModelConfig
 from frame.core.plugin_host.logits_processors import request_check
 from frame.core.plugin_host.offers import Offer, PluginError
 from frame.core.plugin_host.registry import Registry
-from frame.core.worker.sample.processors import load_processors
-from frame.core.worker.sample.request_processors import RequestProcessors
+from frame.core.worker.sample.processors import RequestProcessors, load_processors
 from frame.interfaces import LogitsProcessor, Provider, SamplingParams
 from frame.testing import make_setup
 from frame.vllm_names.dense_rows import BatchProcessorAdapter

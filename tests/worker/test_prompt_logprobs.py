@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from frame.core.ops import Ops
+from frame.core.worker.device import Device
 from frame.core.worker.sample import prompt_logprobs
 from frame.core.worker.sample.prompt_logprobs import PromptLogprobs
 from frame.interfaces import LogprobRows, StepPlan
@@ -38,7 +39,7 @@ def plan_of(rows):
 
 def collect(collector, rows):
     hidden = torch.cat([STATES[slot, start : start + count] for slot, start, count in rows])
-    chunks = collector.collect(plan_of(rows), hidden, TABLE, lambda part: part @ HEAD, HostStreams())
+    chunks = collector.collect(plan_of(rows), hidden, TABLE, lambda part: part @ HEAD)
     return {} if chunks is None else chunks.rows()
 
 
@@ -67,7 +68,7 @@ def joined(parts):
 
 
 def make_collector():
-    return PromptLogprobs(ops=Ops(), logprobs_mode="raw_logprobs")
+    return PromptLogprobs(Device(Ops(), HostStreams(), torch.device("cpu")), "raw_logprobs")
 
 
 def request_of(slot, prompt_len, k, output=0):

@@ -12,7 +12,8 @@ from torch import Tensor
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import BlockAppend, NewRequest
 from frame.core.ops import Ops
-from frame.core.worker.step.request_state import BlockTables, RequestState
+from frame.core.worker.device import Device
+from frame.core.worker.step.request_state import RequestTables
 from frame.plugins.platforms.cpu import HostStreams
 from frame.plugins.platforms.cpu_ops import CpuOps
 
@@ -48,32 +49,25 @@ def new_request(draw: random.Random, slot: int, name: str) -> NewRequest:
 
 @pytest.mark.parametrize("ops", [Ops(), CpuOps()], ids=["reference", "cpu"])
 def test_random_steps_leave_what_a_plain_model_holds(ops: Ops) -> None:
-    draw, streams, device = random.Random(7), CountedStreams(), torch.device("cpu")
-    state = RequestState(SLOTS, LENGTH, ops=ops, streams=streams, device=device)
-    tables = BlockTables(GROUPS, SLOTS, BLOCKS, ops=ops, streams=streams, device=device)
+    draw, streams = random.Random(7), CountedStreams()
+    tables = RequestTables(Device(ops, streams, torch.device("cpu")), SLOTS, LENGTH, GROUPS, BLOCKS)
     held: dict[int, tuple[NewRequest, list[list[int]]]] = {}
     for step in range(600):
         for slot in draw.sample(range(SLOTS), draw.randint(0, 2)):
             held.pop(slot, None)
-            state.remove(slot)
         for slot in draw.sample(range(SLOTS), draw.randint(0, 2)):
             # what is there already gives way, as a finished request does to a new one of the same step
             request = new_request(draw, slot, f"{step}-{slot}")
             held[slot] = request, [blocks.tolist() for blocks in request.block_ids]
-            state.add(request)
             tables.add(request)
         tables.append(appends(draw, held))
         streams.staged = 0
-        state.apply_staged_writes()
         tables.apply_staged_writes()
         assert streams.staged <= 1 + GROUPS
         for slot, (request, blocks) in held.items():
-            assert state.request_ids[slot] == request.request_id
-            assert (state.prompt_len[slot], state.prefill_len[slot]) == (request.prompt_len, len(request.token_ids))
-            assert state.token_ids[slot, : len(request.token_ids)].tolist() == request.token_ids.tolist()
-            for table, own in zip(tables.tables, blocks, strict=True):
+            assert tables.token_ids[slot, : len(request.token_ids)].tolist() == request.token_ids.tolist()
+            for table, own in zip(tables.blocks, blocks, strict=True):
                 assert table[slot, : len(own)].tolist() == own
-        assert all(state.request_ids[slot] is None for slot in range(SLOTS) if slot not in held)
 
 
 def appends(draw: random.Random, held: dict[int, tuple[NewRequest, list[list[int]]]]) -> list[BlockAppend]:
@@ -91,9 +85,9 @@ def appends(draw: random.Random, held: dict[int, tuple[NewRequest, list[list[int
 
 
 def test_a_run_that_does_not_fit_is_named() -> None:
-    state = RequestState(2, 4, ops=Ops(), streams=HostStreams(), device=torch.device("cpu"))
+    tables = RequestTables(Device(Ops(), HostStreams(), torch.device("cpu")), 2, 4, 1, 4)
     with pytest.raises(ValueError, match=r"slot 1: columns 0\.\.5 of 4"):
-        state.add(
+        tables.add(
             NewRequest(
                 slot=1,
                 request_id="a",

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 
 from frame.core.interfaces.step import PrefixRows
+from frame.core.ops import Ops
+from frame.core.worker.device import Device
 from frame.core.worker.step.prefix_tiles import PrefixTiles, num_tiles
 from frame.plugins.platforms.cpu import HostStreams
 
@@ -18,12 +20,16 @@ class CountedStreams(HostStreams):
         return super().stage(array)
 
 
+def tiles_of(max_rows: int, streams: HostStreams | None = None, tile_rows: int = 16) -> PrefixTiles:
+    return PrefixTiles(Device(Ops(), streams or HostStreams(), torch.device("cpu")), max_rows, tile_rows)
+
+
 def group(rows: range, num_tokens: int) -> PrefixRows:
     return PrefixRows(rows=np.array(rows, np.int32), num_tokens=num_tokens)
 
 
 def test_rows_fill_tiles_and_what_is_left_is_empty() -> None:
-    tiles = PrefixTiles(64, HostStreams(), torch.device("cpu"))
+    tiles = tiles_of(64)
     found = tiles.fill([group(range(40, 42), 100), group(range(3, 23), 64)], 48)
     assert found.tile_rows.shape == (6, 16)
     assert found.tile_rows[0].tolist() == list(range(3, 19))
@@ -37,7 +43,7 @@ def test_rows_fill_tiles_and_what_is_left_is_empty() -> None:
 
 def test_a_size_keeps_its_place_and_equal_steps_send_nothing() -> None:
     streams = CountedStreams()
-    tiles = PrefixTiles(64, streams, torch.device("cpu"))
+    tiles = tiles_of(64, streams)
     first = tiles.fill([group(range(4), 32)], 8)
     again = tiles.fill([group(range(4), 32)], 8)
     assert streams.staged == 1
@@ -52,7 +58,7 @@ def test_a_size_keeps_its_place_and_equal_steps_send_nothing() -> None:
 
 
 def test_more_groups_than_tiles_leave_those_out_that_save_least() -> None:
-    tiles = PrefixTiles(16, HostStreams(), torch.device("cpu"))
+    tiles = tiles_of(16)
     found = tiles.fill([group(range(2 * i, 2 * i + 2), 16 * (i + 1)) for i in range(8)], 16)
     assert num_tiles(16) == 4
     assert found.tile_lens.tolist() == [128, 112, 96, 80]
@@ -60,7 +66,7 @@ def test_more_groups_than_tiles_leave_those_out_that_save_least() -> None:
 
 
 def test_tiles_have_the_rows_that_a_backend_takes() -> None:
-    tiles = PrefixTiles(16, HostStreams(), torch.device("cpu"), 4)
+    tiles = tiles_of(16, tile_rows=4)
     prefix = tiles.fill([PrefixRows(rows=np.arange(6, dtype=np.int32), num_tokens=32)], 8)
     assert prefix.tile_rows.shape == (num_tiles(8, 4), 4)
     assert prefix.tile_rows[:2].tolist() == [[0, 1, 2, 3], [4, 5, -1, -1]]

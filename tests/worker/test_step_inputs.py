@@ -10,7 +10,8 @@ from frame.core.interfaces.platform import StepShape
 from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers
-from frame.core.worker.step.request_state import BlockTables, RequestState
+from frame.core.worker.device import Device
+from frame.core.worker.step.request_state import RequestTables
 from frame.core.worker.step.step_inputs import InputBuilder, StepInputs
 from frame.plugins.platforms.cpu import HostStreams
 from frame.plugins.platforms.cpu_ops import CpuOps
@@ -20,16 +21,13 @@ SLOTS, LENGTH, BLOCK = 8, 64, 4
 
 @pytest.fixture(params=[Ops(), CpuOps()], ids=["reference", "cpu"])
 def builder(request: pytest.FixtureRequest) -> InputBuilder:
-    ops, streams, device = request.param, HostStreams(), torch.device("cpu")
-    state = RequestState(SLOTS, LENGTH, ops=ops, streams=streams, device=device)
-    state.token_ids.copy_(torch.arange(SLOTS * LENGTH).view(SLOTS, LENGTH))
-    tables = BlockTables(2, SLOTS, LENGTH // BLOCK, ops=ops, streams=streams, device=device)
-    for number, table in enumerate(tables.tables):
+    device = Device(request.param, HostStreams(), torch.device("cpu"))
+    tables = RequestTables(device, SLOTS, LENGTH, 2, LENGTH // BLOCK)
+    tables.token_ids.copy_(torch.arange(SLOTS * LENGTH).view(SLOTS, LENGTH))
+    for number, table in enumerate(tables.blocks):
         table.copy_(torch.arange(table.numel()).view(table.shape) * 2 + number)
-    buffers = StepBuffers.allocate(64, SLOTS, LENGTH // BLOCK, 2, device)
-    return InputBuilder(
-        state, tables, correct=lambda rows: None, buffers=buffers, block_size=BLOCK, ops=ops, streams=streams
-    )
+    buffers = StepBuffers.allocate(64, SLOTS, LENGTH // BLOCK, 2, device.device)
+    return InputBuilder(device, tables, buffers, correct=lambda rows: None, block_size=BLOCK)
 
 
 def build(builder: InputBuilder, rows: list[tuple[int, int, int, bool]], more: int = 0) -> StepInputs:

@@ -115,8 +115,9 @@ class Pooling(NullPooling):
         if max(seconds) < 0:
             return None
         first = [second if second >= 0 else np.iinfo(np.int64).max for second in seconds]
-        borders = self.streams.stage(np.repeat(np.array(first, np.int64), plan.num_scheduled))
-        return (positions[: len(borders)] >= borders).long()
+        borders = np.full(len(positions), np.iinfo(np.int64).max)  # of padding, which follows: no second text
+        borders[: plan.num_tokens] = np.repeat(np.array(first, np.int64), plan.num_scheduled)
+        return (positions >= self.streams.stage(borders)).long()
 
     @torch.inference_mode()
     def collect(self, plan: StepPlan, hidden: Tensor) -> PooledRows | None:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...interfaces.platform import Streams
 from ...interfaces.step import NewRequest
-from ...ops import Ops
+from ..device import Device
 from .draws import Ahead
+from .need import Need
+
+
+@dataclass(frozen=True)
+class PenalizedRows:
+    """The n penalised rows of a batch, int64 [n] each, and their factors [n], None where all are neutral.
+
+    `places` are rows of the batch and `tables` their rows of the counts; `rows` and `counted` are the same numbers, but
+    -1 where the platform pads rows, which ops leave alone.
+    """
+
+    places: Tensor
+    tables: Tensor
+    rows: Tensor
+    counted: Tensor
+    factors: list[Tensor | None]
 
 
 class Penalties:
@@ -18,32 +36,30 @@ class Penalties:
     Memory is V · 5 bytes for each penalised request at once: nothing before the first one, doubled when full.
     """
 
-    def __init__(self, max_slots: int, vocab_size: int, *, ops: Ops, streams: Streams, device: torch.device) -> None:
-        self._ops = ops
-        self._streams = streams
-        self._in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
-        self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+    def __init__(self, device: Device, max_slots: int, vocab_size: int) -> None:
+        self._device = device
+        self._in_prompt = device.zeros(0, vocab_size, dtype=torch.bool)
+        self._counts = device.zeros(0, vocab_size, dtype=torch.int32)
         self._row = np.full(max_slots, -1, np.int64)
         self._factors = np.zeros((3, max_slots), np.float32)
         self._free: list[int] = []
         self._pending: dict[int, NewRequest] = {}
-        self._batch: tuple[object, tuple[Tensor, Tensor, list[Tensor | None]]] | None = None
 
-    def add(self, request: NewRequest) -> bool:
-        """Takes a request if its parameters penalise anything; says whether they do.
+    def add(self, request: NewRequest) -> Need:
+        """Takes a request if its parameters penalise anything.
 
         Tokens past the prompt are output: a resumed request goes on where it stopped.
         """
         params, slot = request.params, request.slot
         self.remove(slot)
         if params.repetition_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0:
-            return False
+            return Need(0)
         if not self._free:
             self._grow()
         self._row[slot] = self._free.pop()
         self._factors[:, slot] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         self._pending[slot] = request
-        return True
+        return Need.PENALTIES
 
     def remove(self, slot: int) -> None:
         """Frees the slot's counts, if it has any."""
@@ -56,67 +72,61 @@ class Penalties:
         """Counts the tokens of the requests added since the last call."""
         if not self._pending:
             return
-        prompts = [request.token_ids[: request.prompt_len] for request in self._pending.values()]
-        outputs = [request.token_ids[request.prompt_len :] for request in self._pending.values()]
         rows = self._row[list(self._pending)]
-        staged = self._streams.stage(rows)
+        prompts = self._tokens(rows, [request.token_ids[: request.prompt_len] for request in self._pending.values()])
+        outputs = self._tokens(rows, [request.token_ids[request.prompt_len :] for request in self._pending.values()])
+        staged = self._device.stage_padded("rows", rows)
         self._in_prompt.index_fill_(0, staged, False)
         self._counts.index_fill_(0, staged, 0)
-        self._in_prompt[self._spread(rows, prompts), self._join(prompts)] = True
-        if any(len(output) for output in outputs):
-            self._ops.count_tokens(self._counts, self._spread(rows, outputs), self._join(outputs))
+        self._in_prompt[tuple(self._device.stage_padded("values", prompts))] = True
+        if outputs.size:
+            self._device.ops.count_tokens(self._counts, *self._device.stage_padded("values", outputs, -1))
         self._pending.clear()
 
-    def apply(
-        self, logits: Tensor, slots: np.ndarray, penalized: np.ndarray, key: object, ahead: Ahead | None = None
-    ) -> None:
-        """Penalises the rows of `logits` where `penalized` bool [N]; `key` stands for this batch composition.
+    def batch(self, slots: np.ndarray, rows: np.ndarray) -> PenalizedRows:
+        """What the batch's `rows`, those that are penalised, need; row i of the batch is of `slots[i]`."""
+        chosen = self._factors[:, slots[rows]]
+        factors = [
+            self._device.stage_padded("rows", values) if (values != neutral).any() else None
+            for values, neutral in zip(chosen, (1, 0, 0), strict=True)
+        ]
+        return PenalizedRows(*self._index(slots, rows), factors)
 
-        Drafts `ahead` of a row count as output for it alone.
-        """
-        rows, counts, factors = self._of(slots, penalized, key)
-        seen = self._counts.index_select(0, counts)
+    def apply(self, logits: Tensor, batch: PenalizedRows, ahead: Ahead | None = None) -> None:
+        """Penalises the batch's rows in `logits`. Drafts `ahead` of a row count as output for it alone."""
+        seen = self._counts.index_select(0, batch.tables)
         if ahead is not None:
-            ahead.add_counts(seen, rows)
-        self._ops.penalize(logits, rows, self._in_prompt.index_select(0, counts), seen, *factors)
+            ahead.add_counts(seen, batch.places)
+        in_prompt = self._in_prompt.index_select(0, batch.tables)
+        self._device.ops.penalize(logits, batch.rows, in_prompt, seen, *batch.factors)
 
-    def count(self, token_ids: Tensor, slots: np.ndarray, penalized: np.ndarray, key: object) -> None:
+    def count(self, token_ids: Tensor, batch: PenalizedRows) -> None:
         """Counts the tokens int32 [N] just drawn for the penalised rows."""
-        rows, counts, _ = self._of(slots, penalized, key)
-        self._ops.count_tokens(self._counts, counts, token_ids.index_select(0, rows))
+        self._device.ops.count_tokens(self._counts, batch.counted, token_ids.index_select(0, batch.places))
 
     def count_several(self, token_ids: Tensor, slots: np.ndarray) -> None:
         """Counts the tokens int32 [S, n] that slots [S] got, but those that are -1."""
         chosen = np.flatnonzero(self._row[slots] >= 0)
-        if not len(chosen):
-            return
-        rows, counts = self._streams.stage(np.stack((chosen, self._row[slots[chosen]])))
-        tokens = token_ids.index_select(0, rows)
-        amounts = (tokens >= 0).to(self._counts.dtype)
-        self._counts.index_put_((counts[:, None], tokens.clamp(min=0).long()), amounts, accumulate=True)
+        if len(chosen):
+            places, _, _, counted = self._index(slots, chosen)
+            rows = counted.repeat_interleave(token_ids.shape[1])
+            self._device.ops.count_tokens(self._counts, rows, token_ids.index_select(0, places).flatten())
 
-    def _of(self, slots: np.ndarray, penalized: np.ndarray, key: object) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """(rows of the batch, their rows of the counts, their factors or None where all are neutral)."""
-        if self._batch is None or self._batch[0] != key:
-            rows = np.flatnonzero(penalized)
-            chosen = slots[rows]
-            stage = self._streams.stage
-            factors = [
-                stage(values) if (values != neutral).any() else None
-                for values, neutral in zip(self._factors[:, chosen], (1, 0, 0), strict=True)
-            ]
-            self._batch = key, (stage(rows), stage(self._row[chosen]), factors)
-        return self._batch[1]
+    def _index(self, slots: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The first four fields of `PenalizedRows`."""
+        numbers = np.stack((rows, self._row[slots[rows]]))
+        places, tables = self._device.stage_padded("rows", numbers)
+        if len(places) == len(rows):
+            return places, tables, places, tables
+        return places, tables, *self._device.stage_padded("rows", numbers, -1)
 
-    def _spread(self, rows: np.ndarray, tokens: list[np.ndarray]) -> Tensor:
-        return self._streams.stage(np.repeat(rows, [len(part) for part in tokens]))
-
-    def _join(self, tokens: list[np.ndarray]) -> Tensor:
-        return self._streams.stage(np.concatenate(tokens).astype(np.int64))
+    def _tokens(self, rows: np.ndarray, tokens: Sequence[np.ndarray]) -> np.ndarray:
+        """int64 [2, n]: the row of the counts and the id of each of `tokens`, a list for each of `rows`."""
+        return np.stack((np.repeat(rows, [len(part) for part in tokens]), np.concatenate(tokens).astype(np.int64)))
 
     def _grow(self) -> None:
         old = len(self._counts)
-        more = max(1, old)
+        more = self._device.pad("rows", 2 * old or 1, len(self._row)) - old
         self._free.extend(range(old, old + more))
         for name in ("_in_prompt", "_counts"):
             table = getattr(self, name)

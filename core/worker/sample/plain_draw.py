@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ...interfaces.model import Model
-from ...interfaces.platform import Graphs, StepShape
-from ...ops import Ops
+from ...interfaces.platform import StepShape
 from ...ops.step import StepBuffers
-from .sampled import PlainSampled
+from ..device import Device
+from .draws import PlainSampled
 from .sampler import Sampler
 
 GREEDY, RANDOM = "greedy", "random"
@@ -25,32 +25,33 @@ GREEDY, RANDOM = "greedy", "random"
 class PlainDraw:
     """Draws for the rows of a decode step, as its buffers hold them; rows of padding draw what nobody reads."""
 
-    def __init__(self, model: Model, sampler: Sampler, token_ids: Tensor, buffers: StepBuffers, ops: Ops) -> None:
+    def __init__(self, device: Device, model: Model, sampler: Sampler, token_ids: Tensor, buffers: StepBuffers) -> None:
+        self._device = device
         self._model = model
         self._sampler = sampler
         self._token_ids = token_ids
         self._buffers = buffers
-        self._ops = ops
 
-    def run(self, graphs: Graphs, shape: StepShape, host_slots: np.ndarray, hidden: Tensor) -> PlainSampled | None:
+    def run(self, shape: StepShape, host_slots: np.ndarray, hidden: Tensor) -> PlainSampled | None:
         """The tokens of the batch's rows, which all sample; None when one of them asks for more."""
         random = self._sampler.draws_plainly(host_slots)
         if random is None:
             return None
         kind = RANDOM if random else GREEDY
-        return PlainSampled(graphs.run(shape, "draw", partial(self._draw, random, hidden), kind), len(host_slots))
+        packed = self._device.graphs.run(shape, "draw", partial(self._draw, random, hidden), kind)
+        return PlainSampled(packed, len(host_slots))
 
-    def run_dummy(self, graphs: Graphs, shape: StepShape, hidden: Tensor) -> None:
+    def run_dummy(self, shape: StepShape, hidden: Tensor) -> None:
         """After a step of padding: both kinds, which may be recorded."""
         for random, kind in ((False, GREEDY), (True, RANDOM)):
-            graphs.run(shape, "draw", partial(self._draw, random, hidden), kind)
+            self._device.graphs.run(shape, "draw", partial(self._draw, random, hidden), kind)
 
     def _draw(self, random: bool, hidden: Tensor) -> Tensor:
         """Int32 [2, padded rows]: tokens, and the bits of their logits in float32."""
-        ops, rows = self._ops, len(hidden)
+        ops, rows = self._device.ops, len(hidden)
         logits, lengths = self._model.logits(hidden), self._buffers.seq_lens[:rows]
         if random:
-            temperature, streams = self._sampler.heat(rows)
+            temperature, streams = self._sampler.plain_parameters(rows)
             token_ids = ops.draw(logits, temperature, streams, lengths.long())
             drawn = logits.gather(-1, token_ids.long()[:, None]).squeeze(-1).float()
         else:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from ...interfaces.platform import HostCopy, Streams
+from ...interfaces.platform import HostCopy
 from ...interfaces.step import LogprobRows, NewRequest, StepPlan
-from ...ops import Ops
+from ..device import Device
 
 #: Most positions whose logits are computed at once, whatever the length of a chunk.
 MAX_ROWS = 128
@@ -31,14 +31,15 @@ class _Span:
 class PromptChunks:
     """Log-probabilities of one step's prompt tokens, on their way to the host."""
 
-    def __init__(self, copies: list[tuple[int, HostCopy]]) -> None:
-        self._copies = copies
+    def __init__(self, copies: list[tuple[int, int, HostCopy]]) -> None:
+        self._copies = copies  # row of the plan, number of positions, the positions and what fills up
 
     def rows(self) -> dict[int, LogprobRows]:
         """By row of the plan; waits for the copies."""
         parts: dict[int, list[dict[str, np.ndarray]]] = {}
-        for row, copy in self._copies:
-            parts.setdefault(row, []).append(copy.wait())
+        for row, count, copy in self._copies:
+            arrays = {name: array[:count] for name, array in copy.wait().items()}
+            parts.setdefault(row, []).append(arrays)
         return {
             row: LogprobRows(
                 token_ids=np.concatenate([part["ids"] for part in found]),
@@ -56,8 +57,8 @@ class PromptLogprobs:
     a preemption brings them again, and whoever reads them drops those; one that already has output brings none.
     """
 
-    def __init__(self, *, ops: Ops, logprobs_mode: str) -> None:
-        self._ops = ops
+    def __init__(self, device: Device, logprobs_mode: str) -> None:
+        self._device = device
         self._normalize = logprobs_mode.endswith("logprobs")
         self._asked: dict[int, tuple[int, int]] = {}
 
@@ -78,7 +79,6 @@ class PromptLogprobs:
         hidden: Tensor,
         token_table: Tensor,
         compute_logits: Callable[[Tensor], Tensor],
-        streams: Streams,
     ) -> PromptChunks | None:
         """Scores the prompt tokens that `hidden` [T, H] of this step covers; None when nobody asked.
 
@@ -86,17 +86,25 @@ class PromptLogprobs:
         """
         if not self._asked:
             return None
-        copies: list[tuple[int, HostCopy]] = []
+        copies: list[tuple[int, int, HostCopy]] = []
         for span in self._spans(plan):
             for start in range(0, span.count, MAX_ROWS):
                 count = min(MAX_ROWS, span.count - start)
-                logits = compute_logits(hidden[span.offset + start :][:count]).float()
-                first = span.first + start + 1
-                targets = token_table[span.slot, first : first + count]
-                k = logits.shape[-1] if span.k < 0 else min(span.k, logits.shape[-1])
-                ids, values, ranks = self._ops.top_logprobs(logits, targets, k, self._normalize)
-                copies.append((span.row, streams.copy_out({"ids": ids, "values": values, "ranks": ranks})))
+                logits = compute_logits(self._part(hidden, span.offset + start, count)).float()
+                targets = self._part(token_table[span.slot], span.first + start + 1, count)
+                vocab_size = logits.shape[-1]
+                k = vocab_size if span.k < 0 else min(span.k, vocab_size)
+                padded_k = self._device.pad("logprobs", k, vocab_size)
+                ids, values, ranks = self._device.ops.top_logprobs(logits, targets, padded_k, self._normalize)
+                named = {"ids": ids[:, : k + 1], "values": values[:, : k + 1], "ranks": ranks}
+                copies.append((span.row, count, self._device.streams.copy_out(named)))
         return PromptChunks(copies) if copies else None
+
+    def _part(self, values: Tensor, first: int, count: int) -> Tensor:
+        """values[first : first + count], the last one repeated where the platform pads rows."""
+        if self._device.shapes.pad("rows", count) == count:
+            return values[first : first + count]
+        return values.index_select(0, self._device.stage_padded("rows", np.arange(first, first + count)))
 
     def _spans(self, plan: StepPlan) -> list[_Span]:
         spans = []

@@ -13,15 +13,12 @@ import torch
 from torch import Tensor
 
 from ...interfaces.logits import LogitsProcessor
-from ...interfaces.platform import AnyShape, Shapes, Streams
 from ...interfaces.step import NewRequest, TokenMasks
-from ...ops import Ops
-from .draws import Ahead
-from .penalties import Penalties
-from .processor_slots import ProcessorSlots
-from .sampled import LogprobTensors, Sampled
-from .sampling_slots import EDITS, MORE, ONE_ROW, BatchParameters, LogprobGroup, Need, SamplingSlots
-from .token_rules import TokenRules
+from ..device import Device
+from .draws import Ahead, LogprobGroup, LogprobTensors, Sampled
+from .need import EDITS, MORE, ONE_ROW, Need
+from .processors import ProcessorSlots
+from .sampling_slots import BatchParameters, SamplingSlots
 
 
 class Sampler:
@@ -33,49 +30,36 @@ class Sampler:
 
     def __init__(
         self,
-        *,
-        ops: Ops,
-        streams: Streams,
-        device: torch.device,
+        device: Device,
         max_slots: int,
         vocab_size: int,
         logprobs_mode: str = "raw_logprobs",
         processors: Sequence[LogitsProcessor] = (),
-        shapes: Shapes | None = None,
     ) -> None:
-        self._shapes = shapes or AnyShape()
         self.logprobs_mode = logprobs_mode
         self.vocab_size = vocab_size
         self._raw = logprobs_mode.startswith("raw")
         self._normalize = logprobs_mode.endswith("logprobs")
-        self._ops = ops
-        self._streams = streams
-        self._slots = SamplingSlots(max_slots, vocab_size, streams, device)
-        self._rules = TokenRules(max_slots, vocab_size, ops=ops, streams=streams, device=device)
-        self._penalties = Penalties(max_slots, vocab_size, ops=ops, streams=streams, device=device)
-        self._processors = ProcessorSlots(max_slots, processors, device)
+        self._device = device
+        self._ops = device.ops
+        self._slots = SamplingSlots(device, max_slots, vocab_size)
+        self._processors = ProcessorSlots(max_slots, processors, device.device)
 
     def add(self, request: NewRequest) -> None:
         """A request takes its slot; whatever was there is gone.
 
         Raises `ValueError` when its parameters name ids outside the vocabulary.
         """
-        needs = self._rules.add(request) | self._processors.add(request)
-        if self._penalties.add(request):
-            needs |= Need.PENALTIES
-        self._slots.add(request, needs)
+        self._slots.add(request, self._processors.add(request))
 
     def remove(self, slot: int) -> None:
         """The request left its slot; an empty slot is fine."""
         self._slots.remove(slot)
-        self._rules.remove(slot)
-        self._penalties.remove(slot)
         self._processors.remove(slot)
 
     def apply_staged_writes(self) -> None:
         """Sends what the requests added since the last call need on the device."""
-        self._rules.apply_staged_writes()
-        self._penalties.apply_staged_writes()
+        self._slots.apply_staged_writes()
 
     def needs_host_tokens(self, host_slots: np.ndarray) -> bool:
         """Whether a processor of one of these slots reads output ids, so that `deliver` must be up to date."""
@@ -93,18 +77,18 @@ class Sampler:
     def draws_plainly(self, host_slots: np.ndarray) -> bool | None:
         """Whether the draw of a batch is random (else all greedy); None where a row asks for more than a temperature.
 
-        `heat` then holds what the draw takes.
+        `plain_parameters` then has what the draw takes.
         """
         need = self._slots.batch(host_slots).need
         return None if need & MORE else bool(need)
 
-    def heat(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Temperature and random stream of the first `rows` rows of the newest random batch, where they always lie."""
-        return self._slots.heat[:rows], self._slots.heat_streams[:rows]
+    def plain_parameters(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Temperature and random stream of the first `rows` rows of the newest random batch, at fixed addresses."""
+        return self._slots.temperatures[:rows], self._slots.random_streams[:rows]
 
     def memory(self) -> dict[str, Tensor]:
         """By name, what a recorded draw reads."""
-        return {"temperature": self._slots.heat, "random streams": self._slots.heat_streams}
+        return {"temperature": self._slots.temperatures, "random streams": self._slots.random_streams}
 
     def draws_alone(self, host_slots: np.ndarray, masks: bytes = b"") -> np.ndarray:
         """bool [N]: slots that may have one row only: their processors or masks follow what was drawn before."""
@@ -115,8 +99,8 @@ class Sampler:
 
     def remember(self, token_ids: Tensor, counts: Tensor, host_slots: np.ndarray) -> None:
         """What slots [S] got after a draw with `ahead`: the first `counts[i]` of `token_ids[i]`, the rest being -1."""
-        self._penalties.count_several(token_ids, host_slots)
-        self._rules.extend_several(token_ids, counts, host_slots)
+        self._slots.penalties.count_several(token_ids, host_slots)
+        self._slots.rules.extend_several(token_ids, counts, host_slots)
 
     def sample(
         self,
@@ -152,8 +136,10 @@ class Sampler:
             self._logprobs(group, logits, raw, token_ids, batch)
             for group, raw in zip(batch.logprobs, kept, strict=True)
         ]
-        if ahead is None:
-            self._remember(token_ids, host_slots, batch)
+        if ahead is None and batch.penalties is not None:
+            self._slots.penalties.count(token_ids, batch.penalties)
+        if ahead is None and batch.rules is not None:
+            self._slots.rules.extend(token_ids, batch.rules)
         return Sampled(token_ids, drawn, logprobs)
 
     def _apply_masks(self, logits: Tensor, host_slots: np.ndarray, masks: bytes) -> None:
@@ -166,11 +152,9 @@ class Sampler:
             places = [place for place, slot in enumerate(slots.tolist()) if slot in row_of]
             rows = np.array([row_of[slot] for slot in slots[places].tolist()], np.int64)
             words = words if len(places) == len(slots) else words[places]
-        missing = self._shapes.pad("masks", len(rows)) - len(rows) if len(rows) else 0
-        if missing:
-            rows, words = np.append(rows, [-1] * missing), np.pad(words, ((0, missing), (0, 0)))
         if len(rows):
-            self._ops.apply_bitmask(logits, self._streams.stage(rows), self._streams.stage(words))
+            staged = self._device.stage_padded("rows", rows, -1)
+            self._ops.apply_bitmask(logits, staged, self._device.stage_padded("rows", words, axis=0))
 
     def _edit(
         self,
@@ -180,12 +164,12 @@ class Sampler:
         batch: BatchParameters,
         ahead: Ahead | None,
     ) -> Tensor:
-        if batch.need & (Need.RULES | Need.TAILS):
-            self._rules.apply(logits, lengths, host_slots, batch.key, ahead)
+        if batch.rules is not None:
+            self._slots.rules.apply(logits, lengths, batch.rules, ahead)
         if batch.need & Need.PROCESSORS:
             logits = self._processors.apply(logits, host_slots, invariant=False)
-        if batch.need & Need.PENALTIES:
-            self._penalties.apply(logits, host_slots, _asked(batch, Need.PENALTIES), batch.key, ahead)
+        if batch.penalties is not None:
+            self._slots.penalties.apply(logits, batch.penalties, ahead)
         return logits
 
     def _draw(
@@ -198,7 +182,8 @@ class Sampler:
         if batch.need & Need.INVARIANT_PROCESSORS:
             random = temperature > 0
             scores = logits / torch.where(random, temperature, 1.0)[:, None]
-            scores = self._processors.apply(scores, host_slots, invariant=True, rows=_asked(batch, Need.RANDOM))
+            asked = (batch.needs & Need.RANDOM) != 0
+            scores = self._processors.apply(scores, host_slots, invariant=True, rows=asked)
             temperature = random.float()
         token_ids = self._ops.draw(scores, temperature, draw.streams, lengths, *draw.filters())
         return token_ids, scores.gather(-1, token_ids.long()[:, None]).squeeze(-1).float()
@@ -212,7 +197,7 @@ class Sampler:
             part = self._processed(part, group.index, batch)
         drawn = token_ids.index_select(0, group.index)
         ids, values, ranks = self._ops.top_logprobs(part, drawn, group.width, self._normalize)
-        return LogprobTensors(group.rows, group.counts, ids, values, ranks)
+        return LogprobTensors(group, ids, values, ranks)
 
     def _processed(self, logits: Tensor, index: Tensor, batch: BatchParameters) -> Tensor:
         """Logits as they were drawn from: random rows with temperature and filters, greedy ones without."""
@@ -222,15 +207,3 @@ class Sampler:
         scores = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
         threshold = self._ops.keep_threshold(scores, *batch.draw.filters(index))
         return scores.masked_fill(scores < threshold[:, None], -torch.inf)
-
-    def _remember(self, token_ids: Tensor, host_slots: np.ndarray, batch: BatchParameters) -> None:
-        if batch.need & Need.PENALTIES:
-            self._penalties.count(token_ids, host_slots, _asked(batch, Need.PENALTIES), batch.key)
-        if batch.need & Need.TAILS:
-            self._rules.extend(token_ids, host_slots, batch.key)
-
-
-def _asked(batch: BatchParameters, need: Need) -> np.ndarray:
-    """bool [N]: the rows that need it."""
-    asked: np.ndarray = (batch.needs & need) != 0
-    return asked

@@ -7,42 +7,21 @@ comparison. Knows no logits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntFlag
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...interfaces.platform import Streams
 from ...interfaces.step import NewRequest
 from ...ops.random import seed_stream
+from ..device import Device
+from .draws import LogprobGroup
+from .need import Need
+from .penalties import PenalizedRows, Penalties
+from .token_rules import BatchRules, TokenRules
 
 #: Asked-for numbers of log-probabilities up to this are computed together; larger ones apart from them.
 NARROW_LOGPROBS = 32
-
-
-class Need(IntFlag):
-    """What a request needs beyond the argmax of its logits."""
-
-    RANDOM = 1
-    FILTER = 2
-    LOGPROBS = 4
-    PENALTIES = 8
-    RULES = 16
-    TAILS = 32
-    PROCESSORS = 64
-    INVARIANT_PROCESSORS = 128
-
-
-# numbers: a flag costs more to combine than what it stands for, in each step
-#: What changes logits before the draw.
-EDITS = int(Need.PENALTIES | Need.RULES | Need.TAILS | Need.PROCESSORS)
-
-#: All but a temperature.
-MORE = ~int(Need.RANDOM)
-
-#: What works on one row of a slot at a time.
-ONE_ROW = int(Need.PROCESSORS | Need.INVARIANT_PROCESSORS)
 
 
 @dataclass(frozen=True)
@@ -64,36 +43,27 @@ class DrawParameters:
 
 
 @dataclass(frozen=True)
-class LogprobGroup:
-    """Rows of a batch whose log-probabilities are computed together.
-
-    `index` the rows on the device, `rows` and `counts` (k of each) on the host, `width` the largest k.
-    """
-
-    index: Tensor
-    rows: np.ndarray
-    counts: np.ndarray
-    width: int
-
-
-@dataclass(frozen=True)
 class BatchParameters:
-    """The sampling parameters of one batch composition. `draw` is None when every row is greedy."""
+    """The sampling parameters of one batch composition. What no row of it asked for is None."""
 
     key: tuple[int, bytes]
     needs: np.ndarray
     need: int
     draw: DrawParameters | None
     logprobs: list[LogprobGroup]
+    penalties: PenalizedRows | None
+    rules: BatchRules | None
 
 
 class SamplingSlots:
     """Parameters by slot. `version` grows whenever a slot changes.
 
-    `heat` and `heat_streams` [max_slots] are, on the device, temperature and stream by row of the newest random batch.
+    `temperatures` and `random_streams` [max_slots] hold, on the device, those of the newest random batch by its rows.
     """
 
-    def __init__(self, max_slots: int, vocab_size: int, streams: Streams, device: torch.device) -> None:
+    def __init__(self, device: Device, max_slots: int, vocab_size: int) -> None:
+        self.penalties = Penalties(device, max_slots, vocab_size)
+        self.rules = TokenRules(device, max_slots, vocab_size)
         self.vocab_size = vocab_size
         self.version = 0
         rows = max_slots + 1  # the last, -1, is nobody's: rows that fill up a batch ask for nothing
@@ -104,14 +74,18 @@ class SamplingSlots:
         self.min_p = np.zeros(rows, np.float32)
         self.streams = np.zeros(rows, np.int64)
         self.logprobs = np.full(rows, -1, np.int32)
-        self.heat = torch.zeros(max_slots, dtype=torch.float32, device=device)
-        self.heat_streams = torch.zeros(max_slots, dtype=torch.int64, device=device)
-        self._streams = streams
+        self.temperatures = device.zeros(max_slots, dtype=torch.float32)
+        self.random_streams = device.zeros(max_slots, dtype=torch.int64)
+        self._device = device
         self._batch: BatchParameters | None = None
 
     def add(self, request: NewRequest, needs: Need) -> None:
-        """Sets every field of the request's slot; `needs` are those that the parameters here do not tell."""
+        """Sets every field of the request's slot; `needs` are those of its processors.
+
+        Raises `ValueError` when its parameters name ids outside the vocabulary.
+        """
         params, slot = request.params, request.slot
+        needs |= self.rules.add(request) | self.penalties.add(request)
         self.version += 1
         greedy = params.greedy
         self.temperature[slot] = 0.0 if greedy else params.temperature
@@ -135,6 +109,13 @@ class SamplingSlots:
         self.needs[slot] = self.temperature[slot] = self.top_k[slot] = self.min_p[slot] = self.streams[slot] = 0
         self.top_p[slot] = 1.0
         self.logprobs[slot] = -1
+        self.rules.remove(slot)
+        self.penalties.remove(slot)
+
+    def apply_staged_writes(self) -> None:
+        """Sends what the requests added since the last call need on the device."""
+        self.rules.apply_staged_writes()
+        self.penalties.apply_staged_writes()
 
     def batch(self, slots: np.ndarray) -> BatchParameters:
         """The parameters of the batch whose rows are `slots` int32 [N]."""
@@ -142,21 +123,24 @@ class SamplingSlots:
         if self._batch is None or self._batch.key != key:
             needs = self.needs[slots]
             need = int(np.bitwise_or.reduce(needs)) if len(needs) else 0
+            penalized = np.flatnonzero(needs & Need.PENALTIES)
             self._batch = BatchParameters(
                 key=key,
                 needs=needs,
                 need=need,
                 draw=self._draw_parameters(slots) if need & Need.RANDOM else None,
                 logprobs=self._logprob_groups(slots) if need & Need.LOGPROBS else [],
+                penalties=self.penalties.batch(slots, penalized) if need & Need.PENALTIES else None,
+                rules=self.rules.batch(slots) if need & Need.RULES else None,
             )
         return self._batch
 
     def _draw_parameters(self, slots: np.ndarray) -> DrawParameters:
-        stage = self._streams.stage
+        stage = self._device.streams.stage
         top_k, top_p, min_p = self.top_k[slots], self.top_p[slots], self.min_p[slots]
         return DrawParameters(
-            temperature=self._staged(self.heat, self.temperature[slots]),
-            streams=self._staged(self.heat_streams, self.streams[slots]),
+            temperature=self._staged(self.temperatures, self.temperature[slots]),
+            streams=self._staged(self.random_streams, self.streams[slots]),
             top_k=stage(top_k) if top_k.any() else None,
             top_p=stage(top_p) if (top_p < 1).any() else None,
             min_p=stage(min_p) if min_p.any() else None,
@@ -166,8 +150,8 @@ class SamplingSlots:
         """The values at the beginning of `memory`, or elsewhere where a slot has several rows and they do not fit."""
         count = len(values)
         if count > len(memory):
-            return self._streams.stage(values)
-        self._streams.stage_into(memory[:count], values)
+            return self._device.streams.stage(values)
+        self._device.streams.stage_into(memory[:count], values)
         return memory[:count]
 
     def _logprob_groups(self, slots: np.ndarray) -> list[LogprobGroup]:
@@ -176,6 +160,8 @@ class SamplingSlots:
         for chosen in ((counts >= 0) & (counts <= NARROW_LOGPROBS), counts > NARROW_LOGPROBS):
             rows = np.flatnonzero(chosen)
             if len(rows):
-                wanted = counts[rows]
-                groups.append(LogprobGroup(self._streams.stage(rows), rows, wanted, int(wanted.max())))
+                index, width = self._device.stage_padded("rows", rows), int(counts[rows].max())
+                groups.append(
+                    LogprobGroup(index, rows, counts[rows], self._device.pad("logprobs", width, self.vocab_size))
+                )
         return groups

@@ -14,12 +14,13 @@ from ...interfaces.model import Model
 from ...interfaces.platform import Platform, Steps
 from ...ops.step import StepBuffers
 from ...plugin_host.registry import Registry
+from ..device import Device
 from ..pooling.pooling import NullPooling
 from ..pooling.setup import make_pooling
 from ..sample.sampler import Sampler
 from ..step.prefix_tiles import PrefixTiles
-from ..step.request_state import BlockTables, RequestState
-from ..step.runner import Device, Runner
+from ..step.request_state import RequestTables
+from ..step.runner import Runner
 from ..step.speculation import make_speculation
 
 
@@ -43,43 +44,32 @@ class RunnerSetup:
     ) -> Runner:
         """A runner with empty slots."""
         config, platform, checkpoint = self._config, self._platform, self._checkpoint
-        ops, streams, device = platform.ops(), platform.streams(), platform.device
-        max_slots, block_size = config.scheduler.max_num_seqs, layout.block_size
-        max_len = checkpoint.max_model_len
-        state = RequestState(max_slots, max_len + 1, ops=ops, streams=streams, shapes=steps.shapes, device=device)
-        max_blocks = -(-(max_len + 1) // block_size)
-        tables = BlockTables(
-            len(layout.groups), max_slots, max_blocks, ops=ops, streams=streams, shapes=steps.shapes, device=device
-        )
-        max_tokens = config.scheduler.max_num_batched_tokens
-        buffers = StepBuffers.allocate(max_tokens, max_slots, max_blocks, len(layout.groups), device)
-        sampler = Sampler(
-            ops=ops,
-            streams=streams,
-            device=device,
-            max_slots=max_slots,
-            vocab_size=checkpoint.vocab_size,
-            logprobs_mode=config.model.logprobs_mode,
-            processors=processors,
+        max_slots, max_len = config.scheduler.max_num_seqs, checkpoint.max_model_len
+        max_blocks, num_groups = -(-(max_len + 1) // layout.block_size), len(layout.groups)
+        device = Device(
+            platform.ops(),
+            platform.streams(),
+            platform.device,
             shapes=steps.shapes,
+            graphs=steps.graphs,
+            deterministic=config.model.deterministic,
         )
-        speculation = make_speculation(
-            config, self._registry, sampler, state.token_ids, ops=ops, streams=streams, device=device
-        )
+        tables = RequestTables(device, max_slots, max_len + 1, num_groups, max_blocks)
+        max_tokens = config.scheduler.max_num_batched_tokens
+        sampler = Sampler(device, max_slots, checkpoint.vocab_size, config.model.logprobs_mode, processors)
         sharing = [backend for backend in backends if backend.shares_prefixes]
         return Runner(
-            device=Device(ops, streams, steps.shapes, steps.graphs, device, config.model.deterministic),
+            device=device,
             model=model,
             layout=layout,
             backends=backends,
-            state=state,
             tables=tables,
-            buffers=buffers,
+            buffers=StepBuffers.allocate(max_tokens, max_slots, max_blocks, num_groups, platform.device),
             sampler=sampler,
-            speculation=speculation,
+            speculation=make_speculation(config, self._registry, device, sampler, tables.token_ids),
             connector=connector,
             pooling=self._make_pooling(model),
-            prefixes=PrefixTiles(max_slots, streams, device, next((one.prefix_tile_rows for one in sharing), 16)),
+            prefixes=PrefixTiles(device, max_slots, next((one.prefix_tile_rows for one in sharing), 16)),
         )
 
     def _make_pooling(self, model: Model) -> NullPooling:

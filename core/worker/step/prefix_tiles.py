@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...interfaces.attention import SharedPrefix
-from ...interfaces.platform import Streams
 from ...interfaces.step import PrefixRows
+from ..device import Device
 
 #: Tiles besides those that one group of all rows would fill: groups end in tiles that are not full.
 SPARE_TILES = 3
@@ -19,11 +19,11 @@ SPARE_TILES = 3
 class PrefixTiles:
     """One buffer of int32 for every size of a step, so that a recorded step finds its own again."""
 
-    def __init__(self, max_rows: int, streams: Streams, device: torch.device, tile_rows: int = 16) -> None:
+    def __init__(self, device: Device, max_rows: int, tile_rows: int = 16) -> None:
         self._tile_rows = tile_rows
         size = num_tiles(max_rows, tile_rows) * (tile_rows + 1) + max_rows
-        self.memory = torch.zeros(size, dtype=torch.int32, device=device)
-        self._streams = streams
+        self.memory = device.zeros(size, dtype=torch.int32)
+        self._streams = device.streams
         self._written: np.ndarray | None = None
 
     def fill(self, groups: Sequence[PrefixRows], num_rows: int) -> SharedPrefix:

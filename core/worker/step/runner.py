@@ -21,19 +21,18 @@ from ...interfaces.attention import AttentionBackend
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.model import LayerHooks, Model
-from ...interfaces.platform import NO_ROWS, Graphs, Shapes, StepShape, Streams
+from ...interfaces.platform import NO_ROWS, StepShape
 from ...interfaces.step import StepPlan, TransferReport
-from ...ops import Ops
 from ...ops.step import StepBuffers
+from ..device import Device
 from ..pooling.pooling import NullPooling
+from ..sample.draws import Sampled, VerifiedTokens
 from ..sample.plain_draw import PlainDraw
 from ..sample.prompt_logprobs import PromptLogprobs
-from ..sample.sampled import Sampled, VerifiedTokens
 from ..sample.sampler import Sampler
-from .forward_pass import ForwardPass
-from .graph_inputs import RecordedInputs
+from .forward_pass import ForwardPass, RecordedInputs
 from .prefix_tiles import PrefixTiles
-from .request_state import BlockTables, RequestState
+from .request_state import RequestTables
 from .speculation import NoSpeculation
 from .step_handle import PendingStep
 from .step_inputs import InputBuilder, StepInputs
@@ -41,18 +40,6 @@ from .step_inputs import InputBuilder, StepInputs
 CONNECTOR = "connector"
 #: What is called around layers where the connector is not.
 NO_HOOKS = LayerHooks()
-
-
-@dataclass
-class Device:
-    """What the runner uses of a platform. `deterministic`: every step is, not only those that hold such a request."""
-
-    ops: Ops
-    streams: Streams
-    shapes: Shapes
-    graphs: Graphs
-    device: torch.device
-    deterministic: bool = False
 
 
 @dataclass
@@ -76,8 +63,7 @@ class Runner:
         model: Model,
         layout: KVLayout,
         backends: Sequence[AttentionBackend],
-        state: RequestState,
-        tables: BlockTables,
+        tables: RequestTables,
         buffers: StepBuffers,
         sampler: Sampler,
         speculation: NoSpeculation,
@@ -89,28 +75,27 @@ class Runner:
         self.model = model
         self.layout = layout
         self.backends = backends
-        self.state = state
         self.tables = tables
         self.inputs = InputBuilder(
-            state,
+            device,
             tables,
+            buffers,
             correct=speculation.correct,
-            buffers=buffers,
             block_size=layout.block_size,
-            ops=device.ops,
-            streams=device.streams,
             num_cacheless=len(backends) - len(layout.groups),
             prefixes=prefixes,
         )
         self.sampler = sampler
         self.speculation = speculation
-        self.prompt_logprobs = PromptLogprobs(ops=device.ops, logprobs_mode=sampler.logprobs_mode)
+        self.prompt_logprobs = PromptLogprobs(device, sampler.logprobs_mode)
         self.connector = connector
         self.pooling = pooling
-        self.plain_draw = PlainDraw(model, sampler, state.token_ids, buffers, device.ops)
-        others = {"token ids": state.token_ids, **sampler.memory()}
-        others |= {f"block table of group {group}": table for group, table in enumerate(tables.tables)}
+        self.plain_draw = PlainDraw(device, model, sampler, tables.token_ids, buffers)
+        others = {"token ids": tables.token_ids, **sampler.memory()}
+        others |= {f"block table of group {group}": table for group, table in enumerate(tables.blocks)}
         self.recorded_inputs = RecordedInputs(model, buffers, prefixes, others)
+        #: what follows slots: each is told of requests that leave and that come, in this order
+        self._by_slot = (sampler, speculation, self.prompt_logprobs, pooling)
         self._executed: _Executed | None = None
         self._pending: deque[PendingStep] = deque()
 
@@ -152,23 +137,16 @@ class Runner:
 
     def _apply_changes(self, plan: StepPlan) -> None:
         for slot in plan.removed_slots.tolist():
-            self.state.remove(slot)
-            self.sampler.remove(slot)
-            self.speculation.remove(slot)
-            self.prompt_logprobs.remove(slot)
-            self.pooling.remove(slot)
+            for collaborator in self._by_slot:
+                collaborator.remove(slot)
         for request in plan.added:
-            self.state.add(request)
             self.tables.add(request)
-            self.sampler.add(request)
-            self.speculation.add(request)
-            self.prompt_logprobs.add(request)
-            self.pooling.add(request)
+            for collaborator in self._by_slot:
+                collaborator.add(request)
         self.tables.append(plan.appends)
 
     def _write(self, plan: StepPlan, shape: StepShape) -> StepInputs | None:
         """Sends what changed to the device, and the rows of the step if it has some."""
-        self.state.apply_staged_writes()
         self.tables.apply_staged_writes()
         self.sampler.apply_staged_writes()
         self.speculation.apply_staged_writes()
@@ -197,7 +175,7 @@ class Runner:
         inputs = graphs.run(shape, "writes", partial(self.inputs.padding, shape))
         hidden = self._forward(inputs, shape)
         if shape.padded_tokens == shape.padded_rows:
-            self.plain_draw.run_dummy(graphs, shape, hidden)
+            self.plain_draw.run_dummy(shape, hidden)
         else:  # a step with prompts: what its rows draw is never recorded
             rows = hidden[: shape.padded_samples or shape.padded_rows]
             graphs.run(shape, "draw", lambda: self.device.ops.greedy(self.model.logits(rows)))
@@ -210,7 +188,7 @@ class Runner:
         if not len(inputs.host_slots):
             return
         if inputs.rows is None and not masks and self.speculation.draws_one and graphs.records(shape, "draw"):
-            drawn = self.plain_draw.run(graphs, shape, inputs.host_slots, hidden)
+            drawn = self.plain_draw.run(shape, inputs.host_slots, hidden)
             if drawn is not None:
                 step.start_copy(drawn, self.device.streams)
                 return
@@ -224,9 +202,8 @@ class Runner:
 
     def _read_prompts(self, step: PendingStep, hidden: Tensor) -> None:
         """What is answered about the tokens of prompts themselves."""
-        step.prompt_logprobs = self.prompt_logprobs.collect(
-            step.plan, hidden, self.state.token_ids, self.model.logits, self.device.streams
-        )
+        token_ids = self.tables.token_ids
+        step.prompt_logprobs = self.prompt_logprobs.collect(step.plan, hidden, token_ids, self.model.logits)
         step.pooled = self.pooling.collect(step.plan, hidden)
 
     def _draw(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, masks: bytes) -> Sampled:

@@ -11,8 +11,8 @@ from ...interfaces.step import StepPlan, StepResult, TransferReport
 
 if TYPE_CHECKING:
     from ..pooling.pooling import PooledRows
+    from ..sample.draws import PlainSampled, Sampled
     from ..sample.prompt_logprobs import PromptChunks
-    from ..sample.sampled import PlainSampled, Sampled
     from ..sample.sampler import Sampler
 
 

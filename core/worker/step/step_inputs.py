@@ -13,12 +13,12 @@ import numpy as np
 from torch import Tensor
 
 from ...interfaces.attention import GroupBatch, SharedPrefix
-from ...interfaces.platform import StepShape, Streams
+from ...interfaces.platform import StepShape
 from ...interfaces.step import PrefixRows, StepPlan
-from ...ops import Ops
 from ...ops.step import StepBuffers, StepSizes
+from ..device import Device
 from .prefix_tiles import PrefixTiles
-from .request_state import BlockTables, RequestState
+from .request_state import RequestTables
 
 
 @dataclass
@@ -43,13 +43,12 @@ class StepInputs:
 
 @dataclass
 class _Views:
-    """The buffers cut to the sizes of a step; per KV group its slot mapping.
+    """The buffers cut to the sizes of a step: `rows` int32 [3, padded rows]; `slots` and `lengths` of its B real rows.
 
-    `rows` int32 [3, padded rows], `real_rows` [3, B], `lengths` [B].
+    `mappings` are the KV groups' slot mappings.
     """
 
     rows: Tensor
-    real_rows: Tensor
     slots: Tensor
     lengths: Tensor
     input_ids: Tensor
@@ -63,29 +62,25 @@ class InputBuilder:
     """Builds the inputs of one worker's steps, in buffers that never move.
 
     `num_cacheless` plans are made besides those of KV groups. `correct` makes the plan's counts exact on the device:
-    int32 [3, B] slots, tokens computed, tokens scheduled.
+    int32 [3, padded rows] slots, tokens computed, tokens scheduled; rows that fill up have slot 0 and none of either.
     """
 
     def __init__(
         self,
-        state: RequestState,
-        tables: BlockTables,
+        device: Device,
+        tables: RequestTables,
+        buffers: StepBuffers,
         *,
         correct: Callable[[Tensor], None],
-        buffers: StepBuffers,
         block_size: int,
-        ops: Ops,
-        streams: Streams,
         num_cacheless: int = 0,
         prefixes: PrefixTiles | None = None,
     ) -> None:
         self.buffers = buffers
-        self._state = state
+        self._device = device
         self._tables = tables
         self._correct = correct
         self._block_size = block_size
-        self._ops = ops
-        self._streams = streams
         self._prefixes = prefixes
         nothing = buffers.query_start.new_empty(0)
         self._cacheless = [(nothing.view(0, 0), nothing)] * num_cacheless
@@ -98,8 +93,8 @@ class InputBuilder:
         packed = np.zeros((3, shape.padded_rows), np.int32)
         packed[0, :batch], packed[1, :batch], packed[2, :batch] = slots, plan.num_computed, plan.num_scheduled
         views = self._views(shape, batch)
-        self._streams.stage_into(views.rows, packed)
-        self._correct(views.real_rows)
+        self._device.streams.stage_into(views.rows, packed)
+        self._correct(views.rows)
         last, sampled, lengths = None, views.slots, views.lengths
         if shape.padded_samples or shape.max_query_len > 1 or np.count_nonzero(plan.samples) < batch:
             sampling = plan.samples.nonzero()[0]
@@ -108,7 +103,7 @@ class InputBuilder:
             packed_rows = np.zeros((3, padded), np.int32)
             packed_rows[1] = -1
             packed_rows[:, : len(sampling)] = ends, slots[sampling], packed[1, sampling] + packed[2, sampling]
-            last, sampled, lengths = self._streams.stage(packed_rows).unbind(0)
+            last, sampled, lengths = self._device.streams.stage(packed_rows).unbind(0)
             slots = slots[sampling]
         prefix = self._prefix(shape, plan.prefixes)
         return StepInputs(
@@ -146,14 +141,14 @@ class InputBuilder:
         return self._prefixes.fill(prefixes, shape.padded_rows)
 
     def _longest(self, shape: StepShape) -> int:
-        return shape.max_seq_len or self._state.token_ids.shape[1]
+        return shape.max_seq_len or self._tables.token_ids.shape[1]
 
     def _max_blocks(self, shape: StepShape) -> int:
         return -(-self._longest(shape) // self._block_size)
 
     def _fill(self, views: _Views, shape: StepShape) -> None:
         sizes = StepSizes(shape.padded_tokens, self._max_blocks(shape), self._block_size)
-        self._ops.build_inputs(self.buffers, self._state.token_ids, self._tables.tables, views.rows, sizes)
+        self._device.ops.build_inputs(self.buffers, self._tables.token_ids, self._tables.blocks, views.rows, sizes)
 
     def _batches(
         self, views: _Views, shape: StepShape, rows: np.ndarray, prefix: SharedPrefix | None, deterministic: bool
@@ -189,7 +184,6 @@ class InputBuilder:
             every = buffers.rows[: 3 * rows].view(3, rows)
             views = _Views(
                 rows=every,
-                real_rows=every[:, :batch],
                 slots=every[0, :batch],
                 lengths=buffers.seq_lens[:batch],
                 input_ids=buffers.input_ids[:tokens],

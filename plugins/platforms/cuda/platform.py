@@ -75,6 +75,7 @@ class CudaOps(Ops):
     rotary = staticmethod(rotary.rotary)
     route = staticmethod(routing.route)
     write_rows = staticmethod(step.write_rows)
+    write_values = staticmethod(step.write_values)
     advance = staticmethod(step.advance)
     greedy = staticmethod(sampling.greedy)
     draw = staticmethod(sampling.draw)

@@ -15,8 +15,7 @@ from frame.core.interfaces.logits import LogitsProcessor
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import NewRequest
 from frame.core.plugin_host.registry import Registry
-from frame.core.worker.sample.processor_slots import ProcessorSlots
-from frame.core.worker.sample.processors import load_processors
+from frame.core.worker.sample.processors import ProcessorSlots, load_processors
 
 from .plugin_suite import PluginSuite
 

@@ -88,7 +88,7 @@ class AdapterLogitsProcessor(BatchLogitsProcessor):
         """Runs its callables on single rows, at no cost to other requests, unless it changes how they are run."""
         if cls.apply is not AdapterLogitsProcessor.apply or cls.update_state is not AdapterLogitsProcessor.update_state:
             return super().adapted(setup)
-        from frame.core.worker.sample.request_processors import RequestProcessors
+        from frame.core.worker.sample.processors import RequestProcessors
 
         adapter = cls(setup, setup.device, setup.device.type == "cuda")
 

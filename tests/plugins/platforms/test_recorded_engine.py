@@ -268,15 +268,15 @@ def test_draws_recorded_beside_their_steps_give_the_same_tokens(
 
 
 def test_a_recorded_draw_that_is_not_finite_ends_its_request_alone(start: Callable[..., Any]) -> None:
-    with start(record_draws=True, graph_sizes_at_start=8) as (engine, worker, _, _):
+    with start(record_draws=True, graph_sizes_at_start=8) as (engine, worker, _, plans):
         engine.add(request("good", GIVEN[0]))
         engine.add(request("bad", GIVEN[1]))
         outputs = [*engine.step(), *engine.step()]
-        logits, slot = worker.runner.model.logits, worker.runner.state.request_ids.index("bad")
+        logits, slots = worker.runner.model.logits, {one.request_id: one.slot for plan in plans for one in plan.added}
 
         def broken(hidden: torch.Tensor) -> torch.Tensor:
             found = logits(hidden)
-            found[worker.runner.inputs.buffers.rows[: len(hidden)] == slot] = torch.nan
+            found[worker.runner.inputs.buffers.rows[: len(hidden)] == slots["bad"]] = torch.nan
             return found
 
         worker.runner.model.logits = broken
