@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from frame.interfaces import AnyShape, Length, StepPlan, Steps, StepShape
 from frame.plugins.platforms.cpu import CpuPlatform
 
 ROWS = (2, 8)
-TOKENS = (2, 8, 32, 128)
+TOKENS = (2, 8, 32, 128, 512)
 LENGTHS = (32, 128)
 
 
@@ -43,20 +44,28 @@ class FewSizes(CpuPlatform):
         return Steps(shapes=FewShapes())
 
 
-class _Unpadded(FewShapes):
-    pad = AnyShape.pad
-
-
 class _AllThatSample(FewShapes):
     def choose(self, plan: StepPlan) -> StepShape:
         return replace(super().choose(plan), padded_samples=0)
 
 
-class UnpaddedWrites(FewSizes):
-    """Forgets that writes vary in length."""
+class _Unpadded(FewShapes):
+    forgotten: ClassVar[Length]
+
+    def pad(self, what: Length, count: int) -> int:
+        return count if what == self.forgotten else super().pad(what, count)
+
+
+class Unpadded(FewSizes):
+    """Forgets one of the things that vary in length."""
 
     def steps(self) -> Steps:
         return Steps(shapes=_Unpadded())
+
+    @staticmethod
+    def forget(what: Length) -> None:
+        """What it forgets from now on."""
+        _Unpadded.forgotten = what
 
 
 class UnpaddedSamples(FewSizes):

@@ -39,6 +39,8 @@ def test_biases_meet() -> None:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_counts_grow_by_every_entry(dtype: torch.dtype) -> None:
     check_edit("count_tokens", ints(5, 4, 50, dtype=torch.int32), ints(4, 700, dtype=dtype), ints(7, 700, dtype=dtype))
+    filled = ints(4, 700, dtype=dtype) - 1, ints(7, 700, dtype=dtype) - 1
+    check_edit("count_tokens", ints(5, 4, 50, dtype=torch.int32), *filled)
 
 
 @pytest.mark.parametrize("vocab", [31, 64, 2050])
@@ -56,8 +58,9 @@ def test_penalties(given: str) -> None:
     }
     chosen = [factors[name] if name in given else None for name in "rfp"]
     counts = ints(3, 3, 1500, dtype=torch.int32) * ints(2, 3, 1500, dtype=torch.int32)
-    rows, in_prompt = torch.tensor([4, 0, 1]), ints(2, 3, 1500).bool()
-    check_edit("penalize", torch.randn(5, 1500), rows, in_prompt, counts, *chosen, exact=False)
+    in_prompt = ints(2, 3, 1500).bool()
+    for rows in (torch.tensor([4, 0, 1]), torch.tensor([3, -1, -1])):
+        check_edit("penalize", torch.randn(5, 1500), rows, in_prompt, counts, *chosen, exact=False)
 
 
 def check_logprobs(logits: torch.Tensor, k: int, normalize: bool) -> None:

@@ -64,8 +64,19 @@ def test_staged_writes() -> None:
 def test_advance() -> None:
     table, expected = (torch.zeros((200, 5), dtype=torch.int32, device=DEVICE) for _ in range(2))
     slots = torch.randperm(200)[:150].int().to(DEVICE)
+    slots[::7] = -1
     lengths = torch.randint(0, 5, (150,), dtype=torch.int32).to(DEVICE)
     sampled = torch.randint(-1, 50, (150,), dtype=torch.int32).to(DEVICE)
     kernels.advance(table, slots, lengths, sampled)
     reference.advance(expected, slots, lengths, sampled)
     assert torch.equal(table, expected)
+
+
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_single_values(count: int) -> None:
+    vector, expected = (torch.zeros(500, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    slots, values = torch.randperm(500)[:count].int().to(DEVICE), torch.arange(1, count + 1).to(DEVICE)
+    slots[::5] = -1
+    kernels.write_values(vector, slots, values)
+    reference.write_values(expected, slots, values)
+    assert torch.equal(vector, expected)

@@ -62,6 +62,7 @@ def runner(rows: int, groups: int, block_size: int) -> None:
         sizes = StepSizes(1024, 64, block_size)
         step.build_inputs(buffers, token_ids, tables, buffers.rows[: 3 * padded].view(3, padded), sizes)
     step.write_rows(token_ids, *staged, _empty(1000, dtype=torch.int32))
+    step.write_values(_empty(rows, dtype=torch.int32), _empty(rows, dtype=torch.int32), _empty(rows, dtype=torch.int32))
     step.advance(token_ids, staged[0], staged[1], _empty(rows, dtype=torch.int32))
 
 

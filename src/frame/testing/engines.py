@@ -10,18 +10,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.tree import FrameConfig
 from frame.core.engine.engine import Engine
 from frame.core.engine.grammar.compiler import GrammarCompiler
 from frame.core.engine.merging import ResultMerge
 from frame.core.engine.schedule.scheduler import Scheduler
+from frame.core.front.vocabulary import read_vocabulary
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from frame.core.interfaces.engine import EngineOutput, EngineRequest
 from frame.core.interfaces.executor import Executor
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.pooling_params import PoolingParams
-from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.sampling import SamplingParams, StructuredOutputsParams
 from frame.core.interfaces.scheduling import SchedulerPolicy
 from frame.core.plugin_host.registry import Registry
 from frame.core.processes.in_process import make_engine
@@ -36,8 +38,8 @@ SMALL = {"max_model_len": 128, "num_gpu_blocks_override": 400, "dtype": "float32
 
 @contextmanager
 def running(config: FrameConfig, registry: Registry) -> Iterator[Engine]:
-    """An engine that is closed at the end."""
-    engine = make_engine(config, registry)
+    """An engine that is closed at the end; it serves grammars where the checkpoint has a tokenizer."""
+    engine = make_engine(config, registry, vocabulary=lambda: read_vocabulary(config, read_checkpoint(config)))
     try:
         yield engine
     finally:
@@ -79,15 +81,49 @@ def drain(engine: Engine, requests: Sequence[EngineRequest], limit: int = 20_000
 
 def mixed_requests(engine: Engine, given: Sequence[Sequence[int]]) -> dict[str, list[int]]:
     """Tokens by name of requests that are greedy and random in turn, of unlike lengths, added two at a time."""
-    left = [
-        request(f"{place}", prompt, 4 + 3 * place, seed=place, temperature=(0.0, 0.8)[place % 2])
-        for place, prompt in enumerate(given)
+    return added_in_turn(
+        engine,
+        [
+            request(f"{place}", prompt, 4 + 3 * place, seed=place, temperature=(0.0, 0.8)[place % 2])
+            for place, prompt in enumerate(given)
+        ],
+    )
+
+
+def every_kind(given: Sequence[Sequence[int]], amount: int) -> list[EngineRequest]:
+    """A request of each kind that the sampler treats apart, and of the first prompt a second output (n = 2).
+
+    Of biases, ids, bad words and log-probabilities they name more with a larger `amount`. One obeys a
+    grammar, so the checkpoint needs a tokenizer.
+    """
+    ids = list(range(5, 6 + amount))
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.8},
+        {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "logprobs": amount},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+        {"temperature": 0.9, "frequency_penalty": 0.3, "logprobs": 40 + amount},
+        {"logit_bias": dict.fromkeys(ids, 2.0)},
+        {"allowed_token_ids": ids},
+        {"min_tokens": 4, "stop_token_ids": ids, "ignore_eos": False},
+        {"bad_words_token_ids": [ids, [5], [6, 7]]},
+        {"prompt_logprobs": amount},
+        {"structured_outputs": StructuredOutputsParams(regex="[a-z ]{30}")},
     ]
+    made = [
+        request(f"kind-{place}", given[place % len(given)], 8 + place, seed=place, **kind)
+        for place, kind in enumerate(kinds)
+    ]
+    return [*made, request("second", given[0], 9, seed=99, temperature=0.8)]
+
+
+def added_in_turn(engine: Engine, requests: Sequence[EngineRequest], together: int = 2) -> dict[str, list[int]]:
+    """Tokens by name of requests, so many of which are added between two steps."""
+    left = list(requests)
     outputs: dict[str, list[EngineOutput]] = {one.request_id: [] for one in left}
     while left or engine.has_unfinished():
-        for one in left[:2]:
+        for one in left[:together]:
             engine.add(one)
-        del left[:2]
+        del left[:together]
         for output in engine.step():
             assert output.error is None, f"request {output.request_id} failed: {output.error}"
             outputs[output.request_id].append(output)

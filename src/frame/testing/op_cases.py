@@ -78,8 +78,8 @@ def _draw(draw: Draw, filtered: bool) -> Arguments:
     return (logits, temperature, streams, positions, top_k, top_p, torch.tensor([0.0, 0.05, 0, 0.1, 0, 0.3])), {}
 
 
-def _penalize(draw: Draw) -> Arguments:
-    rows = torch.tensor([0, 2, 3], dtype=torch.int64)
+def _penalize(draw: Draw, *places: int) -> Arguments:
+    rows = torch.tensor(places, dtype=torch.int64)
     counts = draw.ints(3, 3, 50)
     penalties = (torch.tensor([1.2, 1.0, 0.8]), torch.tensor([0.5, 0.0, -1.0]), torch.tensor([0.0, 0.3, 1.0]))
     return (draw.float32(4, 50), rows, draw.ints(2, 3, 50).bool(), counts, *penalties), {}
@@ -125,13 +125,8 @@ def _build_inputs(draw: Draw, padded_tokens: int, padded_rows: int, num_groups: 
 
 
 def _advance(draw: Draw) -> Arguments:
-    lengths = torch.tensor([5, 3, 7, 0], dtype=torch.int32)
-    return (
-        draw.ints(9, 4, 8),
-        torch.tensor([3, 0, 1, -1], dtype=torch.int32),
-        lengths,
-        torch.tensor([8, -1, 4, 5]),
-    ), {}
+    slots, lengths = torch.tensor([[3, 0, 1, -1, -1], [5, 3, 7, 0, 2]], dtype=torch.int32)
+    return (draw.ints(9, 4, 8), slots, lengths, torch.tensor([8, -1, 4, 5, 6])), {}
 
 
 def _sparse(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,8 +167,9 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
                       lambda d: ((d.float32(3, 50), torch.tensor([2, -1, 0, -1]), d.ints(2**31 - 1, 4, 2)), {})],
     "match_tails": [lambda d: ((torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
                                 torch.tensor([[-1, 2, 3], [4, 5, 7], [-1, -1, -1]])), {})],
-    "penalize": [_penalize],
-    "count_tokens": [lambda d: ((d.ints(5, 4, 50), torch.tensor([1, 1, 3]), torch.tensor([7, 7, 0])), {})],
+    "penalize": [lambda d: _penalize(d, 0, 2, 3), lambda d: _penalize(d, 2, -1, -1)],
+    "count_tokens": [lambda d: ((d.ints(5, 4, 50), torch.tensor([1, 1, 3]), torch.tensor([7, 7, 0])), {}),
+                     lambda d: ((d.ints(5, 4, 50), torch.tensor([1, -1, 0]), torch.tensor([7, 49, -1])), {})],
     "top_logprobs": [lambda d: ((d.float32(4, 60), d.ints(60, 4), 5, True), {}),
                      lambda d: ((d.float32(4, 60), d.ints(60, 4), 0, False), {})],
     "accept_drafts": [lambda d: ((torch.tensor([[5, 6, 7], [5, 9, 7], [4, 6, 7], [5, 6, 7]], dtype=torch.int32),
@@ -183,7 +179,8 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "unit": [lambda d: ((d.float32(4, 16) * torch.tensor([[1.0], [0.0], [3.0], [1e-3]]),), {})],
     "write_rows": [_write_rows, lambda d: _padded_rows(d, 1, 2), lambda d: _padded_rows(d, 1, 1, 1),
                    lambda d: _padded_rows(d)],
-    "write_values": [lambda d: ((d.ints(9, 8), torch.tensor([4, 0, 7], dtype=torch.int32), d.ints(99, 3)), {})],
+    "write_values": [lambda d: ((d.ints(9, 8), torch.tensor([4, 0, 7], dtype=torch.int32), d.ints(99, 3)), {}),
+                     lambda d: ((d.ints(9, 8), torch.tensor([4, -1, 7, -1], dtype=torch.int32), d.ints(99, 4)), {})],
     "build_inputs": [lambda d: _build_inputs(d, 10, 3, 1), lambda d: _build_inputs(d, 16, 5, 2),
                      lambda d: _build_inputs(d, 10, 8, 0)],
     "advance": [_advance],

@@ -30,10 +30,11 @@ from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers
 
-from .engines import SMALL, greedy, mixed_requests, prompts, running
+from .checkpoints import write_tokenizer
+from .engines import SMALL, added_in_turn, every_kind, greedy, mixed_requests, prompts, running
 from .op_cases import CASES, Draw
 from .plugin_suite import PluginSuite, reason_or_none
-from .sizes import leading_sizes, watched_ops
+from .sizes import Sizes, sizes_by_argument, watched_ops
 from .tiny import write_tiny
 
 OPS = sorted(name for name in vars(Ops) if not name.startswith("_"))
@@ -337,9 +338,35 @@ class PlatformSuite(PluginSuite):
             before = set(seen)
             mixed_requests(engine, prompts(512, _OTHER_LENGTHS, seed=99))
             new = sorted(map(str, seen - before))
-        for (op, place), sizes in leading_sizes(before).items():
-            assert len(sizes) <= self.max_sizes, f"argument {place} of op {op} has sizes {sorted(sizes)}"
+        self.check_sizes(before)
         assert not new, f"ops met sizes that no request before had: {'; '.join(new[:5])}"
+
+    @pytest.mark.parametrize("speculator", [None, "ngram"])
+    def test_whatever_is_asked_for_meets_a_fixed_set_of_sizes(
+        self, platform: Platform, tmp_path: Path, speculator: str | None
+    ) -> None:
+        """Penalties, token rules, log-probabilities, grammars, drafts, several outputs: each in amounts of its own."""
+        if not self.max_sizes:
+            pytest.skip("the platform takes any size")
+        dtype = str(self.dtypes(platform)[0]).removeprefix("torch.")
+        write_tiny(tmp_path, self.architecture)
+        write_tokenizer(tmp_path)
+        settings = {**SMALL, "max_num_seqs": 8, "model": str(tmp_path), "platform": self.name, "dtype": dtype}
+        if speculator is not None:
+            lookup = {"method": speculator, "num_speculative_tokens": 8, "prompt_lookup_max": 2}
+            settings |= {"speculative_config": lookup}
+        seen: set[tuple[Any, ...]] = set()
+        with watched_ops(type(platform), seen), running(self.config(**settings), self.registry()) as engine:
+            for amount, lengths in enumerate((*_LENGTHS, _OTHER_LENGTHS), 1):
+                given = [(prompt[:5] * 20)[: len(prompt)] for prompt in prompts(400, lengths, seed=amount)]
+                added_in_turn(engine, every_kind(given, amount), amount)
+        self.check_sizes(seen)
+
+    def check_sizes(self, seen: Sizes) -> None:
+        """No argument of an op has more than `max_sizes` sizes."""
+        for (op, place, axis), sizes in sizes_by_argument(seen).items():
+            which = f"argument {place} (axis {axis}) of op {op}"
+            assert len(sizes) <= self.max_sizes, f"{which} has sizes {sorted(sizes)}"
 
     def reference(self, folder: Path, given: Sequence[Sequence[int]]) -> list[list[int]]:
         """What the transformers library continues each prompt with, greedily, on the CPU in float32."""

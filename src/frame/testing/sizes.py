@@ -36,13 +36,14 @@ def watched_ops(kind: type[Platform], seen: Sizes) -> Iterator[None]:
         kind.ops = ops_of  # type: ignore[method-assign]
 
 
-def leading_sizes(seen: Sizes) -> dict[tuple[str, int], set[int]]:
-    """By op and argument, the lengths of the tensors given."""
-    found: dict[tuple[str, int], set[int]] = {}
+def sizes_by_argument(seen: Sizes) -> dict[tuple[str, int, int], set[int]]:
+    """By op, argument and axis, the lengths of the tensors given; the whole numbers given have axis 0."""
+    found: dict[tuple[str, int, int], set[int]] = {}
     for name, *shapes in seen:
         for place, shape in enumerate(shapes):
-            if isinstance(shape, tuple) and shape and isinstance(shape[0], int):
-                found.setdefault((name, place), set()).add(shape[0])
+            for axis, size in enumerate(shape if isinstance(shape, tuple) else (shape,)):
+                if isinstance(size, int):
+                    found.setdefault((name, place, axis), set()).add(size)
     return found
 
 

@@ -125,6 +125,17 @@ class SpeculatorSuite(PluginSuite):
         one = Drafts(wanted.token_ids[2:3], wanted.counts[2:3])
         self.check_equal(alone, one, "drafts of a row depend on the others")
 
+    def test_rows_that_fill_up_change_nothing(self) -> None:
+        """Slot -1 stands where a platform pads rows."""
+        speculator, context = self.speculator(), self.context()
+        self.enter(speculator, context)
+        slots, lengths = context.slots.tolist(), context.lengths.tolist()
+        filled = torch.tensor([[*slots, -1, -1], [*lengths, 2, 2]], dtype=torch.int32)
+        found = speculator.propose(replace(context, slots=filled[0], lengths=filled[1]))
+        assert list(found.counts.shape) == [len(slots) + 2], "rows of slot -1 need drafts too, which are dropped"
+        own = Drafts(found.token_ids[: len(slots)], found.counts[: len(slots)])
+        self.check_equal(own, self.propose(context), "rows of slot -1 change the drafts of others")
+
     def test_a_reused_slot_starts_anew(self) -> None:
         speculator, context = self.speculator(), self.context()
         self.propose(replace(context, token_ids=self.table(1)), speculator)
