@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .paged import CacheScales, PagedCache, Scores, layer_of, limit_of, paged_cache
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -80,49 +82,58 @@ def _tanh(x):
 
 
 @triton.jit
+def at_head(cache, head):
+    """The cache of one KV head."""
+    offset = head * cache.stride_head
+    return PagedCache(
+        cache.key + offset, cache.value + offset, cache.stride_block, cache.stride_token, cache.stride_head
+    )
+
+
+@triton.jit
 def attend_keys(
-    acc, peak, total, query, query_pos, start, first_key, last_key,
-    keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    acc, peak, total, query, query_pos, start, first_key, last_key, cache, table, scores, slopes,
+    LAYER: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys from `start` on: updates (acc, peak, total). Only [first_key, last_key) may be read.
 
     A tile without a mask gives the bits of one whose mask hides nothing: what compilers might fuse is fused here.
     """
+    HEAD_DIM: tl.constexpr = LAYER.head_dim
+    DIM: tl.constexpr = LAYER.dim
     position = start + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, DIM)
     known = (position >= first_key) & (position < last_key)
     if MASKED:
-        block = tl.load(table + position // BLOCK_SIZE, mask=known, other=0)
+        block = tl.load(table + position // LAYER.block_size, mask=known, other=0)
     else:
-        block = tl.load(table + position // BLOCK_SIZE)
-    place = block.to(tl.int64) * stride_block + (position % BLOCK_SIZE) * stride_token
+        block = tl.load(table + position // LAYER.block_size)
+    place = block.to(tl.int64) * cache.stride_block + (position % LAYER.block_size) * cache.stride_token
     if MASKED or DIM != HEAD_DIM:
         readable = known[:, None] & (dim < HEAD_DIM)[None, :]
-        key = tl.load(keys + place[:, None] + dim[None, :], mask=readable, other=0.0)
-        value = tl.load(values + place[:, None] + dim[None, :], mask=readable, other=0.0)
+        key = tl.load(cache.key + place[:, None] + dim[None, :], mask=readable, other=0.0)
+        value = tl.load(cache.value + place[:, None] + dim[None, :], mask=readable, other=0.0)
     else:
-        key = tl.load(keys + place[:, None] + dim[None, :])
-        value = tl.load(values + place[:, None] + dim[None, :])
+        key = tl.load(cache.key + place[:, None] + dim[None, :])
+        value = tl.load(cache.value + place[:, None] + dim[None, :])
     score = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
-    heat = scale * LOG2E
-    if SOFT_CAP:
-        score = _tanh(score * (scale / soft_cap))
-        heat = soft_cap * LOG2E
-    if ALIBI:
-        away = (position[None, :] - query_pos[:, None]).to(tl.float32)
-        score = tl.fma(score, heat, (slopes * LOG2E)[:, None] * away)
-        heat = 1.0
+    factor = scores.scale * LOG2E  # of a score, for softmax in base 2
+    if scores.soft_cap is not None:
+        score = _tanh(score * (scores.scale / scores.soft_cap))
+        factor = scores.soft_cap * LOG2E
+    if scores.alibi_slopes is not None:
+        distance = (position[None, :] - query_pos[:, None]).to(tl.float32)
+        score = tl.fma(score, factor, (slopes * LOG2E)[:, None] * distance)
+        factor = 1.0
     if MASKED:
         visible = known[None, :] & (position[None, :] <= query_pos[:, None])
-        if WINDOW > 0:
-            visible &= position[None, :] > query_pos[:, None] - WINDOW
+        if LAYER.window > 0:
+            visible &= position[None, :] > query_pos[:, None] - LAYER.window
         score = tl.where(visible, score, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(score, 1) * heat)
+    new_peak = tl.maximum(peak, tl.max(score, 1) * factor)
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     shrink = tl.exp2(peak - base)
-    weight = tl.exp2(tl.fma(score, heat, -base[:, None]))
+    weight = tl.exp2(tl.fma(score, factor, -base[:, None]))
     total = total * shrink + tl.sum(weight, 1)
     acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc * shrink[:, None], input_precision="ieee")
     return acc, new_peak, total
@@ -131,15 +142,15 @@ def attend_keys(
 # Decodes come first in a step, so where the rest begins follows their number.
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["query_start", "seq_lens", "block_table"])
 def _paged_attention_kernel(
-    out, query, keys, values, query_start, seq_lens, block_table, sinks, alibi_slopes,
-    num_rows, scale, value_scale, soft_cap, stride_query, stride_query_head, stride_table,
-    stride_block, stride_token, stride_head, num_heads,
-    GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
+    out, queries, cache, query_start, seq_lens, block_table, scores, num_rows, stride_table, num_heads,
+    LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M // GROUPS query tokens of a row, the heads of one KV head."""
+    GROUPS: tl.constexpr = LAYER.groups
+    HEAD_DIM: tl.constexpr = LAYER.head_dim
+    DIM: tl.constexpr = LAYER.dim
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUPS
+    query, stride_query, stride_query_head = queries
     kv_head = tl.program_id(1)
     # The last query blocks of a prompt see the most keys: they go first, so that none is left over at the end.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -155,44 +166,41 @@ def _paged_attention_kernel(
     real = (lane < BLOCK_Q * GROUPS) & (token < query_len)
     place = (start + token).to(tl.int64)
     within = real[:, None] & (dim < HEAD_DIM)[None, :]
-    queries = tl.load(
+    query_tile = tl.load(
         query + place[:, None] * stride_query + (head * stride_query_head)[:, None] + dim[None, :], within, other=0.0
     )
     query_pos = cached + token
     # Keys [first_key, last_key) are those that some query of this program may see; tiles lie at absolute positions.
     last_key = tl.maximum(cached + tl.minimum(first_token + BLOCK_Q, query_len), 0)
     first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(cached + first_token - WINDOW + 1, 0)
+    if LAYER.window > 0:
+        first_key = tl.maximum(cached + first_token - LAYER.window + 1, 0)
     low = first_key // BLOCK_N * BLOCK_N
     full = low
-    if WINDOW == 0:
+    if LAYER.window == 0:
         full = tl.maximum(tl.minimum(last_key, cached + first_token + 1) // BLOCK_N * BLOCK_N, low)
     slopes = tl.zeros([BLOCK_M], tl.float32)
-    if ALIBI:
-        slopes = tl.load(alibi_slopes + head, real, other=0.0).to(tl.float32)
+    if scores.alibi_slopes is not None:
+        slopes = tl.load(scores.alibi_slopes + head, real, other=0.0).to(tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    if SINKS:
-        peak = tl.load(sinks + head, real, other=0.0).to(tl.float32) * LOG2E
+    if scores.sinks is not None:
+        peak = tl.load(scores.sinks + head, real, other=0.0).to(tl.float32) * LOG2E
         total += 1.0
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     table = block_table + row.to(tl.int64) * stride_table
-    keys += kv_head * stride_head
-    values += kv_head * stride_head
+    cache = at_head(cache, kv_head)
     for at in range(low, full, BLOCK_N):
         acc, peak, total = attend_keys(
-            acc, peak, total, queries, query_pos, at, first_key, last_key,
-            keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
-            WINDOW, SOFT_CAP, ALIBI, False, BLOCK_SIZE, BLOCK_N, HEAD_DIM, DIM,
+            acc, peak, total, query_tile, query_pos, at, first_key, last_key, cache, table, scores, slopes,
+            LAYER, BLOCK_N, False,
         )  # fmt: skip
     for at in range(full, last_key, BLOCK_N):
         acc, peak, total = attend_keys(
-            acc, peak, total, queries, query_pos, at, first_key, last_key,
-            keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
-            WINDOW, SOFT_CAP, ALIBI, True, BLOCK_SIZE, BLOCK_N, HEAD_DIM, DIM,
+            acc, peak, total, query_tile, query_pos, at, first_key, last_key, cache, table, scores, slopes,
+            LAYER, BLOCK_N, True,
         )  # fmt: skip
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None] * scores.value_scale
     where = place * num_heads + head
     tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
 
@@ -208,8 +216,7 @@ def to_cache(x, inverse_scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write_kv_kernel(
-    keys, values, key, value, slots, inverse_key_scale, inverse_value_scale,
-    stride_key, stride_value, stride_block, stride_token, stride_head,
+    cache, key, value, slots, scales, stride_key, stride_value,
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """One program stores one token's keys and values, all heads."""
@@ -219,17 +226,14 @@ def _write_kv_kernel(
         return
     lane = tl.arange(0, SIZE)
     real = lane < HEADS * HEAD_DIM
-    place = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token
-    place += (lane // HEAD_DIM) * stride_head + lane % HEAD_DIM
+    place = (slot // BLOCK_SIZE) * cache.stride_block + (slot % BLOCK_SIZE) * cache.stride_token
+    place += (lane // HEAD_DIM) * cache.stride_head + lane % HEAD_DIM
     for_keys = tl.load(key + token * stride_key + lane, real)
     for_values = tl.load(value + token * stride_value + lane, real)
-    tl.store(keys + place, to_cache(for_keys, inverse_key_scale, keys.dtype.element_ty, LIMIT), real)
-    tl.store(values + place, to_cache(for_values, inverse_value_scale, values.dtype.element_ty, LIMIT), real)
-
-
-def limit_of(cache: Tensor) -> float:
-    """The largest number that a cache of 8-bit floats holds, 0 for other caches."""
-    return torch.finfo(cache.dtype).max if cache.dtype.itemsize == 1 else 0.0
+    for_keys = to_cache(for_keys, scales.inverse_key, cache.key.dtype.element_ty, LIMIT)
+    for_values = to_cache(for_values, scales.inverse_value, cache.value.dtype.element_ty, LIMIT)
+    tl.store(cache.key + place, for_keys, real)
+    tl.store(cache.value + place, for_values, real)
 
 
 def write_kv(
@@ -247,8 +251,8 @@ def write_kv(
         return
     key, value = dense_heads(key), dense_heads(value)
     _write_kv_kernel[(num_tokens,)](
-        kv_cache[0], kv_cache[1], key, value, slot_mapping, 1.0 / key_scale, 1.0 / value_scale,
-        key.stride(0), value.stride(0), *kv_cache.stride()[1:4],
+        paged_cache(kv_cache), key, value, slot_mapping, CacheScales(1.0 / key_scale, 1.0 / value_scale),
+        key.stride(0), value.stride(0),
         BLOCK_SIZE=kv_cache.shape[2], HEADS=num_heads, HEAD_DIM=head_dim,
         SIZE=triton.next_power_of_2(num_heads * head_dim), LIMIT=limit_of(kv_cache),
     )  # fmt: skip
@@ -287,13 +291,10 @@ def paged_attention(
         return out
     blocks = num_tokens // (launch.block_m // groups) + num_rows
     _paged_attention_kernel[(blocks, kv_heads)](
-        out, query, kv_cache[0], kv_cache[1], query_start, seq_lens, block_table,
-        out if sinks is None else sinks, out if alibi_slopes is None else alibi_slopes,
-        num_rows, scale * key_scale, value_scale, soft_cap, query.stride(0), query.stride(1), block_table.stride(0),
-        *kv_cache.stride()[1:4], num_heads,
-        GROUPS=groups, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None, ALIBI=alibi_slopes is not None,
-        BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, HEAD_DIM=head_dim,
-        DIM=max(16, triton.next_power_of_2(head_dim)),
+        out, (query, query.stride(0), query.stride(1)), paged_cache(kv_cache), query_start, seq_lens, block_table,
+        Scores(scale * key_scale, value_scale, soft_cap if soft_cap > 0 else None, sinks, alibi_slopes),
+        num_rows, block_table.stride(0), num_heads,
+        LAYER=layer_of(query, kv_cache, window), BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     return out

@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import attend_keys
+from .attention import at_head, attend_keys
 from .chain import await_previous, chained
 from .decode import PrefixParts, room_for
+from .paged import Scores, layer_of, paged_cache
 from .spans import PREFIX_ALIGN, prefix_span, prefix_splits
 
 
@@ -45,14 +46,16 @@ def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int, prog
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles", "programs"])
 def _prefix_attention_kernel(
-    partial, lse, query, keys, values, tile_rows, tile_lens, seq_lens, block_table, alibi_slopes,
-    num_rows, num_tiles, programs, scale, soft_cap, value_scale,
-    stride_query, stride_table, stride_block, stride_token, stride_head,
-    GROUPS: tl.constexpr, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
+    partial, lse, query, cache, tiles, rows, scores, num_rows, num_tiles, programs, stride_query, stride_table,
+    LAYER: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of rows, the heads of one KV head, one split of the prefix."""
+    GROUPS: tl.constexpr = LAYER.groups
+    HEAD_DIM: tl.constexpr = LAYER.head_dim
+    DIM: tl.constexpr = LAYER.dim
+    tile_rows, tile_lens = tiles
+    seq_lens, block_table = rows
     await_previous(CHAINED, LONG=True)
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_lens + tile) // PREFIX_ALIGN * PREFIX_ALIGN
@@ -70,22 +73,20 @@ def _prefix_attention_kernel(
     queries = tl.load(query + (row * stride_query + head * HEAD_DIM)[:, None] + dim[None, :], within, other=0.0)
     slopes = tl.zeros([BLOCK_M], tl.float32)
     query_pos = tl.zeros([BLOCK_M], tl.int32)
-    if ALIBI:
-        slopes = tl.load(alibi_slopes + head, real, other=0.0).to(tl.float32)
+    if scores.alibi_slopes is not None:
+        slopes = tl.load(scores.alibi_slopes + head, real, other=0.0).to(tl.float32)
         query_pos = tl.load(seq_lens + row, real, other=1) - 1
     table = block_table + tl.load(tile_rows + tile * ROWS).to(tl.int64) * stride_table
-    keys += kv_head * stride_head
-    values += kv_head * stride_head
+    cache = at_head(cache, kv_head)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     for at in range(low, high, BLOCK_N):
         acc, peak, total = attend_keys(
-            acc, peak, total, queries, query_pos, at, 0, length,
-            keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
-            0, SOFT_CAP, ALIBI, False, BLOCK_SIZE, BLOCK_N, HEAD_DIM, DIM,
+            acc, peak, total, queries, query_pos, at, 0, length, cache, table, scores, slopes,
+            LAYER, BLOCK_N, False,
         )  # fmt: skip
-    acc = acc / total[:, None] * value_scale
+    acc = acc / total[:, None] * scores.value_scale
     place = (row * (tl.num_programs(1) * GROUPS) + head) * PARTS + split
     tl.store(partial + place[:, None] * HEAD_DIM + dim[None, :], acc, within)
     tl.store(lse + place, peak + tl.log2(total), real)
@@ -124,13 +125,11 @@ def prefix_attention(
     partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
     lse = torch.empty(shape, dtype=torch.float32, device=query.device)
     _prefix_attention_kernel[(len(tile_lens), kv_heads, launch.splits)](
-        partial, lse, query, kv_cache[0], kv_cache[1], tile_rows, tile_lens, seq_lens, block_table,
-        lse if alibi_slopes is None else alibi_slopes,
-        num_rows, len(tile_lens), launch.programs, scale * key_scale, soft_cap, value_scale,
-        query.stride(0), block_table.stride(0), *kv_cache.stride()[1:4],
-        GROUPS=groups, SOFT_CAP=soft_cap > 0, ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], ROWS=rows,
-        BLOCK_M=max(16, triton.next_power_of_2(rows * groups)), BLOCK_N=launch.block_n, HEAD_DIM=head_dim,
-        DIM=max(16, triton.next_power_of_2(head_dim)), PARTS=shape[2],
+        partial, lse, query, paged_cache(kv_cache), (tile_rows, tile_lens), (seq_lens, block_table),
+        Scores(scale * key_scale, value_scale, soft_cap if soft_cap > 0 else None, None, alibi_slopes),
+        num_rows, len(tile_lens), launch.programs, query.stride(0), block_table.stride(0),
+        LAYER=layer_of(query, kv_cache), ROWS=rows, BLOCK_M=max(16, triton.next_power_of_2(rows * groups)),
+        BLOCK_N=launch.block_n, PARTS=shape[2],
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
     return PrefixParts(row_lens, tile_lens, launch.splits, launch.programs, partial, lse)

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import INVARIANT_KEYS, LOG2E, attend_keys, dense_heads, limit_of, one_warp, to_cache
+from .attention import INVARIANT_KEYS, LOG2E, at_head, attend_keys, dense_heads, one_warp, to_cache
 from .chain import await_previous, chained
+from .paged import CacheScales, Projected, Rows, Scores, Splitting, layer_of, paged_cache
 from .spans import PREFIX_ALIGN, own_span, prefix_span, prefix_splits
 
 #: Parts of a row that there is room for: few kinds, for each is a kernel of its own, which a start waits for.
@@ -81,28 +82,25 @@ def room_for(parts: int) -> int:
 
 
 @triton.jit
-def _store_token(
-    keys, values, key, value, place, dim, inverse_key_scale, inverse_value_scale,
-    HEAD_DIM: tl.constexpr, LIMIT: tl.constexpr,
-):  # fmt: skip
-    within = dim < HEAD_DIM
-    for_keys = to_cache(tl.load(key + dim, within), inverse_key_scale, keys.dtype.element_ty, LIMIT)
-    for_values = to_cache(tl.load(value + dim, within), inverse_value_scale, values.dtype.element_ty, LIMIT)
-    tl.store(keys + place + dim, for_keys, within)
-    tl.store(values + place + dim, for_values, within)
+def _store_token(cache, key, value, place, dim, scales, LAYER: tl.constexpr):
+    within = dim < LAYER.head_dim
+    dtype: tl.constexpr = cache.key.dtype.element_ty
+    for_keys = to_cache(tl.load(key + dim, within), scales.inverse_key, dtype, LAYER.limit)
+    for_values = to_cache(tl.load(value + dim, within), scales.inverse_value, dtype, LAYER.limit)
+    tl.store(cache.key + place + dim, for_keys, within)
+    tl.store(cache.value + place + dim, for_values, within)
 
 
 @triton.jit
-def _join(
-    out, partial, lse, first_head, used,
-    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    ROOM: tl.constexpr,
-):  # fmt: skip
-    """out = Σ 2^(lse_i - peak) partial_i / Σ 2^(lse_i - peak) over the first `used` splits, for GROUPS heads."""
-    TOGETHER: tl.constexpr = ROOM if SPLITS > ROOM else SPLITS
+def _join(out, partial, lse, first_head, used, LAYER: tl.constexpr, BLOCK_M: tl.constexpr, SPLITTING: tl.constexpr):
+    """out = Σ 2^(lse_i - peak) partial_i / Σ 2^(lse_i - peak) over the first `used` splits, for LAYER.groups heads."""
+    HEAD_DIM: tl.constexpr = LAYER.head_dim
+    DIM: tl.constexpr = LAYER.dim
+    SPLITS: tl.constexpr = SPLITTING.parts
+    TOGETHER: tl.constexpr = SPLITTING.together
     lane, split, dim = tl.arange(0, BLOCK_M), tl.arange(0, SPLITS), tl.arange(0, DIM)
     head = first_head + lane
-    real = lane < GROUPS
+    real = lane < LAYER.groups
     parts = tl.load(
         lse + (head * SPLITS)[:, None] + split[None, :], real[:, None] & (split < used)[None, :],
         other=float("-inf"), cache_modifier=".cg",
@@ -126,51 +124,53 @@ def _join(
     tl.store(out + head[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
 
 
+# What must not be specialised stands alone: Triton would specialise it in a tuple.
 @triton.jit(
     do_not_specialize=["ordered", "min_span", "num_tiles", "prefix_splits_most", "prefix_programs"],
     do_not_specialize_on_alignment=["prefix_lens", "tile_lens"],
 )
 def _decode_attention_kernel(
-    out, prefix_lens, tile_lens, num_tiles, prefix_splits_most, prefix_programs,
-    partial, lse, arrivals, query, key, value, keys, values, slots, seq_lens, block_table, order,
-    ordered, min_span, sinks, alibi_slopes, scale, soft_cap, value_scale, inverse_key_scale, inverse_value_scale,
-    stride_query, stride_key, stride_value, stride_table, stride_block, stride_token, stride_head,
-    GROUPS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr, SPLIT: tl.constexpr, PREFIX: tl.constexpr, PARTS: tl.constexpr,
-    LIMIT: tl.constexpr, ROOM: tl.constexpr, CHAINED: tl.constexpr,
+    out, parts, tokens, cache, scales, rows, scores, ordered, min_span,
+    prefix_lens, tile_lens, num_tiles, prefix_splits_most, prefix_programs,
+    LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITTING: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
+    GROUPS: tl.constexpr = LAYER.groups
+    HEAD_DIM: tl.constexpr = LAYER.head_dim
+    DIM: tl.constexpr = LAYER.dim
+    partial, lse, arrivals = parts
     await_previous(CHAINED, LONG=True)
     # what lies side by side in memory is read at about the same time
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if ordered:
-        row = tl.load(order + row)
+        row = tl.load(rows.order + row)
     lane, dim = tl.arange(0, BLOCK_M), tl.arange(0, DIM)
     head = kv_head * GROUPS + lane
     real = lane < GROUPS
     within = real[:, None] & (dim < HEAD_DIM)[None, :]
     where = row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + head
-    seq_len = tl.load(seq_lens + row)
+    seq_len = tl.load(rows.seq_lens + row)
     if seq_len == 0:  # padding owns no key
         if split == 0:
             tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], tl.zeros([BLOCK_M, DIM], out.dtype.element_ty), within)  # fmt: skip  # noqa: E501
         return
     queries = tl.load(
-        query + row.to(tl.int64) * stride_query + (head * HEAD_DIM)[:, None] + dim[None, :], within, other=0.0
+        tokens.query + row.to(tl.int64) * tokens.stride_query + (head * HEAD_DIM)[:, None] + dim[None, :],
+        within,
+        other=0.0,
     )
     first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(seq_len - WINDOW, 0)
+    if LAYER.window > 0:
+        first_key = tl.maximum(seq_len - LAYER.window, 0)
     before = 0  # parts that the shared prefix left
-    if PREFIX:
+    if prefix_lens is not None:
         first_key = tl.load(prefix_lens + row) // PREFIX_ALIGN * PREFIX_ALIGN
         splits = prefix_splits(tile_lens, num_tiles, prefix_programs, prefix_splits_most)
         before = tl.cdiv(first_key, prefix_span(first_key, splits))
     low = first_key // BLOCK_N * BLOCK_N
     high = seq_len
     used = 1
-    if SPLIT:
+    if SPLITTING.split:
         length = seq_len - low
         span = own_span(length, tl.num_programs(0), min_span, BLOCK_N)
         used = tl.cdiv(length, span)
@@ -178,53 +178,49 @@ def _decode_attention_kernel(
             return
         low += split * span
         high = tl.minimum(low + span, seq_len)
-    keys += kv_head * stride_head
-    values += kv_head * stride_head
+    cache = at_head(cache, kv_head)
     if high == seq_len:  # this split reads the new token, so it stores it first
-        slot = tl.load(slots + row)
+        slot = tl.load(rows.slots + row)
         if slot >= 0:
-            place = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token
+            place = (slot // LAYER.block_size) * cache.stride_block + (slot % LAYER.block_size) * cache.stride_token
             token = row.to(tl.int64)
             _store_token(
-                keys, values, key + token * stride_key + kv_head * HEAD_DIM,
-                value + token * stride_value + kv_head * HEAD_DIM, place, dim,
-                inverse_key_scale, inverse_value_scale, HEAD_DIM, LIMIT,
+                cache, tokens.key + token * tokens.stride_key + kv_head * HEAD_DIM,
+                tokens.value + token * tokens.stride_value + kv_head * HEAD_DIM, place, dim, scales, LAYER,
             )  # fmt: skip
         tl.debug_barrier()
     full = low
-    if WINDOW == 0:
+    if LAYER.window == 0:
         full = tl.maximum(high // BLOCK_N * BLOCK_N, low)
     slopes = tl.zeros([BLOCK_M], tl.float32)
-    if ALIBI:
-        slopes = tl.load(alibi_slopes + head, real, other=0.0).to(tl.float32)
+    if scores.alibi_slopes is not None:
+        slopes = tl.load(scores.alibi_slopes + head, real, other=0.0).to(tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    if SINKS:
-        sink = tl.load(sinks + head, real, other=0.0).to(tl.float32) * LOG2E
+    if scores.sinks is not None:
+        sink = tl.load(scores.sinks + head, real, other=0.0).to(tl.float32) * LOG2E
         peak = tl.where(split == 0, sink, peak)
         total = tl.where(split == 0, total + 1.0, total)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
-    table = block_table + row.to(tl.int64) * stride_table
+    table = rows.block_table + row.to(tl.int64) * rows.stride_table
     query_pos = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
     for at in range(low, full, BLOCK_N):
         acc, peak, total = attend_keys(
-            acc, peak, total, queries, query_pos, at, first_key, seq_len,
-            keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
-            WINDOW, SOFT_CAP, ALIBI, False, BLOCK_SIZE, BLOCK_N, HEAD_DIM, DIM,
+            acc, peak, total, queries, query_pos, at, first_key, seq_len, cache, table, scores, slopes,
+            LAYER, BLOCK_N, False,
         )  # fmt: skip
     for at in range(full, high, BLOCK_N):
         acc, peak, total = attend_keys(
-            acc, peak, total, queries, query_pos, at, first_key, high,
-            keys, values, table, stride_block, stride_token, scale, soft_cap, slopes,
-            WINDOW, SOFT_CAP, ALIBI, True, BLOCK_SIZE, BLOCK_N, HEAD_DIM, DIM,
+            acc, peak, total, queries, query_pos, at, first_key, high, cache, table, scores, slopes,
+            LAYER, BLOCK_N, True,
         )  # fmt: skip
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
-    acc = acc / total[:, None] * value_scale
+    acc = acc / total[:, None] * scores.value_scale
     if used + before == 1:
         tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
         return
-    part = where * PARTS + before + split
+    part = where * SPLITTING.parts + before + split
     tl.store(partial + part[:, None] * HEAD_DIM + dim[None, :], acc, within & ~empty[:, None])
     tl.store(lse + part, tl.where(empty, float("-inf"), peak + tl.log2(total)), real)
     tl.debug_barrier()
@@ -232,7 +228,7 @@ def _decode_attention_kernel(
     if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
         tl.store(arrival, 0)  # for the next launch
         first_head = row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + kv_head * GROUPS
-        _join(out, partial, lse, first_head, before + used, GROUPS, BLOCK_M, PARTS, HEAD_DIM, DIM, ROOM)
+        _join(out, partial, lse, first_head, before + used, LAYER, BLOCK_M, SPLITTING)
 
 
 def decode_attention(
@@ -270,32 +266,30 @@ def decode_attention(
     if query.stride(2) != 1 or query.stride(1) != head_dim:
         query = query.contiguous()
     key, value = dense_heads(key), dense_heads(value)
-    partial = lse = prefix_lens = tile_lens = out
-    most = programs = 1
+    layer = layer_of(query, kv_cache, window)
+    partial = lse = out
+    prefix_lens = tile_lens = None
+    num_tiles = most = programs = 1
     parts = 1 if launch.splits == 1 else max(16, room_for(launch.splits))
     if prefix is not None:
-        partial, lse, prefix_lens, parts = prefix.out, prefix.lse, prefix.row_lens, prefix.lse.shape[2]
-        tile_lens, most, programs = prefix.tile_lens, prefix.splits, prefix.programs
+        partial, lse, parts = prefix.out, prefix.lse, prefix.lse.shape[2]
+        prefix_lens, tile_lens, num_tiles = prefix.row_lens, prefix.tile_lens, len(prefix.tile_lens)
+        most, programs = prefix.splits, prefix.programs
     elif launch.splits > 1:
         shape = (num_rows, num_heads, parts)
         partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
         lse = torch.empty(shape, dtype=torch.float32, device=query.device)
-    dim = max(16, triton.next_power_of_2(head_dim))
     # parts that are joined at once, as many as registers hold: of 16 heads of 128 two warps hold four
-    room = max(1, min(4, 8192 // (launch.block_m * dim)) // (2 if launch.num_warps == 1 else 1))
+    together = min(4, 8192 // (launch.block_m * layer.dim)) // (2 if launch.num_warps == 1 else 1)
     _decode_attention_kernel[(launch.splits, kv_heads, num_rows)](
-        out, prefix_lens, tile_lens, len(tile_lens), most, programs,
-        partial, lse, arrivals, query, key, value, kv_cache[0], kv_cache[1], slot_mapping, seq_lens,
-        block_table, seq_lens if order is None else order, int(order is not None), launch.min_span,
-        out if sinks is None else sinks, out if alibi_slopes is None else alibi_slopes,
-        scale * key_scale, soft_cap, value_scale, 1.0 / key_scale, 1.0 / value_scale,
-        query.stride(0), key.stride(0), value.stride(0), block_table.stride(0),
-        *kv_cache.stride()[1:4],
-        GROUPS=num_heads // kv_heads, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None,
-        ALIBI=alibi_slopes is not None, BLOCK_SIZE=kv_cache.shape[2], BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
-        HEAD_DIM=head_dim, DIM=dim, SPLIT=launch.splits > 1,
-        PREFIX=prefix is not None, PARTS=parts,
-        LIMIT=limit_of(kv_cache), ROOM=room,
+        out, (partial, lse, arrivals),
+        Projected(query, key, value, query.stride(0), key.stride(0), value.stride(0)), paged_cache(kv_cache),
+        CacheScales(1.0 / key_scale, 1.0 / value_scale),
+        Rows(slot_mapping, seq_lens, block_table, block_table.stride(0), seq_lens if order is None else order),
+        Scores(scale * key_scale, value_scale, soft_cap if soft_cap > 0 else None, sinks, alibi_slopes),
+        int(order is not None), launch.min_span, prefix_lens, tile_lens, num_tiles, most, programs,
+        LAYER=layer, BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
+        SPLITTING=Splitting(launch.splits > 1, parts, min(parts, max(1, together))),
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
     return out

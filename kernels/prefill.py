@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .linear_invariant import num_multiprocessors
+from .prefill_arguments import Queries, Shape, Tiles
 from .prefill_tiles import attend, fetch, window_tiles
 
 #: Queries of a program, and of each of its two warpgroups.
@@ -44,7 +45,7 @@ def _find_row(query_start, block, num_rows, TOKENS: gl.constexpr):
 
 @gluon.jit
 def _locate(query_start, seq_lens, block, num_rows, TILE: gl.constexpr):
-    """What query block `block` holds; it is empty where its first token is not below the row's length."""
+    """(row, queries) of query block `block`; it is empty where its first token is not below the row's length."""
     row = _find_row(query_start, block, num_rows, 128)
     start = gl.load(query_start + row)
     first_token = (block - (start - gl.load(query_start)) // 128 - row) * 128
@@ -54,7 +55,7 @@ def _locate(query_start, seq_lens, block, num_rows, TILE: gl.constexpr):
     first_pos = cached + first_token
     num_tiles = (cached + gl.minimum(first_token + 128, query_len) + TILE - 1) // TILE
     num_masked = num_tiles - (first_pos + 1) // TILE
-    return row, start, first_token, query_len, seq_len, first_pos, num_tiles, num_masked
+    return row, Queries(start + first_token, first_token, first_pos, query_len, seq_len, num_tiles, num_masked)
 
 
 @gluon.jit
@@ -75,56 +76,45 @@ def _num_turns(num_heads, num_blocks):
 
 @gluon.jit
 def _attend_turns(
-    out, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready, value_free,
-    sinks, query_start, seq_lens, num_rows, num_blocks, num_heads, stride_out, scale, squash,
-    half, PAGE: gl.constexpr, TILE: gl.constexpr, NUM_STAGES: gl.constexpr, DIM: gl.constexpr,
-    HEAD_DIM: gl.constexpr, WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr, SINKS: gl.constexpr,
+    out, queries, keys, values, sinks, query_start, seq_lens, num_rows, num_blocks, num_heads, stride_out, scales, half,
+    SHAPE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup of a program that serves several query blocks."""
     served = 0
     begun = 0
     for turn in range(_num_turns(num_heads, num_blocks)):
-        block, head = _next_block(turn, num_heads, num_blocks)
-        if block >= 0:
-            _, start, first_token, query_len, seq_len, first_pos, num_tiles, num_masked = _locate(
-                query_start, seq_lens, block, num_rows, TILE
-            )
-            if first_token < query_len:
+        number, head = _next_block(turn, num_heads, num_blocks)
+        if number >= 0:
+            _, block = _locate(query_start, seq_lens, number, num_rows, SHAPE.tile)
+            if block.first_token < block.query_len:
                 attend(
-                    out + head * HEAD_DIM, query_smem, key_smem, value_smem, query_ready, query_free, key_ready,
-                    key_free, value_ready, value_free, sinks + head, first_token, first_pos, query_len, seq_len,
-                    start + first_token, stride_out, num_tiles, num_masked, scale, squash, served, begun,
-                    half, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS, True,
+                    out + head * SHAPE.head_dim, queries, keys, values, sinks + head, block, stride_out, scales,
+                    served, begun, half, SHAPE,
                 )  # fmt: skip
-                begun += num_tiles - window_tiles(first_pos, num_tiles, TILE, WINDOW)[1]
+                begun += block.num_tiles - window_tiles(block.first_pos, block.num_tiles, SHAPE.tile, SHAPE.window)[1]
                 served += 1
 
 
 @gluon.jit
 def _fetch_turns(
-    keys, values, query, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready,
-    value_free, query_start, seq_lens, block_table, num_rows, num_blocks, num_heads, row_of_block, stride_table,
-    GROUPS: gl.constexpr, BLOCK_SIZE: gl.constexpr, PAGE: gl.constexpr, TILE: gl.constexpr, NUM_STAGES: gl.constexpr,
-    DIM: gl.constexpr, HEAD_DIM: gl.constexpr, WINDOW: gl.constexpr,
+    query_source, key_source, value_source, queries, keys, values, query_start, seq_lens, block_table, num_rows,
+    num_blocks, num_heads, row_of_block, stride_table, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """The fetching warp of such a program, which is ahead of the others by as much as the shared memory holds."""
     served = 0
     begun = 0
     for turn in range(_num_turns(num_heads, num_blocks)):
-        block, head = _next_block(turn, num_heads, num_blocks)
-        if block >= 0:
-            row, start, first_token, query_len, seq_len, first_pos, num_tiles, _ = _locate(
-                query_start, seq_lens, block, num_rows, TILE
-            )
-            if first_token < query_len:
-                STEP: gl.constexpr = DIM if HEAD_DIM == DIM else 1
+        number, head = _next_block(turn, num_heads, num_blocks)
+        if number >= 0:
+            row, block = _locate(query_start, seq_lens, number, num_rows, SHAPE.tile)
+            if block.first_token < block.query_len:
+                STEP: gl.constexpr = SHAPE.dim if SHAPE.head_dim == SHAPE.dim else 1
                 fetch(
-                    keys, values, query, query_smem, key_smem, value_smem, query_ready, query_free, key_ready,
-                    key_free, value_ready, value_free, block_table + row.to(gl.int64) * stride_table, row_of_block,
-                    start + first_token, head * STEP, head // GROUPS * STEP, first_pos, num_tiles, seq_len, served,
-                    begun, BLOCK_SIZE, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, True,
+                    query_source, key_source, value_source, queries, keys, values, block,
+                    block_table + row.to(gl.int64) * stride_table, row_of_block, head * STEP,
+                    head // SHAPE.groups * STEP, served, begun, SHAPE,
                 )  # fmt: skip
-                begun += num_tiles - window_tiles(first_pos, num_tiles, TILE, WINDOW)[1]
+                begun += block.num_tiles - window_tiles(block.first_pos, block.num_tiles, SHAPE.tile, SHAPE.window)[1]
                 served += 1
 
 
@@ -133,90 +123,74 @@ def _fetch_turns(
     do_not_specialize_on_alignment=["query_start", "seq_lens", "block_table"],
 )
 def _prefill_attention_kernel(
-    out, query, keys, values, query_start, seq_lens, block_table, num_rows, row_of_block, scale,
-    stride_out, stride_table, num_blocks, num_heads, squash, sinks,
-    GROUPS: gl.constexpr, BLOCK_SIZE: gl.constexpr, PAGE: gl.constexpr, TILE: gl.constexpr,
-    NUM_STAGES: gl.constexpr, DIM: gl.constexpr, HEAD_DIM: gl.constexpr, WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr,
-    SINKS: gl.constexpr, REPEATED: gl.constexpr,
+    out, query, key, value, query_start, seq_lens, block_table, num_rows, row_of_block, num_blocks, num_heads,
+    stride_out, stride_table, scales, sinks, SHAPE: gl.constexpr,
 ):  # fmt: skip
-    """One program: 128 queries of a row, one head; with REPEATED, as many such blocks as are its share."""
-    CHUNKS: gl.constexpr = DIM // 64
-    PARTS: gl.constexpr = NUM_STAGES * CHUNKS * (TILE // PAGE)
-    WIDE: gl.constexpr = HEAD_DIM == DIM
+    """One program: 128 queries of a row, one head; if SHAPE.repeated, as many such blocks as are its share."""
+    PAGE: gl.constexpr = SHAPE.page
+    NUM_STAGES: gl.constexpr = SHAPE.num_stages
+    CHUNKS: gl.constexpr = SHAPE.dim // 64
+    PARTS: gl.constexpr = NUM_STAGES * CHUNKS * (SHAPE.tile // PAGE)
+    WIDE: gl.constexpr = SHAPE.head_dim == SHAPE.dim
     QUERY_PART: gl.constexpr = [2 * CHUNKS, 64, 64] if WIDE else [2 * CHUNKS, 64, 1, 64]
     CACHE_PART: gl.constexpr = [PARTS, PAGE, 64] if WIDE else [PARTS, PAGE, 1, 64]
+    RING: gl.constexpr = [NUM_STAGES, 1]
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2 if WIDE else 3)
-    STEP: gl.constexpr = DIM if WIDE else 1
+    STEP: gl.constexpr = SHAPE.dim if WIDE else 1
     head = gl.program_id(0)
     # The last query blocks of a prompt see the most keys: they go first, so that none is left over at the end.
-    block = gl.num_programs(1) - 1 - gl.program_id(1)
-    row, start, first_token, query_len, seq_len, first_pos, num_tiles, num_masked = _locate(
-        query_start, seq_lens, block, num_rows, TILE
-    )
-    if REPEATED or first_token < query_len:
+    row, block = _locate(query_start, seq_lens, gl.num_programs(1) - 1 - gl.program_id(1), num_rows, SHAPE.tile)
+    if SHAPE.repeated or block.first_token < block.query_len:
         dtype: gl.constexpr = out.dtype.element_ty
-        query_smem = gl.allocate_shared_memory(dtype, QUERY_PART, KIND)
-        key_smem = gl.allocate_shared_memory(dtype, CACHE_PART, KIND)
-        value_smem = gl.allocate_shared_memory(dtype, CACHE_PART, KIND)
-        query_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-        query_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-        key_ready = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-        key_free = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-        value_ready = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-        value_free = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], mbarrier.MBarrierLayout())
-        mbarrier.init(query_ready, count=1)
-        if REPEATED:
-            mbarrier.init(query_free, count=2)
+        queries = Tiles(gl.allocate_shared_memory(dtype, QUERY_PART, KIND), _barriers([1]), _barriers([1]))
+        keys = Tiles(gl.allocate_shared_memory(dtype, CACHE_PART, KIND), _barriers(RING), _barriers(RING))
+        values = Tiles(gl.allocate_shared_memory(dtype, CACHE_PART, KIND), _barriers(RING), _barriers(RING))
+        mbarrier.init(queries.ready, count=1)
+        if SHAPE.repeated:
+            mbarrier.init(queries.free, count=2)
         for stage in gl.static_range(NUM_STAGES):
-            mbarrier.init(key_ready.index(stage), count=1)
-            mbarrier.init(key_free.index(stage), count=2)
-            mbarrier.init(value_ready.index(stage), count=1)
-            mbarrier.init(value_free.index(stage), count=2)
+            mbarrier.init(keys.ready.index(stage), count=1)
+            mbarrier.init(keys.free.index(stage), count=2)
+            mbarrier.init(values.ready.index(stage), count=1)
+            mbarrier.init(values.free.index(stage), count=2)
         fence_async_shared()
         # as values and not as constants, so that what both warpgroups do is traced once
         first, second = gl.to_tensor(0), gl.to_tensor(1)
-        if REPEATED:
+        if SHAPE.repeated:
             gl.warp_specialize([
                 (_attend_turns, (
-                    out, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready,
-                    value_free, sinks, query_start, seq_lens, num_rows, num_blocks, num_heads, stride_out, scale,
-                    squash, first, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS,
+                    out, queries, keys, values, sinks, query_start, seq_lens, num_rows, num_blocks, num_heads,
+                    stride_out, scales, first, SHAPE,
                 )),
                 (_attend_turns, (
-                    out, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready,
-                    value_free, sinks, query_start, seq_lens, num_rows, num_blocks, num_heads, stride_out, scale,
-                    squash, second, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS,
+                    out, queries, keys, values, sinks, query_start, seq_lens, num_rows, num_blocks, num_heads,
+                    stride_out, scales, second, SHAPE,
                 )),
                 (_fetch_turns, (
-                    keys, values, query, query_smem, key_smem, value_smem, query_ready, query_free, key_ready,
-                    key_free, value_ready, value_free, query_start, seq_lens, block_table, num_rows, num_blocks,
-                    num_heads, row_of_block, stride_table,
-                    GROUPS, BLOCK_SIZE, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW,
+                    query, key, value, queries, keys, values, query_start, seq_lens, block_table, num_rows, num_blocks,
+                    num_heads, row_of_block, stride_table, SHAPE,
                 )),
             ], [4, 1], [232, 40])  # fmt: skip
         else:
             table = block_table + row.to(gl.int64) * stride_table
-            place = out + head * HEAD_DIM
+            place = out + head * SHAPE.head_dim
             gl.warp_specialize([
                 (attend, (
-                    place, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready,
-                    value_free, sinks + head, first_token, first_pos, query_len, seq_len, start + first_token,
-                    stride_out, num_tiles, num_masked, scale, squash, 0, 0,
-                    first, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS, False,
+                    place, queries, keys, values, sinks + head, block, stride_out, scales, 0, 0, first, SHAPE,
                 )),
                 (attend, (
-                    place, query_smem, key_smem, value_smem, query_ready, query_free, key_ready, key_free, value_ready,
-                    value_free, sinks + head, first_token, first_pos, query_len, seq_len, start + first_token,
-                    stride_out, num_tiles, num_masked, scale, squash, 0, 0,
-                    second, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, SOFT_CAP, SINKS, False,
+                    place, queries, keys, values, sinks + head, block, stride_out, scales, 0, 0, second, SHAPE,
                 )),
                 (fetch, (
-                    keys, values, query, query_smem, key_smem, value_smem, query_ready, query_free, key_ready,
-                    key_free, value_ready, value_free, table, row_of_block, start + first_token, head * STEP,
-                    head // GROUPS * STEP, first_pos, num_tiles, seq_len, 0, 0,
-                    BLOCK_SIZE, PAGE, TILE, NUM_STAGES, DIM, HEAD_DIM, WINDOW, False,
+                    query, key, value, queries, keys, values, block, table, row_of_block, head * STEP,
+                    head // SHAPE.groups * STEP, 0, 0, SHAPE,
                 )),
             ], [4, 1], [232, 40])  # fmt: skip
+
+
+@gluon.jit
+def _barriers(shape: gl.constexpr):
+    return gl.allocate_shared_memory(gl.int64, shape, mbarrier.MBarrierLayout())
 
 
 def serves(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
@@ -257,13 +231,15 @@ def prefill_attention(
     grid = (num_heads, blocks)
     if persistent:
         grid = (min(num_multiprocessors(query.device), num_heads * blocks), 1)
+    shape = Shape(
+        num_heads // kv_heads, block_size, page, tile, STAGES, dim, head_dim, window,
+        soft_cap=soft_cap > 0, sinks=sinks is not None, repeated=persistent,
+    )  # fmt: skip
+    scales = ((soft_cap or scale) * _LOG2E, scale / soft_cap if soft_cap else 1.0)
     _prefill_attention_kernel[grid](
-        out, queries, *paged, query_start, seq_lens, block_table, len(seq_lens), stride_block // stride_token,
-        (soft_cap or scale) * _LOG2E, out.stride(0), block_table.stride(0), blocks, num_heads,
-        scale / soft_cap if soft_cap else 1.0, out if sinks is None else sinks,
-        GROUPS=num_heads // kv_heads, BLOCK_SIZE=block_size, PAGE=page, TILE=tile, NUM_STAGES=STAGES, DIM=dim,
-        HEAD_DIM=head_dim, WINDOW=window, SOFT_CAP=soft_cap > 0, SINKS=sinks is not None, REPEATED=persistent,
-        num_warps=4,
+        out, queries, *paged, query_start, seq_lens, block_table, len(seq_lens), stride_block // stride_token, blocks,
+        num_heads, out.stride(0), block_table.stride(0), scales, out if sinks is None else sinks,
+        SHAPE=shape, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -1,0 +1,110 @@
+"""What the attention kernels take together: a layer's cache, its rows, the scores' numbers and the layer's sizes.
+
+Triton passes a tuple's members to a kernel one by one and specialises each as it would an argument of its own, also
+where `do_not_specialize` or `do_not_specialize_on_alignment` name the tuple: what those are meant for stays an argument
+of its own. A member that is None is left out, and code that asks for it is not compiled. No member may be called
+`values` or `type`: Triton's own tuples have attributes of those names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+
+class PagedCache(NamedTuple):
+    """Keys and values [blocks, block size, KV heads, D] of a layer; strides in elements, that of D is 1."""
+
+    key: Any
+    value: Any
+    stride_block: Any
+    stride_token: Any
+    stride_head: Any
+
+
+class CacheScales(NamedTuple):
+    """What keys and values are multiplied with before a cache of 8-bit floats stores them."""
+
+    inverse_key: Any
+    inverse_value: Any
+
+
+class Scores(NamedTuple):
+    """How scores become weights: softmax(soft_cap · tanh(scale / soft_cap · q kᵀ) + slope · distance), times a scale.
+
+    `soft_cap`, `sinks` [H] and `alibi_slopes` [H] are None where a layer has none. The output is multiplied with
+    `value_scale`.
+    """
+
+    scale: Any
+    value_scale: Any
+    soft_cap: Any
+    sinks: Any
+    alibi_slopes: Any
+
+
+class Layer(NamedTuple):
+    """Sizes of a layer that a kernel is compiled for.
+
+    `groups` query heads share a KV head; `dim` is `head_dim` padded to a power of two; `window` 0 is none; `limit` is
+    the largest number of a cache of 8-bit floats, 0 for other caches.
+    """
+
+    groups: int
+    head_dim: int
+    dim: int
+    block_size: int
+    window: int
+    limit: float
+
+
+class Rows(NamedTuple):
+    """Rows [B] of one token each: where its key and value are stored, how many tokens the row has with it, its blocks.
+
+    Programs may go through the rows in the order that `order` gives.
+    """
+
+    slots: Any
+    seq_lens: Any
+    block_table: Any
+    stride_table: Any
+    order: Any
+
+
+class Projected(NamedTuple):
+    """Queries [B, H, D], keys and values [B, KV heads, D] of new tokens; strides from token to token, in elements."""
+
+    query: Any
+    key: Any
+    value: Any
+    stride_query: Any
+    stride_key: Any
+    stride_value: Any
+
+
+class Splitting(NamedTuple):
+    """Whether a row is read in splits, room for the parts of a row, and how many of them are joined at once."""
+
+    split: bool
+    parts: int
+    together: int
+
+
+def paged_cache(kv_cache: Tensor) -> PagedCache:
+    """`kv_cache` [2, blocks, block size, KV heads, D] as kernels take it."""
+    return PagedCache(kv_cache[0], kv_cache[1], *kv_cache.stride()[1:4])
+
+
+def layer_of(query: Tensor, kv_cache: Tensor, window: int = 0) -> Layer:
+    """The sizes of a layer with such queries [T, H, D]."""
+    block_size, kv_heads, head_dim = kv_cache.shape[2:]
+    dim = max(16, triton.next_power_of_2(head_dim))
+    return Layer(query.shape[1] // kv_heads, head_dim, dim, block_size, window, limit_of(kv_cache))
+
+
+def limit_of(cache: Tensor) -> float:
+    """The largest number that a cache of 8-bit floats holds, 0 for other caches."""
+    return torch.finfo(cache.dtype).max if cache.dtype.itemsize == 1 else 0.0
