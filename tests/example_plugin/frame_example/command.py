@@ -8,7 +8,7 @@ from frame.interfaces import Command
 
 
 class HelloCommand(Command):
-    """What is heavy is imported inside `run`: `frame --help` builds every command."""
+    """Imports heavy modules inside `run` only, because `frame --help` builds every command."""
 
     help = "Greets a plugin author."
 
