@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from frame.core.config.flat import from_flat
-from frame.core.interfaces.platform import Steps
+from frame.core.interfaces.platform_steps import Steps
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 from frame.core.worker.start.profile import NoAttention
 from frame.offline.engine import LLMEngine

@@ -8,7 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..interfaces.platform import AnyShape, EagerGraphs, Graphs, Length, Shapes, Streams
+from ..interfaces.platform import Streams
+from ..interfaces.platform_steps import (
+    AnyShape,
+    EagerGraphs,
+    Graphs,
+    Length,
+    Shapes,
+)
 from ..ops import Ops
 
 

@@ -13,7 +13,14 @@ from frame.core.config.flat import from_flat
 from frame.core.interfaces.attention import AttentionBackend, GroupBatch
 from frame.core.interfaces.connector import NullConnectorWorker
 from frame.core.interfaces.model import LayerHooks
-from frame.core.interfaces.platform import AnyShape, EagerGraphs, Graphs, NoKernels, Steps, StepShape
+from frame.core.interfaces.platform_steps import (
+    AnyShape,
+    EagerGraphs,
+    Graphs,
+    Kernels,
+    Steps,
+    StepShape,
+)
 from frame.core.plugin_host.registry import Registry
 from frame.core.worker.step.runner import Runner
 from frame.interfaces import BackendSetup
@@ -130,7 +137,7 @@ class Capturing(EagerGraphs):
         return False
 
 
-class RunsOnce(NoKernels):
+class RunsOnce(Kernels):
     """Runs steps of every kind, as a device that compiles them does."""
 
     def prepare(self, run: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from frame.core.interfaces.platform import StepShape
+from frame.core.interfaces.platform_steps import StepShape
 from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers

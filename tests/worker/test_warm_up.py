@@ -3,14 +3,14 @@
 import pytest
 
 from frame import LLM, SamplingParams
-from frame.core.interfaces.platform import NoKernels, Steps
+from frame.core.interfaces.platform_steps import Kernels, Steps
 from frame.core.worker.step.runner import Runner
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 
 
-class RunsTwice(NoKernels):
+class RunsTwice(Kernels):
     """Runs steps of every kind, as a device does that compiles them first."""
 
     def __init__(self, platform=None, left=None):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...interfaces.model import Model
-from ...interfaces.platform import StepShape
+from ...interfaces.platform_steps import StepShape
 from ...ops.step import StepBuffers
 from ..device import Device
 from .draws import PlainSampled

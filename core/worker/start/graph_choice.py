@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...interfaces.attention import AttentionBackend
 from ...interfaces.model import LayerHooks, Model
-from ...interfaces.platform import EagerGraphs, Graphs
+from ...interfaces.platform_steps import EagerGraphs, Graphs
 
 
 def backend_reasons(backends: Sequence[AttentionBackend], names: Sequence[str]) -> list[str]:

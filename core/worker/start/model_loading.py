@@ -16,7 +16,8 @@ from ...config.tree import FrameConfig
 from ...interfaces.kv import AnyKVSpec, KVLayout
 from ...interfaces.kv_layout import group_layers, plan_layout
 from ...interfaces.model import Groups, Model
-from ...interfaces.platform import Platform, Steps
+from ...interfaces.platform import Platform
+from ...interfaces.platform_steps import Steps
 from ...interfaces.setup import LoaderSetup, ModelSetup
 from ...layers.build import ModelBuild
 from ...layers.pooling_build import PoolingBuild

@@ -11,7 +11,8 @@ from ...config.tree import FrameConfig
 from ...interfaces.connector import ConnectorWorker, NullConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.mesh import Placement
-from ...interfaces.platform import Platform, PlatformSpec, Steps
+from ...interfaces.platform import Platform, PlatformSpec
+from ...interfaces.platform_steps import Steps
 from ...plugin_host.registry import Registry
 from ...plugin_host.setups import connector_worker_setup, platform_setup
 from .model_loading import resolve_dtype

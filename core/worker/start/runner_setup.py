@@ -11,7 +11,8 @@ from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.logits import LogitsProcessor
 from ...interfaces.model import Model
-from ...interfaces.platform import Platform, Steps
+from ...interfaces.platform import Platform
+from ...interfaces.platform_steps import Steps
 from ...ops.step import StepBuffers
 from ...plugin_host.registry import Registry
 from ..device import Device

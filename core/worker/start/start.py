@@ -15,7 +15,8 @@ from ...interfaces.kv import KVLayout
 from ...interfaces.kv_layout import full_bytes
 from ...interfaces.mesh import Placement
 from ...interfaces.model import Model
-from ...interfaces.platform import EagerGraphs, MemorySnapshot, Platform
+from ...interfaces.platform import MemorySnapshot, Platform
+from ...interfaces.platform_steps import EagerGraphs
 from ...plugin_host.registry import Registry
 from ..pooling.pooling import Pooling
 from ..sample.processors import load_processors

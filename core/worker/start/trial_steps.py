@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...interfaces.kv_layout import with_blocks
-from ...interfaces.platform import Platform, Steps
+from ...interfaces.platform import Platform
+from ...interfaces.platform_steps import Steps
 from ..step.runner import Runner
 from .attention_binding import BoundLayers, choose_backends
 from .distinct_layers import distinct_layers

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...interfaces.platform import StepShape
+from ...interfaces.platform_steps import StepShape
 from ...interfaces.pooling_params import PoolingParams
 from ...interfaces.sampling import SamplingParams
 from ...interfaces.step import NewRequest, StepPlan, TokenMasks

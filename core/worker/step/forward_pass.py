@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...interfaces.attention import AttentionBackend
 from ...interfaces.model import ForwardStep, LayerHooks, Model, ModelInputs
-from ...interfaces.platform import StepShape
+from ...interfaces.platform_steps import StepShape
 from ...layers.cached import CachedLayer
 from ...ops.step import StepBuffers
 from .prefix_tiles import PrefixTiles

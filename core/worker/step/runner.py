@@ -21,7 +21,7 @@ from ...interfaces.attention import AttentionBackend
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.model import LayerHooks, Model
-from ...interfaces.platform import NO_ROWS, StepShape
+from ...interfaces.platform_steps import NO_ROWS, StepShape
 from ...interfaces.step import StepPlan, TransferReport
 from ...ops.step import StepBuffers
 from ..device import Device

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ...interfaces.attention import GroupBatch, SharedPrefix
-from ...interfaces.platform import StepShape
+from ...interfaces.platform_steps import StepShape
 from ...interfaces.step import PrefixRows, StepPlan
 from ...ops.step import StepBuffers, StepSizes
 from ..device import Device

@@ -122,26 +122,26 @@ if TYPE_CHECKING:
     )
     from frame.core.interfaces.platform import (
         SMALL_COPY_BYTES as SMALL_COPY_BYTES,
+        HostCopy as HostCopy,
+        Memory as Memory,
+        MemorySnapshot as MemorySnapshot,
+        Platform as Platform,
+        PlatformSpec as PlatformSpec,
+        Streams as Streams,
+    )
+    from frame.core.interfaces.platform_steps import (
         AnyShape as AnyShape,
         Compiler as Compiler,
         EagerGraphs as EagerGraphs,
         Forward as Forward,
         Graphs as Graphs,
-        HostCopy as HostCopy,
         Kernels as Kernels,
         Length as Length,
-        Memory as Memory,
-        MemorySnapshot as MemorySnapshot,
-        NoCompiler as NoCompiler,
-        NoKernels as NoKernels,
         Part as Part,
-        Platform as Platform,
-        PlatformSpec as PlatformSpec,
         Result as Result,
         Shapes as Shapes,
         Steps as Steps,
         StepShape as StepShape,
-        Streams as Streams,
     )
     from frame.core.interfaces.pooling import (
         Pooler as Pooler,

@@ -18,14 +18,12 @@ from frame.core.interfaces.model import ForwardStep, Model
 from frame.core.interfaces.platform import (
     SMALL_COPY_BYTES,
     HostCopy,
-    Length,
     MemorySnapshot,
-    Part,
     Platform,
     PlatformSpec,
-    StepShape,
     Streams,
 )
+from frame.core.interfaces.platform_steps import Length, Part, StepShape
 from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers

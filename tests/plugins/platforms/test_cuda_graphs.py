@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from frame.core.interfaces.model import ForwardStep
-from frame.core.interfaces.platform import StepShape
+from frame.core.interfaces.platform_steps import StepShape
 from frame.core.interfaces.step import PrefixRows, StepPlan
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import LEAST_BYTES, CudaGraphs
 from frame.plugins.platforms.cuda.graphs.piecewise import Pieces

@@ -17,7 +17,14 @@ from frame.core.config.flat import from_flat
 from frame.core.engine import idle_capture as recording
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.model import ForwardStep
-from frame.core.interfaces.platform import AnyShape, EagerGraphs, Forward, Part, Steps, StepShape
+from frame.core.interfaces.platform_steps import (
+    AnyShape,
+    EagerGraphs,
+    Forward,
+    Part,
+    Steps,
+    StepShape,
+)
 from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.plugin_host.registry import Registry
