@@ -15,6 +15,7 @@ from frame.plugins.endpoints import page
 MODULE = Path(page.__file__).with_name("static") / "markdown.js"
 #: Shows elements as nested lists [kind, ...children], and counts them.
 SCRIPT = """
+import { readFileSync } from "node:fs";
 let count = 0;
 globalThis.document = {
   createElement: (kind) => {
@@ -30,7 +31,7 @@ globalThis.document = {
   createTextNode: (text) => text,
 };
 const { lastBlock, render } = await import("data:text/javascript;base64," + process.argv[1]);
-for (const text of JSON.parse(process.argv[2])) {
+for (const text of JSON.parse(readFileSync(0, "utf8"))) {
   count = 0;
   const began = performance.now();
   const { tree } = render(text);
@@ -45,8 +46,9 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="there is n
 
 def rendered(*texts: str) -> list[dict[str, object]]:
     module = base64.b64encode(MODULE.read_bytes()).decode()
-    command = ["node", "--input-type=module", "-e", SCRIPT, module, json.dumps(texts)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = ["node", "--input-type=module", "-e", SCRIPT, module]
+    given = json.dumps(texts)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -92,3 +94,13 @@ def test_a_table_has_no_more_cells_than_its_text() -> None:
     text = "|a" * 500 + "\n" + "-|" * 500 + "\n" + "|\n" * 500
     (found,) = rendered(text)
     assert int(str(found["count"])) < len(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a\n\n" * 200_000, "*a* b " * 200_000, "> a\n>\n" * 200_000, "- *a* b " + "*a* b " * 200_000],
+    ids=["blocks", "inline", "quote", "item"],
+)
+def test_an_element_may_have_more_children_than_a_call_has_arguments(text: str) -> None:
+    (found,) = rendered(text)
+    assert int(str(found["count"])) > 200_000

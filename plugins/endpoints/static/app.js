@@ -28,7 +28,8 @@ function askForKey(wrong) {
 async function loadModels() {
   const response = await call("v1/models");
   const models = (await response.json()).data.map((model) => model.id);
-  element("model").replaceChildren(...models.map((name) => new Option(name, name)));
+  element("model").replaceChildren();
+  for (const name of models) element("model").append(new Option(name, name));
 }
 
 /** The server may still be starting: waits for it. */

@@ -136,8 +136,9 @@ export class EngineView {
     series.push(value ?? series.at(-1) ?? 0);
     if (series.length > SECONDS) series.shift();
     if (value !== null) place.textContent = shown(value, card.digits);
-    peak.textContent = `peak ${shown(Math.max(...series), card.digits)}`;
-    const most = card.most ?? Math.max(1e-9, ...series);
+    const highest = series.reduce((most, one) => Math.max(most, one));
+    peak.textContent = `peak ${shown(highest, card.digits)}`;
+    const most = card.most ?? Math.max(1e-9, highest);
     const start = SECONDS - series.length;
     const points = series.map((one, index) => `${start + index},${31 - (29 * one) / most}`).join(" ");
     line.setAttribute("points", points);

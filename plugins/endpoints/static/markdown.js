@@ -14,16 +14,17 @@ const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], [
 /** Quotes and lists nest to this depth; what is deeper is shown as it was written. */
 const MAX_DEPTH = 8;
 
-function make(kind, ...children) {
+/** An element with children, one by one: a long answer has more than a call may have arguments. */
+function make(kind, children = []) {
   const made = document.createElement(kind);
-  made.append(...children);
+  for (const child of children) made.append(child);
   return made;
 }
 
 /** The elements of a Markdown text. */
 export function render(text) {
   const made = document.createDocumentFragment();
-  made.append(...blocks(text.replaceAll("\r\n", "\n").split("\n"), 0));
+  for (const block of blocks(text.replaceAll("\r\n", "\n").split("\n"), 0)) made.append(block);
   return made;
 }
 
@@ -63,7 +64,7 @@ function block(lines, at, depth) {
   const fence = fenceOf(line);
   if (fence) return code(lines, at, fence);
   const heading = HEADING.exec(line);
-  if (heading) return [make(`h${Math.min(6, heading[1].length + 2)}`, ...inline(headingText(heading[2]))), at + 1];
+  if (heading) return [make(`h${Math.min(6, heading[1].length + 2)}`, inline(headingText(heading[2]))), at + 1];
   if (RULE.test(line)) return [make("hr"), at + 1];
   if (depth < MAX_DEPTH && QUOTE.test(line)) return quote(lines, at, depth);
   if (depth < MAX_DEPTH && ITEM.test(line)) return list(lines, at, depth);
@@ -100,7 +101,7 @@ function code(lines, at, { mark: fence, language }) {
   let end = at + 1;
   const closes = (line) => line.trim().startsWith(fence) && line.trim().replaceAll(fence[0], "") === "";
   while (end < lines.length && !closes(lines[end])) end += 1;
-  const box = make("pre", make("code", lines.slice(at + 1, end).join("\n")));
+  const box = make("pre", [make("code", [lines.slice(at + 1, end).join("\n")])]);
   box.className = "code";
   if (language) box.dataset.language = language;
   return [box, end + 1];
@@ -109,7 +110,7 @@ function code(lines, at, { mark: fence, language }) {
 function quote(lines, at, depth) {
   let end = at;
   while (end < lines.length && QUOTE.test(lines[end])) end += 1;
-  return [make("blockquote", ...blocks(lines.slice(at, end).map((line) => line.replace(QUOTE, "")), depth + 1)), end];
+  return [make("blockquote", blocks(lines.slice(at, end).map((line) => line.replace(QUOTE, "")), depth + 1)), end];
 }
 
 function list(lines, at, depth) {
@@ -127,7 +128,7 @@ function list(lines, at, depth) {
       inside.push(lines[at].slice(Math.min(width, lines[at].search(/\S|$/))));
       at += 1;
     }
-    box.append(make("li", ...itemContent(blocks(inside, depth + 1))));
+    box.append(make("li", itemContent(blocks(inside, depth + 1))));
   }
   return [box, at];
 }
@@ -147,14 +148,14 @@ function itemContent(made) {
 
 function table(lines, at) {
   const head = cellsOf(lines[at]);
-  const box = make("table", make("thead", make("tr", ...head.map((cell) => make("th", ...inline(cell))))));
+  const box = make("table", [make("thead", [make("tr", head.map((cell) => make("th", inline(cell))))])]);
   const body = make("tbody");
   for (at += 2; at < lines.length && lines[at].includes("|") && lines[at].trim() !== ""; at += 1) {
     const cells = cellsOf(lines[at]).slice(0, head.length); // missing ones stay out: short rows of a wide table add up
-    body.append(make("tr", ...cells.map((cell) => make("td", ...inline(cell)))));
+    body.append(make("tr", cells.map((cell) => make("td", inline(cell)))));
   }
   box.append(body);
-  const scroller = make("div", box);
+  const scroller = make("div", [box]);
   scroller.className = "table";
   return [scroller, at];
 }
@@ -164,7 +165,7 @@ function paragraph(lines, at, depth) {
   const breaks = (line) => line.trim() === "" || fenceOf(line) || HEADING.test(line) || RULE.test(line)
     || (depth < MAX_DEPTH && (QUOTE.test(line) || ITEM.test(line)));
   while (end < lines.length && !breaks(lines[end])) end += 1;
-  return [make("p", ...inline(lines.slice(at, end).join("\n"))), end];
+  return [make("p", inline(lines.slice(at, end).join("\n"))), end];
 }
 
 /** The nodes of one line's text: code, links and emphasis; everything else as it is written. */
@@ -194,7 +195,7 @@ function span(text, at, marks) {
   if (text[at] === "`") {
     const fence = /^`+/.exec(text.slice(at))[0];
     const end = text.indexOf(fence, at + fence.length);
-    if (end > 0) return { node: make("code", text.slice(at + fence.length, end).trim()), end: end + fence.length };
+    if (end > 0) return { node: make("code", [text.slice(at + fence.length, end).trim()]), end: end + fence.length };
     return { node: fence, end: at + fence.length }; // nothing closes it, nor any part of it
   }
   if (text[at] === "[") {
@@ -217,7 +218,7 @@ function emphasis(text, at, marks) {
     const word = mark[0] === "_" && (/\w/.test(text[at - 1] ?? "") || /\w/.test(text[end + mark.length] ?? ""));
     if (end < 0 || word || /^\s|\s$/.test(inside) || inside.includes("\n\n")) continue;
     const rest = marks.filter(([other]) => other !== mark); // each mark nests once, so that depth is bounded
-    return { node: make(kind, ...inline(inside, rest)), end: end + mark.length };
+    return { node: make(kind, inline(inside, rest)), end: end + mark.length };
   }
   return null;
 }
@@ -231,7 +232,7 @@ function link(address, text) {
     return document.createTextNode(`${text} (${address})`);
   }
   if (!["http:", "https:", "mailto:"].includes(url.protocol)) return document.createTextNode(`${text} (${address})`);
-  const made = make("a", text);
+  const made = make("a", [text]);
   made.href = url.href;
   made.target = "_blank";
   made.rel = "noopener noreferrer";

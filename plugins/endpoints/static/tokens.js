@@ -96,7 +96,8 @@ function showTip(span) {
   const { text, probability, entry } = span.token;
   const rows = (entry.top_logprobs ?? []).map((one) => [one.token, Math.exp(one.logprob), one.token === entry.token]);
   if (!rows.some(([, , chosen]) => chosen)) rows.push([text, probability, true]);
-  tip.replaceChildren(...rows.map(([name, share, chosen]) => row(name, share, chosen)));
+  tip.replaceChildren();
+  for (const [name, share, chosen] of rows) tip.append(row(name, share, chosen));
   tip.hidden = false;
   span.setAttribute("aria-describedby", "tip");
   const place = span.getBoundingClientRect();
