@@ -34,9 +34,11 @@ class BatchesOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: Path | None = Field(None, description="Folder for files and batches; without one these routes answer 404.")
-    max_files: int = Field(1000, ge=1, description="Files stored at most.")
-    max_bytes: int = Field(10 << 30, ge=1, description="Bytes that all files take at most.")
-    max_uploads: int = Field(8, ge=1, description="Uploads at once.")
+    max_files: int = Field(1000, ge=1, description="Files stored at most; an API key gets half of what others leave.")
+    max_bytes: int = Field(
+        10 << 30, ge=1, description="Bytes that all files take at most; an API key gets half of what others leave."
+    )
+    max_uploads: int = Field(8, ge=1, description="Uploads of one API key at once.")
     max_open: int = Field(16, ge=1, description="Batches of one API key that may wait or run.")
     max_lines: int = Field(50_000, ge=1, description="Lines that a batch may have.")
 
@@ -118,7 +120,8 @@ class BatchesEndpoint(Endpoint):
         size = int(announced) if announced.isascii() and announced.isdigit() else self.settings.max_upload_bytes
         with ExitStack() as stack:
             try:
-                target = await asyncio.to_thread(stack.enter_context, files.incoming(size))
+                incoming = files.incoming(size, self.serving.http.owner(request))
+                target = await asyncio.to_thread(stack.enter_context, incoming)
                 form = await read_form(request, target)
             except RequestError:
                 await drop_rest(request)

@@ -7,6 +7,7 @@ batch.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import time
@@ -23,7 +24,8 @@ from frame.interfaces import RequestError
 Object = dict[str, Any]
 
 _FILE = re.compile(r"file-[0-9a-f]{32}")
-_UPLOAD = re.compile(r"[0-9a-f]{32}\.part")
+#: An upload's file: a digest of its owner, and a name of its own.
+_UPLOAD = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.part")
 #: Seconds after which an unfinished record is taken for that of a process that has ended.
 _STALE_SECONDS = 60.0
 
@@ -82,18 +84,20 @@ class FileStore:
             remove_stale(self._folder)
 
     @contextmanager
-    def incoming(self, size: int) -> Iterator[BinaryIO]:
+    def incoming(self, size: int, owner: str) -> Iterator[BinaryIO]:
         """A file for an upload of at most `size` bytes, which are reserved by its length until it is handed to `add`.
 
-        A file that is not added is removed. Raises `RequestError` 413 when there is no room for it, 429 when too many
-        uploads run. Processes that use the folder count each other's uploads.
+        A file that is not added is removed. Raises `RequestError` 413 when the owner has no room for it, 429 when too
+        many of the owner's uploads run. Processes that use the folder count each other's uploads.
         """
         with self._locked():
             remove_stale(self._folder)
-            if sum(1 for _ in self._uploads()) >= self._max_uploads:
-                raise RequestError(429, f"{self._max_uploads} uploads are running, the most at once; try again later")
-            self.check_room(size)
-            path = self.new_path()
+            if sum(1 for _ in self._uploads(owner)) >= self._max_uploads:
+                raise RequestError(
+                    429, f"{self._max_uploads} uploads of this key are running, the most at once; try again later"
+                )
+            self._check_room(size, owner)
+            path = self._folder / f"{_digest(owner)}-{uuid.uuid4().hex}.part"
             file = open_private(path, "xb")
             fcntl.flock(file, fcntl.LOCK_EX)
             file.truncate(size)
@@ -112,22 +116,33 @@ class FileStore:
         finally:
             os.close(folder)
 
-    def _uploads(self) -> Iterator[Path]:
-        return (path for path in self._folder.glob("*.part") if _UPLOAD.fullmatch(path.name))
+    def _uploads(self, owner: str | None = None) -> Iterator[Path]:
+        """The files of uploads that are under way, of all owners or of one."""
+        prefix = "" if owner is None else _digest(owner)
+        return (path for path in self._folder.glob(f"{prefix}*.part") if _UPLOAD.fullmatch(path.name))
 
     def new_path(self) -> Path:
         """A path to write a file to before `add`."""
         return self._folder / f"{uuid.uuid4().hex}.part"
 
-    def check_room(self, size: int) -> None:
-        """Raises `RequestError` 413 when a file of `size` bytes has no room. Results of batches are always stored."""
-        sizes = [each.bytes for each in self.records()]
+    def _check_room(self, size: int, owner: str) -> None:
+        """Raises `RequestError` 413 when an upload of `size` bytes has no room. Results of batches are always stored.
+
+        An API key gets at most half of what other keys leave, so that there is always room for a further key. Without
+        keys, the only owner gets all of it.
+        """
+        files, digest = [(each.owner, each.bytes) for each in self.records()], _digest(owner)
         for path in self._uploads():
             with suppress(FileNotFoundError):  # it was added as a file meanwhile
-                sizes.append(path.stat().st_size)
-        if len(sizes) >= self._max_files or sum(sizes) + size > self._max_bytes:
+                files.append((owner if path.name.startswith(digest) else "another", path.stat().st_size))
+        own = [num_bytes for name, num_bytes in files if name == owner]
+        share = 2 if owner else 1
+        max_files = (self._max_files - len(files) + len(own)) // share
+        max_bytes = (self._max_bytes - sum(num_bytes for _, num_bytes in files) + sum(own)) // share
+        if len(own) >= max_files or sum(own) + size > max_bytes:
+            whose = " of this key" if owner else ""
             raise RequestError(
-                413, f"there is room for {self._max_files} files with {self._max_bytes} bytes together; delete some"
+                413, f"there is room for {max_files} files{whose} with {max_bytes} bytes together; delete some"
             )
 
     def new_id(self) -> str:
@@ -195,3 +210,8 @@ class FileStore:
 
     def _data(self, name: str) -> Path:
         return self._folder / f"{name}.jsonl"
+
+
+def _digest(owner: str) -> str:
+    """Names an owner in the names of files."""
+    return hashlib.sha256(owner.encode()).hexdigest()[:16]

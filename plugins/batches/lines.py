@@ -25,6 +25,8 @@ _MAX_PROBLEMS = 50
 LATER = (429, 503)
 #: Seconds between attempts of a line that could not be served; an engine that died has restarted within their sum.
 _WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+#: Most seconds between two looks whether the owner has tokens again, or the batch was stopped.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,23 +65,28 @@ class BatchLines:
     async def run(
         self, lines: Iterable[bytes], done: Collection[str] = (), stopped: Callable[[], bool] = lambda: False
     ) -> AsyncGenerator[LineResult, None]:
-        """The results as lines end. Blank lines and those whose id is in `done` are left out; nothing new starts
-        once `stopped`.
+        """The results as lines end. Blank lines and those whose id is in `done` are left out.
+
+        A line starts when fewer than `width` run and the owner may use tokens; none starts once `stopped`.
         """
         running: set[asyncio.Task[LineResult]] = set()
         try:
             for number, line in enumerate(lines, 1):
-                if stopped():
-                    break
                 name = line_id(number, line)
                 if name in done or not line.strip():
                     await asyncio.sleep(0)  # lets other tasks run between thousands of skipped lines
                     continue
-                running.add(asyncio.create_task(self._answer(name, line)))
-                while len(running) >= self._width:
-                    ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                while not stopped() and ((delay := self._calls.delay(self._owner)) or len(running) >= self._width):
+                    if not running:
+                        await asyncio.sleep(min(delay, _LOOK_SECONDS))
+                        continue
+                    limit = min(delay, _LOOK_SECONDS) if delay else None
+                    ended, running = await asyncio.wait(running, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
                     for task in ended:
                         yield task.result()
+                if stopped():
+                    break
+                running.add(asyncio.create_task(self._answer(name, line)))
             while running:
                 ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in ended:

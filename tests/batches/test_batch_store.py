@@ -64,6 +64,9 @@ class Answering:
     async def read(self, body: bytes) -> Any:
         return self.parse(body)
 
+    def delay(self, owner: str) -> float:
+        return 0
+
     async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
         self.answered.append(body["name"])
         return RouteAnswer(400 if body["name"] == "bad" else 200, {})
@@ -181,25 +184,42 @@ async def test_a_batch_that_was_cancelled_or_half_done_does_not_need_its_input_f
 def test_uploads_are_reserved_bounded_and_cleaned_up(tmp_path: Path) -> None:
     """Also those of other processes, for which two stores stand here."""
     files, others = (FileStore(tmp_path, 10, 1000, max_uploads=2) for _ in range(2))
-    with files.incoming(400), others.incoming(400):
-        with pytest.raises(RequestError, match="2 uploads are running") as caught:
-            files.incoming(10).__enter__()
+    with files.incoming(400, ""), others.incoming(400, ""):
+        with pytest.raises(RequestError, match="2 uploads of this key are running") as caught:
+            files.incoming(10, "").__enter__()
         assert caught.value.status == 429
         FileStore(tmp_path, 10, 1000)  # one that starts meanwhile takes nothing away
         assert len(list((tmp_path / "files").glob("*.part"))) == 2
-    with others.incoming(900) as file:
+    with others.incoming(900, "") as file:
         with pytest.raises(RequestError, match="there is room for"):
-            files.incoming(200).__enter__()
+            files.incoming(200, "").__enter__()
         file.write(b"{}")
         file.truncate(2)
         file.flush()
         record = others.add(Path(file.name), "me", "in", "batch")
     assert record.bytes == 2
     assert list((tmp_path / "files").glob("*.part")) == []
-    with files.incoming(998):
+    with files.incoming(998, ""):
         pass
     with pytest.raises(RequestError, match="there is room for"):
-        files.incoming(999).__enter__()
+        files.incoming(999, "").__enter__()
+
+
+def test_uploads_of_one_key_leave_place_and_room_for_those_of_others(tmp_path: Path) -> None:
+    files = FileStore(tmp_path, 16, 1000, max_uploads=2)
+    with files.incoming(10, "one"), files.incoming(10, "one"):
+        with pytest.raises(RequestError, match="2 uploads of this key are running"):
+            files.incoming(10, "one").__enter__()
+        with files.incoming(10, "two"):
+            pass
+    with files.incoming(500, "one"), pytest.raises(RequestError, match="8 files of this key with 500 bytes"):
+        files.incoming(1, "one").__enter__()
+    for number, (owner, most) in enumerate((("one", 500), ("two", 250), ("three", 125))):
+        with pytest.raises(RequestError, match=f"files of this key with {most} bytes"):
+            files.incoming(most + 1, owner).__enter__()
+        with files.incoming(most, owner) as file:
+            files.add(Path(file.name), owner, "in", "batch")
+        assert len(list(files.records())) == number + 1
 
 
 def test_a_file_counts_towards_the_room_whenever_its_process_is_killed(
@@ -225,7 +245,7 @@ def test_a_file_counts_towards_the_room_whenever_its_process_is_killed(
 
 def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
     FileStore(tmp_path, 10, 1000)
-    left = tmp_path / "files" / f"{'0' * 32}.part"
+    left = tmp_path / "files" / f"{'0' * 16}-{'0' * 32}.part"
     record = tmp_path / "files" / "file-1.abcd.part"
     for path in (left, record):
         path.write_bytes(b"x" * 900)
@@ -233,7 +253,7 @@ def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path)
     files = FileStore(tmp_path, 10, 1000)
     assert not left.exists()
     assert not record.exists()
-    with files.incoming(900):
+    with files.incoming(900, ""):
         pass
 
 
@@ -241,7 +261,7 @@ def test_files_are_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         files = FileStore(tmp_path, 10, 1000)
-        with files.incoming(10) as file:
+        with files.incoming(10, "") as file:
             files.add(Path(file.name), "me", "in", "batch")
     finally:
         os.umask(before)
