@@ -170,6 +170,9 @@ class Batches(Protocol):
     async def read(self, body: bytes) -> Any:
         """As `parse`; large bodies are parsed one after the other in a thread."""
 
+    def delay(self, owner: str) -> float:
+        """Seconds until `owner` may use tokens again; 0 while it has some left. `post` does not wait for it."""
+
     async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
         """What the route answers to `owner`; refusals are answers, too. Cancelling it ends the request."""
 

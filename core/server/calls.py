@@ -22,18 +22,28 @@ from ..interfaces.errors import ErrorShape, RequestError
 from ..interfaces.serving import RouteAnswer
 from .deadlines import set_deadline
 from .errors import ERROR_SHAPE, ErrorShapes, error_body
-from .ingress import JSON_BODY, OWNER, REQUEST
+from .ingress import JSON_BODY, OWNER, REQUEST, TOKENS
+from .limits import KeyLimits
 from .strict_json import BodyParser, parse_json
 
 
 class RouteCalls:
     """The POST routes of an application, callable with a JSON body. `shapes` are those of its errors.
 
-    A call is a request of its own: `max_seconds` and the timeout in its body limit it, whichever task makes it.
+    A call is a request of its own: `max_seconds` and the timeout in its body limit it, whichever task makes it. Its
+    tokens count towards those of its owner; its outputs are not counted, since callers bound their own calls.
     """
 
-    def __init__(self, app: Starlette, routers: Sequence[APIRouter], shapes: ErrorShapes, server: ServerConfig) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        routers: Sequence[APIRouter],
+        shapes: ErrorShapes,
+        server: ServerConfig,
+        limits: KeyLimits | None = None,
+    ) -> None:
         self._app = app
+        self._limits = limits
         self._parser = BodyParser()
         self.max_body_bytes = server.max_body_bytes
         self._shapes = shapes
@@ -57,6 +67,10 @@ class RouteCalls:
     def _check_length(self, body: bytes) -> None:
         if len(body) > self.max_body_bytes:
             raise RequestError(400, f"the line exceeds {self.max_body_bytes} bytes (--max-body-bytes)")
+
+    def delay(self, owner: str) -> float:
+        """Seconds until the owner may use tokens again (--max-tokens-per-minute); 0 while it has some left."""
+        return 0.0 if self._limits is None else self._limits.delay(owner)
 
     async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
         """Calls the route and returns its answer; cancelling the call ends the request."""
@@ -99,6 +113,7 @@ class RouteCalls:
             "server": None,
             JSON_BODY: body,
             OWNER: owner,
+            TOKENS: self._limits,
             ERROR_SHAPE: self._shapes.of(path),
         }
 

@@ -18,7 +18,7 @@ from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import SamplingFields
 from .deadlines import until_deadline
-from .ingress import LIMITS, OWNER, REQUEST
+from .ingress import OUTPUTS, OWNER, REQUEST, TOKENS
 from .key_salt import salted
 from .refusals import refusal, refusals
 from .reports import Notes
@@ -53,7 +53,7 @@ class TimedGeneration:
         timer = RequestTimer(self._host.metrics, params)
         notes = self._host.reporter.begin(request_id, params)
         scope = REQUEST.get() or {}
-        owner, limits = scope.get(OWNER, ""), scope.get(LIMITS)
+        owner, limits = scope.get(OWNER, ""), scope.get(OUTPUTS)
         stream = self._host.llm.generate(prompt, params, request_id, owner=owner, **options)
         first = True
         try:
@@ -71,8 +71,8 @@ class TimedGeneration:
                     yield output
         finally:
             timer.close()
-            if limits is not None:
-                limits.spend(owner, timer.num_tokens)
+            if (tokens := scope.get(TOKENS)) is not None:
+                tokens.spend(owner, timer.num_tokens)
             if notes is not None:
                 self._host.reporter.end(notes, timer)
             await stream.aclose()
@@ -82,7 +82,7 @@ class TimedGeneration:
         prompt = self._salted(prompt)
         timer = RequestTimer(self._host.metrics, _POOLED)
         scope = REQUEST.get() or {}
-        owner, limits = scope.get(OWNER, ""), scope.get(LIMITS)
+        owner = scope.get(OWNER, "")
         stream = self._host.llm.encode(prompt, params, request_id, owner=owner, **options)
         try:
             with self._failures(timer):
@@ -94,8 +94,8 @@ class TimedGeneration:
                 return output
         finally:
             timer.close()
-            if limits is not None:
-                limits.spend(owner, timer.num_tokens)
+            if (tokens := scope.get(TOKENS)) is not None:
+                tokens.spend(owner, timer.num_tokens)
             await stream.aclose()
 
     def _salted(self, prompt: Any) -> Any:

@@ -38,8 +38,8 @@ BODY_SECONDS, PIECE_SECONDS = 600.0, 60.0
 JSON_BODY = "frame.json"
 #: The scope key of the owner: a digest of the API key, "" on a server without keys.
 OWNER = "frame.owner"
-#: The scope key of the limits on outputs and tokens, where the request counts towards an API key.
-LIMITS = "frame.limits"
+#: The scope keys of the `KeyLimits` that count the outputs of a request, and of those that count its tokens.
+OUTPUTS, TOKENS = "frame.outputs", "frame.tokens"
 #: The HTTP request that the current task serves, for reports about its generations.
 REQUEST: ContextVar[Scope | None] = ContextVar("frame_request", default=None)
 
@@ -187,7 +187,7 @@ class Ingress:
         """
         set_deadline(scope, scope.get(JSON_BODY), self._max_seconds)
         if self._limits is not None and known:
-            scope[LIMITS] = self._limits
+            scope[OUTPUTS] = scope[TOKENS] = self._limits
             done.enter_context(self._limits.admit(scope[OWNER]))
 
     def _is_open(self, method: str, path: str | None) -> bool:

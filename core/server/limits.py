@@ -99,12 +99,23 @@ class KeyLimits:
 
     def spend(self, owner: str, num_tokens: int) -> None:
         """Takes used tokens from the key's bucket, whose level may become negative."""
-        if self._tokens_per_minute is None:
+        if self._tokens_per_minute is None or (column := self._column(owner)) is None:
             return
-        column = self._columns.get(owner, 0)
         with self._locked():
             self._fill(_TOKENS, column, self._tokens_per_minute)
             self._cells[_TOKENS, column] -= num_tokens
+
+    def delay(self, owner: str) -> float:
+        """Seconds until the key may use tokens again; 0 while it has some left."""
+        if self._tokens_per_minute is None or (column := self._column(owner)) is None:
+            return 0.0
+        with self._locked():
+            level = self._fill(_TOKENS, column, self._tokens_per_minute)
+        return max(0.0, (1 - level) * 60 / self._tokens_per_minute)
+
+    def _column(self, owner: str) -> int | None:
+        """The column of an owner; None for that of a batch whose key the server no longer has."""
+        return self._columns.get(owner) if self._columns else 0
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -102,9 +102,26 @@ async def test_done_blank_and_stopped(serving: Away) -> None:
     lines[2] = b"\n"
     found = await results(serving, lines, done={line_id(1, lines[0])})
     assert {row["custom_id"] for row in found} == {"n1", "n3", "n4"}
-    answers = iter([False, False, True])
-    found = await results(serving, lines, width=1, stopped=lambda: next(answers))
-    assert [row["custom_id"] for row in found] == ["n0", "n1"]
+    ended: list[str] = []
+    async for result in BatchLines(serving.calls, width=1).run(lines, stopped=lambda: len(ended) == 2):
+        ended.append(json.loads(result.line)["custom_id"])
+    assert ended == ["n0", "n1"]
+
+
+async def test_no_line_starts_while_its_key_has_no_tokens(serving: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_lines, "_LOOK_SECONDS", 0.001)
+    delays = iter([0.0, 5.0, 5.0, 5.0, 0.0, 5.0])
+    asked: list[str] = []
+
+    def delay(owner: str) -> float:
+        asked.append(owner)
+        return next(delays, 5.0)
+
+    monkeypatch.setattr(serving.calls, "delay", delay)
+    lines = [line("/tokenize", f"n{number}", prompt="x") for number in range(4)]
+    batch = BatchLines(serving.calls, owner="me").run(lines, stopped=lambda: len(asked) > 8)
+    assert [json.loads(result.line)["custom_id"] async for result in batch] == ["n0", "n1"]
+    assert set(asked) == {"me"}
 
 
 async def test_one_route_only(serving: Away) -> None:

@@ -24,11 +24,11 @@ CHAT = "/v1/chat/completions"
 
 
 @contextlib.contextmanager
-def serving(folder: Path, delay: float) -> Iterator[Running]:
+def serving(folder: Path, delay: float, *more: str) -> Iterator[Running]:
     with server(
         FAKE, "--plugin.fake.delay", str(delay), "--plugin.fake.vocab_size", "2048", "--disable-access-log",
         "--api-key", KEY, OTHER, "--plugin.batches.folder", str(folder), "--plugin.batches.max_bytes", "400000",
-        "--max-upload-bytes", "50000",
+        "--max-upload-bytes", "50000", *more,
     ) as running:  # fmt: skip
         yield running
 
@@ -105,6 +105,23 @@ def test_a_batch(client: openai.OpenAI) -> None:
         ChatCompletion.model_validate(row["response"]["body"])
     assert bad["bad"]["response"]["status_code"] == 400
     assert batch.id in [each.id for each in client.batches.list().data]
+
+
+def test_lines_use_the_tokens_of_their_key_and_wait_for_them(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, 0.001, "--max-tokens-per-minute", "30") as running,
+        client_of(running) as client,
+        client_of(running, OTHER) as other,
+    ):
+        batches = [make(client, lines(1, max_tokens=40, ignore_eos=True)) for _ in range(2)]
+        until(lambda: "completed" in [client.batches.retrieve(batch.id).status for batch in batches])
+        until(lambda: "in_progress" in [client.batches.retrieve(batch.id).status for batch in batches])
+        with pytest.raises(openai.RateLimitError, match="30 tokens in a minute"):
+            client.completions.create(model="demo", prompt="x", max_tokens=1)
+        other.completions.create(model="demo", prompt="x", max_tokens=1)
+        states = [client.batches.retrieve(batch.id) for batch in batches]
+        assert sorted(state.status for state in states) == ["completed", "in_progress"]
+        assert sum(state.request_counts.completed for state in states if state.request_counts is not None) == 1
 
 
 def test_wrong_lines_fail_the_batch_before_any_is_run(client: openai.OpenAI) -> None:

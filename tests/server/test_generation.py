@@ -12,7 +12,7 @@ from frame import SamplingParams
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.errors import RequestError
 from frame.core.server.generation import TimedGeneration
-from frame.core.server.ingress import LIMITS, OWNER, REQUEST
+from frame.core.server.ingress import OUTPUTS, OWNER, REQUEST, TOKENS
 from frame.core.server.limits import KeyLimits
 from frame.core.server.metrics import ServerMetrics
 from frame.core.server.reports import Reporter
@@ -52,8 +52,8 @@ async def run(made: TimedGeneration, n: int = 1) -> int:
 
 async def test_a_key_pays_for_the_tokens_of_its_prompt_and_outputs() -> None:
     streams = Streams()
-    limits = KeyLimits(["a"], outputs=4, tokens_per_minute=6000)
-    token = REQUEST.set({OWNER: "digest", LIMITS: limits})
+    limits = KeyLimits([], outputs=4, tokens_per_minute=6000)
+    token = REQUEST.set({OWNER: "digest", OUTPUTS: limits, TOKENS: limits})
     try:
         assert await run(generation(streams), n=2) == 1
         assert 6000 - limits._cells[2, 0] == pytest.approx(3 + 10, abs=2)

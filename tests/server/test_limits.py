@@ -79,14 +79,18 @@ def test_outputs_are_counted_while_they_are_generated() -> None:
 
 
 def test_tokens_are_paid_for_afterwards() -> None:
-    limits = KeyLimits(["a"], tokens_per_minute=6000)
-    with limits.admit(""):
-        limits.spend("", 5900)
-    with limits.admit(""):
-        limits.spend("", 300)
-    with pytest.raises(RequestError, match="may use 6000 tokens in a minute") as refused, limits.admit(""):
+    owner, other = (hashlib.sha256(key.encode()).hexdigest() for key in ("a", "b"))
+    limits = KeyLimits(["a", "b"], tokens_per_minute=6000)
+    with limits.admit(owner):
+        limits.spend(owner, 5900)
+    assert limits.delay(owner) == 0
+    with limits.admit(owner):
+        limits.spend(owner, 300)
+    with pytest.raises(RequestError, match="may use 6000 tokens in a minute") as refused, limits.admit(owner):
         pass
     assert refused.value.retry_after in (2, 3)
+    assert 1 < limits.delay(owner) < 3
+    assert limits.delay(other) == limits.delay("a key that the server had") == 0
 
 
 @pytest.fixture(scope="module")
