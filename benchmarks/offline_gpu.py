@@ -99,8 +99,8 @@ def timed(llm: Any, params: Any, vocabulary: int, run: Run, seed: int) -> tuple[
     """(seconds, tokens in, tokens out) of one batch."""
     ids, lengths = drawn(vocabulary, run, seed)
     prompts = [{"prompt_token_ids": prompt} for prompt in ids]
-    heat = 0.0 if run.requests < 8 else 0.6
-    wanted = [params(temperature=heat, max_tokens=n, ignore_eos=True, detokenize=False) for n in lengths]
+    temperature = 0.0 if run.requests < 8 else 0.6
+    wanted = [params(temperature=temperature, max_tokens=n, ignore_eos=True, detokenize=False) for n in lengths]
     start = time.perf_counter()
     outputs = llm.generate(prompts, wanted, use_tqdm=False)
     seconds = time.perf_counter() - start

@@ -34,10 +34,11 @@ def _silu(x):
 
 @triton.jit(do_not_specialize=["pairs"])
 def _grouped(
-    x, weight, out, slots, block_experts, num_blocks, pairs, size, depth, stride_x,
+    x, stride_x, weight, out, blocks, pairs, size, depth,
     SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr, COPIER: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    slots, block_experts, num_blocks = blocks
     # neighbours take the blocks of a group first, so that the blocks of one expert meet the same weights in the cache
     num_tiles = tl.cdiv(size, BLOCK_N)
     total = tl.load(num_blocks)
@@ -223,7 +224,7 @@ def grouped_product(
     most, block_m = blocks.slots.shape
     matrix = TensorDescriptor.from_tensor(weight.flatten(0, 1), [tile.block_n, tile.block_k]) if tile.copier else weight
     _grouped[(most * triton.cdiv(size, tile.block_n),)](
-        x, matrix, out, blocks.slots, blocks.experts, blocks.used, blocks.num_pairs, size, depth, x.stride(0),
+        x, x.stride(0), matrix, out, (blocks.slots, blocks.experts, blocks.used), blocks.num_pairs, size, depth,
         SHARED=shared, GATED=gated, SWAP=tile.swap, COPIER=tile.copier, EVEN=depth % tile.block_k == 0,
         BLOCK_M=block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,

@@ -10,6 +10,7 @@ counter. Knows no router and no rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,6 +27,7 @@ from .linear_hopper import (
     CHUNK,
     HALF_M,
     HopperTile,
+    Ring,
     add_steps,
     descriptor,
     halves,
@@ -61,8 +63,32 @@ CANDIDATES = (
 )  # fmt: skip
 
 
+class Messages(NamedTuple):
+    """Shared memory for numbers of tiles, and barriers: one was told by who drew it, and heard by who multiplies."""
+
+    tiles: Any
+    told: Any
+    heard: Any
+
+
+class Shape(NamedTuple):
+    """What a kernel is compiled for: the fields of a tile, and what `grouped_product` says of `gated` and `shared`.
+
+    `gathered` rows of tokens are those of `top_k` pairs each.
+    """
+
+    block_n: int
+    stages: int
+    parts: int
+    group: int
+    gated: bool
+    gathered: bool
+    top_k: int
+    draws: bool
+
+
 @gluon.jit
-def _draw(used, tiles, told, heard, number, total):
+def _draw(used, messages, number, total):
     """A tile that no other program has, told to those who multiply; message number `number` of this program.
 
     Of `total` tiles programs begin with one each and draw until they get none: the counter's last value is known, and
@@ -74,20 +100,20 @@ def _draw(used, tiles, told, heard, number, total):
         gl.store(used + 1, 0)
     tile = drawn + gl.num_programs(0)
     slot = number % _TOLD
-    mbarrier.wait(heard.index(slot), ((number // _TOLD) & 1) ^ 1)
-    tiles.index(slot).store(gl.full([1], tile, gl.int32, ONE))
-    mbarrier.arrive(told.index(slot), count=1)
+    mbarrier.wait(messages.heard.index(slot), ((number // _TOLD) & 1) ^ 1)
+    messages.tiles.index(slot).store(gl.full([1], tile, gl.int32, ONE))
+    mbarrier.arrive(messages.told.index(slot), count=1)
     return tile
 
 
 @gluon.jit
-def _hear(tiles, told, heard, number):
+def _hear(messages, number):
     """The tile of message number `number`."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     slot = number % _TOLD
-    mbarrier.wait(told.index(slot), (number // _TOLD) & 1)
-    tile = gl.max(tiles.index(slot).load(ONE), 0)
-    mbarrier.arrive(heard.index(slot), count=1)
+    mbarrier.wait(messages.told.index(slot), (number // _TOLD) & 1)
+    tile = gl.max(messages.tiles.index(slot).load(ONE), 0)
+    mbarrier.arrive(messages.heard.index(slot), count=1)
     return tile
 
 
@@ -102,36 +128,35 @@ def _rows_at(x, slots, pairs, stride_x, TOP_K: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(
-    x, weight, slots, experts, used, x_smem, weight_smem, ready, free, tiles, told, heard,
-    pairs, column_tiles, steps, size, stride_x,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr, GATHERED: gl.constexpr,
-    TOP_K: gl.constexpr, DRAWS: gl.constexpr,
-):  # fmt: skip
+def _fetch(x, weight, blocks, ring, messages, pairs, column_tiles, steps, size, stride_x, SHAPE: gl.constexpr):
     """The steps of all tiles of the program, as far ahead as the shared memory holds; it takes four warps to gather."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    COPIES: gl.constexpr = 2 if GATED else 1
+    BLOCK_N: gl.constexpr = SHAPE.block_n
+    STAGES: gl.constexpr = SHAPE.stages
+    GATHERED: gl.constexpr = SHAPE.gathered
+    COPIES: gl.constexpr = 2 if SHAPE.gated else 1
     COPIED: gl.constexpr = BLOCK_N // COPIES
-    x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
-    weight_parts = weight_smem._reinterpret(weight_smem.dtype, [STAGES * COPIES, COPIED, 64], KIND)
+    slots, experts, used = blocks
+    x_tiles = ring.rows._reinterpret(ring.rows.dtype, [STAGES * 2, 64, 64], KIND)
+    weight_parts = ring.weights._reinterpret(ring.weights.dtype, [STAGES * COPIES, COPIED, 64], KIND)
     row_tiles = gl.load(used)
     total = row_tiles * column_tiles
     tile, at, number = gl.program_id(0), 0, 0
     while tile < total:
-        row, column = place(tile, row_tiles, column_tiles, GROUP)
+        row, column = place(tile, row_tiles, column_tiles, SHAPE.group)
         first = gl.load(experts + row) * COPIES * size + column * COPIED
         second = gl.load(slots + row * 128 + 64)
         if GATHERED:
-            upper = _rows_at(x, slots + row * 128, pairs, stride_x, TOP_K)
-            lower = _rows_at(x, slots + row * 128 + 64, pairs, stride_x, TOP_K)
+            upper = _rows_at(x, slots + row * 128, pairs, stride_x, SHAPE.top_k)
+            lower = _rows_at(x, slots + row * 128 + 64, pairs, stride_x, SHAPE.top_k)
         following = tile + gl.num_programs(0)
         for step in range(steps):
-            if DRAWS:
+            if SHAPE.draws:
                 if step == steps // 2:  # while there is work ahead
-                    following = _draw(used, tiles, told, heard, number, total)
+                    following = _draw(used, messages, number, total)
             stage = at % STAGES
-            now = ready.index(stage)
-            mbarrier.wait(free.index(stage), ((at // STAGES) & 1) ^ 1)
+            now = ring.ready.index(stage)
+            mbarrier.wait(ring.free.index(stage), ((at // STAGES) & 1) ^ 1)
             if GATHERED:
                 mbarrier.expect(now, BLOCK_N * 64 * 2)
             else:
@@ -164,36 +189,39 @@ def _silu_mul(gate, up):
 
 @gluon.jit
 def _multiply(
-    out, slots, used, x_smem, weight_smem, out_smem, ready, free, tiles, told, heard, pairs, column_tiles, steps,
-    HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
-    GATED: gl.constexpr, GATHERED: gl.constexpr, DRAWS: gl.constexpr,
-):  # fmt: skip
+    out, blocks, ring, out_smem, messages, pairs, column_tiles, steps, HALF: gl.constexpr, SHAPE: gl.constexpr
+):
     """One warpgroup: 64 rows of each tile of the program, where any of them holds a pair."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    WIDTH: gl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
-    x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
-    weight_tiles = weight_smem._reinterpret(weight_smem.dtype, [STAGES, BLOCK_N, 64], KIND)
+    BLOCK_N: gl.constexpr = SHAPE.block_n
+    STAGES: gl.constexpr = SHAPE.stages
+    WIDTH: gl.constexpr = BLOCK_N // 2 if SHAPE.gated else BLOCK_N
+    slots, used = blocks[0], blocks[2]
+    x_tiles = ring.rows._reinterpret(ring.rows.dtype, [STAGES * 2, 64, 64], KIND)
+    weight_tiles = ring.weights._reinterpret(ring.weights.dtype, [STAGES, BLOCK_N, 64], KIND)
     row_tiles = gl.load(used)
     total = row_tiles * column_tiles
     tile, at, number = gl.program_id(0), 0, 0
     while tile < total:
-        row, column = place(tile, row_tiles, column_tiles, GROUP)
+        row, column = place(tile, row_tiles, column_tiles, SHAPE.group)
         if gl.load(slots + row * 128 + HALF * 64) < pairs:
-            acc, _ = add_steps(x_tiles, weight_tiles, ready, free, at, steps, HALF, BLOCK_N, STAGES, GATHERED)
-            if GATED:
+            acc, _ = add_steps(
+                x_tiles, weight_tiles, ring.ready, ring.free, at, steps, HALF, BLOCK_N, STAGES, SHAPE.gathered
+            )
+            if SHAPE.gated:
                 gate, up = halves(acc, 64, BLOCK_N)
                 values = _silu_mul(gate, up)
             else:
                 values = acc
-            store(values, out, out_smem, row * 128 + HALF * 64, column * WIDTH, 0, WIDTH, HALF, PARTS)
+            store(values, out, out_smem, row * 128 + HALF * 64, column * WIDTH, 0, WIDTH, HALF, SHAPE.parts)
         else:
             # in step with the fetching warp, so that no phase of `free` ends without the other half
             for step in range(at, at + steps):
-                mbarrier.wait(ready.index(step % STAGES), (step // STAGES) & 1)
-                mbarrier.arrive(free.index(step % STAGES), count=1)
+                mbarrier.wait(ring.ready.index(step % STAGES), (step // STAGES) & 1)
+                mbarrier.arrive(ring.free.index(step % STAGES), count=1)
         at += steps
-        if DRAWS:
-            tile = _hear(tiles, told, heard, number)
+        if SHAPE.draws:
+            tile = _hear(messages, number)
         else:
             tile += gl.num_programs(0)
         number += 1
@@ -201,19 +229,19 @@ def _multiply(
 
 
 @gluon.jit(do_not_specialize=["pairs", "column_tiles", "steps", "size"])
-def _grouped(
-    x, weight, out, slots, experts, used, pairs, column_tiles, steps, size, stride_x,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr,
-    GATHERED: gl.constexpr, TOP_K: gl.constexpr, DRAWS: gl.constexpr,
-):  # fmt: skip
+def _grouped(x, weight, out, blocks, pairs, column_tiles, steps, size, stride_x, SHAPE: gl.constexpr):
+    """One program: tiles of the product, as many as are its share or as it draws."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    BLOCK_N: gl.constexpr = SHAPE.block_n
+    STAGES: gl.constexpr = SHAPE.stages
+    PARTS: gl.constexpr = SHAPE.parts
     x_smem = gl.allocate_shared_memory(out.dtype, [STAGES * 2, 64, 64], KIND)
     weight_smem = gl.allocate_shared_memory(out.dtype, [STAGES, BLOCK_N, 64], KIND)
     out_smem = gl.allocate_shared_memory(out.dtype, [2 * PARTS, 64, 64], KIND)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=129 if GATHERED else 1)
+        mbarrier.init(ready.index(stage), count=129 if SHAPE.gathered else 1)
         mbarrier.init(free.index(stage), count=2)
     tiles = gl.allocate_shared_memory(gl.int32, [_TOLD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     told = gl.allocate_shared_memory(gl.int64, [_TOLD, 1], mbarrier.MBarrierLayout())
@@ -222,23 +250,15 @@ def _grouped(
         mbarrier.init(told.index(slot), count=1)
         mbarrier.init(heard.index(slot), count=2)
     fence_async_shared()
+    ring, messages = Ring(x_smem, weight_smem, ready, free), Messages(tiles, told, heard)
     # a warpgroup that copies takes registers from those that multiply
-    WARPS: gl.constexpr = 4 if GATHERED else 1
-    MULTIPLIES: gl.constexpr = 216 if GATHERED else 232
-    FETCHES: gl.constexpr = 64 if GATHERED else 40
+    WARPS: gl.constexpr = 4 if SHAPE.gathered else 1
+    MULTIPLIES: gl.constexpr = 216 if SHAPE.gathered else 232
+    FETCHES: gl.constexpr = 64 if SHAPE.gathered else 40
     gl.warp_specialize([
-        (_multiply, (
-            out, slots, used, x_smem, weight_smem, out_smem, ready, free, tiles, told, heard, pairs, column_tiles,
-            steps, 0, BLOCK_N, STAGES, PARTS, GROUP, GATED, GATHERED, DRAWS,
-        )),
-        (_multiply, (
-            out, slots, used, x_smem, weight_smem, out_smem, ready, free, tiles, told, heard, pairs, column_tiles,
-            steps, 1, BLOCK_N, STAGES, PARTS, GROUP, GATED, GATHERED, DRAWS,
-        )),
-        (_fetch, (
-            x, weight, slots, experts, used, x_smem, weight_smem, ready, free, tiles, told, heard, pairs, column_tiles,
-            steps, size, stride_x, BLOCK_N, STAGES, GROUP, GATED, GATHERED, TOP_K, DRAWS,
-        )),
+        (_multiply, (out, blocks, ring, out_smem, messages, pairs, column_tiles, steps, 0, SHAPE)),
+        (_multiply, (out, blocks, ring, out_smem, messages, pairs, column_tiles, steps, 1, SHAPE)),
+        (_fetch, (x, weight, blocks, ring, messages, pairs, column_tiles, steps, size, stride_x, SHAPE)),
     ], [4, WARPS], [MULTIPLIES, FETCHES])  # fmt: skip
 
 
@@ -268,11 +288,12 @@ def grouped_product(
     size, width = (weight.shape[1] // 2, tile.block_n // 2) if gated else (weight.shape[1], tile.block_n)
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     column_tiles = triton.cdiv(size, width)
+    shape = Shape(
+        tile.block_n, tile.stages, min(tile.parts, width // CHUNK), tile.group, gated, shared > 0, shared, tile.draws
+    )
     _grouped[(min(rows // BLOCK_M * column_tiles, num_multiprocessors(x.device)),)](
         x if shared else descriptor(x, HALF_M, BLOCK_K), descriptor(weight.flatten(0, 1), width, BLOCK_K),
-        descriptor(out, HALF_M, CHUNK), blocks.slots, blocks.experts, blocks.used, blocks.num_pairs, column_tiles,
-        triton.cdiv(depth, BLOCK_K), size, x.stride(0),
-        BLOCK_N=tile.block_n, STAGES=tile.stages, PARTS=min(tile.parts, width // CHUNK), GROUP=tile.group, GATED=gated,
-        GATHERED=shared > 0, TOP_K=shared, DRAWS=tile.draws, num_warps=4,
+        descriptor(out, HALF_M, CHUNK), (blocks.slots, blocks.experts, blocks.used), blocks.num_pairs, column_tiles,
+        triton.cdiv(depth, BLOCK_K), size, x.stride(0), SHAPE=shape, num_warps=4,
     )  # fmt: skip
     return out

@@ -64,10 +64,12 @@ class Noise:
 
 @triton.jit(do_not_specialize=["given"])
 def _total_mass(
-    logits, temperature, best, top_k, top_p, min_p, masses, given, vocab, stride, tiles, parts,
+    logits, temperatures, best, filters, masses, given, vocab, stride, tiles, parts,
     PART: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """A part's mass, of rows that top-p alone filters: what other filters keep is few and is summed later."""
+    top_k, top_p, min_p, _ = filters
+    SCALED: tl.constexpr = temperatures is not None
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     wanted = tl.load(top_p + row) < 1.0
@@ -76,31 +78,31 @@ def _total_mass(
         wanted = wanted & ((limit <= 0) | (limit >= vocab))
     if given & _MIN_P:
         wanted = wanted & (tl.load(min_p + row) <= 0.0)
-    heat = 1.0
-    if temperature is not None:
-        heat = tl.load(temperature + row)
-        wanted = wanted & (heat > 0.0)
+    temperature = 1.0
+    if SCALED:
+        temperature = tl.load(temperatures + row)
+        wanted = wanted & (temperature > 0.0)
     if wanted:
         tile = tl.arange(0, TILES)
         each = tl.load(best + row * tiles + tile, mask=tile < tiles, other=-float("inf"))
-        top = scaled(best_or_nan(each, 0), heat, temperature is not None)
+        top = scaled(best_or_nan(each, 0), temperature, SCALED)
         total = tl.zeros([BLOCK], tl.int64)
         for first in range(0, PART, BLOCK):
             token = part * PART + first + tl.arange(0, BLOCK)
             x = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
-            total += weight_of(scaled(x, heat, temperature is not None), top, MASS)
+            total += weight_of(scaled(x, temperature, SCALED), top, MASS)
         tl.store(masses + row * parts + part, tl.sum(total, 0))
 
 
 @triton.jit
 def _draw_row(
-    logits, listed, count, vocab, heat, threshold, key, noisy, SCALED, STEP: tl.constexpr, TILE: tl.constexpr
+    logits, listed, count, vocab, temperature, threshold, key, noisy, SCALED, STEP: tl.constexpr, TILE: tl.constexpr
 ):
     """The id of the best kept score plus noise, ties to the lowest; where a score is NaN, the first of those."""
     top, place = tl.full([], -float("inf"), tl.float32), tl.full([], 0, tl.int32)
     scale, base = bar_of(top, 1.0, noisy)
     for first in tl.range(0, count, STEP, num_stages=STAGES):
-        x, token, exists = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
+        x, token, exists = load_tiles(logits, listed, first, count, vocab, temperature, SCALED, STEP, TILE)
         # NaN is only in rows whose threshold is NaN, where nothing else is kept
         x = tl.where(exists & (x != x), float("inf"), tl.where(exists & (x >= threshold), x, -float("inf")))
         size = noise_size(key, 0, token)
@@ -121,22 +123,26 @@ def _draw_row(
 
 @triton.jit(do_not_specialize=["given"])
 def _filter(
-    logits, temperature, streams, positions, best, masses, top_k, top_p, min_p, log_min_p, listed, found,
-    thresholds, tokens, given, vocab, stride, tiles, parts,
+    logits, noise, best, masses, filters, scratch, out, given, vocab, stride, tiles, parts,
     STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
+    """One program: a row's threshold, a draw among what it keeps, or both: what `out` has room for."""
+    temperatures, streams, positions = noise
+    top_k, top_p, min_p, log_min_p = filters
+    listed, found = scratch
+    thresholds, tokens = out
     row = tl.program_id(0).to(tl.int64)
-    SCALED: tl.constexpr = temperature is not None
-    heat = 1.0
+    SCALED: tl.constexpr = temperatures is not None
+    temperature = 1.0
     random = True
     if SCALED:
-        heat = tl.load(temperature + row)
-        random = heat > 0.0
-        heat = tl.where(random, heat, 1.0)
+        temperature = tl.load(temperatures + row)
+        random = temperature > 0.0
+        temperature = tl.where(random, temperature, 1.0)
     tile = tl.arange(0, TILES)
     inside = tile < tiles
     each = tl.load(best + row * tiles + tile, mask=inside, other=-float("inf"))
-    each = scaled(each, heat, SCALED)
+    each = scaled(each, temperature, SCALED)
     top = best_or_nan(each, 0)
     logits += row * stride
     listed += row * tiles
@@ -173,7 +179,7 @@ def _filter(
                 low = bisect(each, inside, weight_of(each, top, unit), goal, none, low, key_of(top) + 1)
             count = list_tiles(listed, each, inside, value_of(low))
             reached = search(
-                logits, listed, count, vocab, heat, top, found, goal, share, low, unit, SCALED, STEP, TILE, CAP
+                logits, listed, count, vocab, temperature, top, found, goal, share, low, unit, SCALED, STEP, TILE, CAP
             )  # fmt: skip
             threshold = tl.maximum(threshold, reached)
     if thresholds is not None:
@@ -183,7 +189,9 @@ def _filter(
         if finite & random:
             key = stream_key(tl.load(streams + row), tl.load(positions + row))
         count = list_tiles(listed, each, inside, threshold)
-        token = _draw_row(logits, listed, count, vocab, heat, threshold, key, finite & random, SCALED, STEP, TILE)
+        token = _draw_row(
+            logits, listed, count, vocab, temperature, threshold, key, finite & random, SCALED, STEP, TILE
+        )
         tl.store(tokens + row, token)
 
 
@@ -216,22 +224,22 @@ def _launch(
     listed = torch.empty((rows, tiles), dtype=torch.int32, device=device)
     found = torch.empty((rows, CAP), dtype=torch.float32, device=device)
     masses = torch.empty((rows, parts), dtype=torch.int64, device=device)
-    heat = None if noise is None else noise.temperature
+    draw = (None, None, None) if noise is None else (noise.temperature, noise.streams, noise.positions)
     # what is not given is not read: one compiled version serves every mix
     top_k = listed if filters.top_k is None else filters.top_k
     top_p = found if filters.top_p is None else filters.top_p
     min_p, log_min_p = (found, found) if filters.min_p is None else (filters.min_p, filters.min_p.log())
+    values = (top_k, top_p, min_p, log_min_p)
     given = 0
     for one, bit in ((filters.top_k, _TOP_K), (filters.top_p, _TOP_P), (filters.min_p, _MIN_P)):
         given |= 0 if one is None else bit.value
     if filters.top_p is not None:
         _total_mass[(rows, parts)](
-            logits, heat, best, top_k, top_p, min_p, masses, given, vocab, logits.stride(0), tiles, parts,
+            logits, draw[0], best, values, masses, given, vocab, logits.stride(0), tiles, parts,
             PART=_PART, BLOCK=2048, TILES=size, num_warps=WARPS,
         )  # fmt: skip
     _filter[(rows,)](
-        logits, heat, None if noise is None else noise.streams, None if noise is None else noise.positions,
-        best, masses, top_k, top_p, min_p, log_min_p, listed, found, thresholds, tokens,
+        logits, draw, best, masses, values, (listed, found), (thresholds, tokens),
         given, vocab, logits.stride(0), tiles, parts,
         STEP=STEP, TILE=TILE, CAP=CAP, TILES=size, PARTS=triton.next_power_of_2(parts), num_warps=WARPS,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -76,6 +77,15 @@ def tile_for(rows: int, outputs: int, programs: int, narrowest: int = 64) -> Hop
     return TILES[min((block_n for block_n in TILES if block_n >= narrowest), key=cost)]
 
 
+class Ring(NamedTuple):
+    """Shared memory for the rows and the weights of steps, and barriers: a step is there, and is free again."""
+
+    rows: Any
+    weights: Any
+    ready: Any
+    free: Any
+
+
 @gluon.jit
 def place(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
     """(row, column) of tile number `tile`, in tiles."""
@@ -87,26 +97,27 @@ def place(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
 
 @gluon.jit
 def _fetch(
-    x, weight, x_smem, weight_smem, ready, free, row_tiles, column_tiles, steps, outputs,
+    x, weight, ring, row_tiles, column_tiles, steps, outputs,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
     """The fetching warp: the steps of all tiles of the program, as far ahead as the shared memory holds."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     COPIES: gl.constexpr = 2 if GATED else 1
     COPIED: gl.constexpr = BLOCK_N // COPIES
-    x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES, 128, 64], KIND)
-    weight_parts = weight_smem._reinterpret(weight_smem.dtype, [STAGES * COPIES, COPIED, 64], KIND)
+    x_tiles = ring.rows._reinterpret(ring.rows.dtype, [STAGES, 128, 64], KIND)
+    weight_parts = ring.weights._reinterpret(ring.weights.dtype, [STAGES * COPIES, COPIED, 64], KIND)
     at = 0
     for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
         row, column = place(tile, row_tiles, column_tiles, GROUP)
         for step in range(steps):
             stage = at % STAGES
-            mbarrier.wait(free.index(stage), ((at // STAGES) & 1) ^ 1)
-            mbarrier.expect(ready.index(stage), (128 + BLOCK_N) * 64 * 2)
-            tma.async_copy_global_to_shared(x, [row * 128, step * 64], ready.index(stage), x_tiles.index(stage))
+            ready = ring.ready.index(stage)
+            mbarrier.wait(ring.free.index(stage), ((at // STAGES) & 1) ^ 1)
+            mbarrier.expect(ready, (128 + BLOCK_N) * 64 * 2)
+            tma.async_copy_global_to_shared(x, [row * 128, step * 64], ready, x_tiles.index(stage))
             for copy in gl.static_range(COPIES):
                 tma.async_copy_global_to_shared(
-                    weight, [column * COPIED + copy * outputs, step * 64], ready.index(stage),
+                    weight, [column * COPIED + copy * outputs, step * 64], ready,
                     weight_parts.index(stage * COPIES + copy),
                 )  # fmt: skip
             at += 1
@@ -195,19 +206,19 @@ def store(
 
 @gluon.jit
 def _multiply(
-    out, bias, x_smem, weight_smem, out_smem, ready, free, row_tiles, column_tiles, steps, outputs,
+    out, bias, ring, out_smem, row_tiles, column_tiles, steps, outputs,
     HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
     BIAS: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each tile of the program."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WIDTH: gl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
-    x_tiles = x_smem._reinterpret(x_smem.dtype, [STAGES * 2, 64, 64], KIND)
-    weight_tiles = weight_smem._reinterpret(weight_smem.dtype, [STAGES, BLOCK_N, 64], KIND)
+    x_tiles = ring.rows._reinterpret(ring.rows.dtype, [STAGES * 2, 64, 64], KIND)
+    weight_tiles = ring.weights._reinterpret(ring.weights.dtype, [STAGES, BLOCK_N, 64], KIND)
     at = 0
     for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
         row, column = place(tile, row_tiles, column_tiles, GROUP)
-        acc, at = add_steps(x_tiles, weight_tiles, ready, free, at, steps, HALF, BLOCK_N, STAGES)
+        acc, at = add_steps(x_tiles, weight_tiles, ring.ready, ring.free, at, steps, HALF, BLOCK_N, STAGES)
         first = column * WIDTH
         if GATED:
             gate, up = halves(acc, 64, BLOCK_N)
@@ -239,18 +250,18 @@ def _product(
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     fence_async_shared()
+    ring = Ring(x_smem, weight_smem, ready, free)
     gl.warp_specialize([
         (_multiply, (
-            out, bias, x_smem, weight_smem, out_smem, ready, free, row_tiles, column_tiles, steps, outputs,
+            out, bias, ring, out_smem, row_tiles, column_tiles, steps, outputs,
             0, BLOCK_N, STAGES, PARTS, GROUP, BIAS, GATED,
         )),
         (_multiply, (
-            out, bias, x_smem, weight_smem, out_smem, ready, free, row_tiles, column_tiles, steps, outputs,
+            out, bias, ring, out_smem, row_tiles, column_tiles, steps, outputs,
             1, BLOCK_N, STAGES, PARTS, GROUP, BIAS, GATED,
         )),
         (_fetch, (
-            x, weight, x_smem, weight_smem, ready, free, row_tiles, column_tiles, steps, outputs,
-            BLOCK_N, STAGES, GROUP, GATED,
+            x, weight, ring, row_tiles, column_tiles, steps, outputs, BLOCK_N, STAGES, GROUP, GATED,
         )),
     ], [4, 1], [232, 40])  # fmt: skip
 

@@ -90,11 +90,14 @@ def _collect(logits, listed, count, vocab, threshold, wanted, values, ids, STEP:
 
 @triton.jit(do_not_specialize=["wanted"], do_not_specialize_on_alignment=["token_ids"])
 def _top(
-    logits, token_ids, best, tops, sums, above, listed, found, values, ids, out_ids, out_values, ranks,
-    vocab, stride, tiles, parts, wanted,
+    logits, token_ids, survey, scratch, out, vocab, stride, tiles, parts, wanted,
     NORMALIZE: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, TILES: tl.constexpr,
     PARTS: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
+    """One program: a row's K best, what `_survey` wrote of it given."""
+    best, tops, sums, above = survey
+    listed, found, values, ids = scratch
+    out_ids, out_values, ranks = out
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     listed += row * tiles
@@ -169,12 +172,15 @@ def top_logprobs(logits: Tensor, token_ids: Tensor, k: int, normalize: bool) -> 
             logits, token_ids, best, tops, sums, above, vocab, logits.stride(0), tiles, parts,
             PART_TILES=_PART_TILES, STEP=STEP, TILE=TILE, num_warps=WARPS,
         )  # fmt: skip
-        _top[(rows,)](
-            logits, token_ids, best, tops, sums, above, listed,
+        scratch = (
+            listed,
             torch.empty((rows, CAP), dtype=torch.float32, device=device),
             torch.empty((rows, MAX_NARROW), dtype=torch.float32, device=device),
             torch.empty((rows, MAX_NARROW), dtype=torch.int32, device=device),
-            ids, values, ranks, vocab, logits.stride(0), tiles, parts, width,
+        )
+        _top[(rows,)](
+            logits, token_ids, (best, tops, sums, above), scratch, (ids, values, ranks),
+            vocab, logits.stride(0), tiles, parts, width,
             NORMALIZE=normalize, STEP=STEP, TILE=TILE, CAP=CAP, TILES=triton.next_power_of_2(tiles),
             PARTS=triton.next_power_of_2(parts), K=MAX_NARROW, num_warps=WARPS,
         )  # fmt: skip

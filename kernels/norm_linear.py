@@ -24,10 +24,12 @@ MAX_INPUTS = 8192
 
 @triton.jit
 def _norm_linear(
-    x, residual, scale, weight, bias, out, normed, total, eps, offset, outputs, inputs, stride_weight,
-    OFFSET: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    CHAINED: tl.constexpr,
+    x, residual, norm, weight, stride_weight, bias, out, normed, total, outputs, inputs,
+    OFFSET: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    """One program: BLOCK_N outputs; of gated ones, where `normed` is None, with the factor of each."""
+    scale, eps, offset = norm
+    GATED: tl.constexpr = normed is None
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_K)
     there, kept = output < outputs, lane < inputs
@@ -46,11 +48,11 @@ def _norm_linear(
             tl.store(normed + lane, row, mask=kept)
     row = row.to(tl.float32)[None, :]
     sums = tl.sum(rows.to(tl.float32) * row, 1)
-    if BIAS:
+    if bias is not None:
         sums += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)
     if GATED:
         ups = tl.sum(factors.to(tl.float32) * row, 1)
-        if BIAS:
+        if bias is not None:
             ups += tl.load(bias + outputs + output, mask=there, other=0.0).to(tl.float32)
         sums = silu_times(sums, ups, out.dtype.element_ty)
     tl.store(out + output, sums, mask=there)
@@ -84,11 +86,9 @@ def norm_linear_silu_mul(
 
 
 def _launch(x, residual, norm, weight, bias, out, normed, total):
-    scale, eps, offset = norm
     outputs = out.shape[1]
     block_n, block_k, warps = tile(x.shape[1], gated=normed is None)
     _norm_linear[(triton.cdiv(outputs, block_n),)](
-        x, residual, scale, weight, bias, out, normed, total, eps, offset, outputs, x.shape[1], weight.stride(0),
-        OFFSET=offset != 0.0, GATED=normed is None, BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=warps, **chained(x.device),
+        x, residual, norm, weight, weight.stride(0), bias, out, normed, total, outputs, x.shape[1],
+        OFFSET=norm[2] != 0.0, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **chained(x.device),
     )  # fmt: skip

@@ -25,13 +25,13 @@ _STEEP = tl.constexpr(2.0**40)
 
 
 @triton.jit
-def bar_of(best, heat, noisy):
+def bar_of(best, temperature, noisy):
     """(scale, base): a token can reach `best` only if its noise's size is at most 2^(logit · scale + base), or if NaN.
 
     A row without noise has a scale so steep that only the logit matters.
     """
     unit = tl.where(noisy, _LOG2_E, _STEEP)
-    scale = tl.div_rn(unit, tl.where(noisy, heat, 1.0))
+    scale = tl.div_rn(unit, tl.where(noisy, temperature, 1.0))
     base = 31.0 - best * unit + (tl.abs(best) * unit + 64.0) * _SLACK
     # only NaN reaches NaN; infinity is reached by what overflows too, and a quotient that does so says nothing
     base = tl.where(best == best, tl.where(best < float("inf"), base, float("nan")), -float("inf"))

@@ -5,6 +5,8 @@ The references are in `frame.core.ops.rotary`. Query and key in one launch. Know
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -16,13 +18,24 @@ from .chain import await_previous, chained
 MANY_TOKENS = 512
 
 
+class Heads(NamedTuple):
+    """Queries or keys [T, heads, D], where they go, the weight [D] of their norm or None, strides in elements."""
+
+    source: Any
+    out: Any
+    weight: Any
+    number: Any
+    stride_token: Any
+    stride_head: Any
+
+
 @triton.jit
 def _rotary(
-    query, key, positions, cos_sin, query_weight, key_weight, query_out, key_out, eps, offset,
-    query_heads, key_heads, dim, half, q_token, q_head, k_token, k_head, stride_table,
-    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
-    NORM: tl.constexpr, OFFSET: tl.constexpr, CHAINED: tl.constexpr,
+    query, key, positions, cos_sin, stride_table, eps, offset, dim, half,
+    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr, OFFSET: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    """One program: HEADS of a token's query and key heads, counted on from the first query head."""
     await_previous(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -31,13 +44,15 @@ def _rotary(
     in_half = lane < half
     cos = tl.load(cos_sin + position * stride_table + lane, mask=in_half, other=0.0)
     sin = tl.load(cos_sin + position * stride_table + half + lane, mask=in_half, other=0.0)
-    is_query = head < query_heads
-    own = tl.where(is_query, head, head - query_heads)
-    there = head < query_heads + key_heads
+    is_query = head < query.number
+    own = tl.where(is_query, head, head - query.number)
+    there = head < query.number + key.number
     kept = there & in_half
-    source = tl.where(is_query, query + token * q_token + own * q_head, key + token * k_token + own * k_head)
-    width = tl.where(is_query, query_heads, key_heads)
-    target = tl.where(is_query, query_out, key_out) + (token * width + own) * dim
+    of_query = query.source + token * query.stride_token + own * query.stride_head
+    of_key = key.source + token * key.stride_token + own * key.stride_head
+    source = tl.where(is_query, of_query, of_key)
+    width = tl.where(is_query, query.number, key.number)
+    target = tl.where(is_query, query.out, key.out) + (token * width + own) * dim
     if INTERLEAVED:
         first_lane, second_lane = 2 * lane, 2 * lane + 1
     else:
@@ -48,14 +63,14 @@ def _rotary(
         rest_lane = 2 * half + tl.arange(0, REST)[None, :]
         left = there & (rest_lane < dim)
         rest = tl.load(source + rest_lane, mask=left, other=0.0)
-    if NORM:
+    if query.weight is not None:
         wide, wider = first.to(tl.float32), second.to(tl.float32)
         total = tl.sum(wide * wide + wider * wider, 1)
         if REST > 0:
             last = rest.to(tl.float32)
             total += tl.sum(last * last, 1)
         inverse = tl.rsqrt(total / dim + eps)[:, None]
-        weight = tl.where(is_query, query_weight, key_weight)
+        weight = tl.where(is_query, query.weight, key.weight)
         first = _scaled(wide * inverse, weight + first_lane, kept, offset, first.dtype, OFFSET)
         second = _scaled(wider * inverse, weight + second_lane, kept, offset, second.dtype, OFFSET)
         if REST > 0:
@@ -116,13 +131,12 @@ def _launch(
         # one program a token where there are many tokens, else one a few heads, so that the device is filled
         heads = triton.next_power_of_2(query_heads + key_heads) if tokens >= MANY_TOKENS else 4
         rest = dim - 2 * half
-        query_weight, key_weight = weights or (query, key)
+        query_weight, key_weight = weights or (None, None)
         _rotary[(tokens, triton.cdiv(query_heads + key_heads, heads))](
-            query, key, positions, cos_sin, query_weight, key_weight, query_out, key_out, eps, offset,
-            query_heads, key_heads, dim, half, query.stride(0), query.stride(1), key.stride(0), key.stride(1),
-            cos_sin.stride(0), HEADS=heads, HALF=triton.next_power_of_2(half),
-            REST=triton.next_power_of_2(rest) if rest else 0, INTERLEAVED=interleaved,
-            NORM=weights is not None, OFFSET=offset != 0.0, num_warps=4 if heads > 4 else 1,
-            **chained(query.device),
+            Heads(query, query_out, query_weight, query_heads, query.stride(0), query.stride(1)),
+            Heads(key, key_out, key_weight, key_heads, key.stride(0), key.stride(1)),
+            positions, cos_sin, cos_sin.stride(0), eps, offset, dim, half,
+            HEADS=heads, HALF=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
+            INTERLEAVED=interleaved, OFFSET=offset != 0.0, num_warps=4 if heads > 4 else 1, **chained(query.device),
         )  # fmt: skip
     return query_out, key_out

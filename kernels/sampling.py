@@ -33,21 +33,21 @@ def _load_block(logits, start, vocab, lane, SMALL: tl.constexpr):
 
 @triton.jit(do_not_specialize=["blocks", "parts"])
 def _best_of_part(
-    logits, temperature, streams, positions, best, ids, vocab, stride, blocks, parts,
+    logits, temperatures, streams, positions, best, ids, vocab, stride, blocks, parts,
     RANDOM: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     BLOCK: tl.constexpr = DEPTH * WIDTH
     logits += row * stride
-    heat, key, noisy = tl.zeros([], tl.float32), tl.zeros([], tl.int64), False
+    temperature, key, noisy = tl.zeros([], tl.float32), tl.zeros([], tl.int64), False
     if RANDOM:
-        heat = tl.load(temperature + row)
-        noisy = heat > 0.0
+        temperature = tl.load(temperatures + row)
+        noisy = temperature > 0.0
         key = stream_key(tl.load(streams + row), tl.load(positions + row))
     lane = tl.arange(0, DEPTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     top, place = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
-    scale, base = bar_of(top, heat, noisy)
+    scale, base = bar_of(top, temperature, noisy)
     # the last block overlaps the one before it, and a token met twice is the same token
     final = 0 if SMALL else vocab - BLOCK
     start = tl.minimum(part * blocks * BLOCK, final)
@@ -70,12 +70,12 @@ def _best_of_part(
                 score = tl.load(logits + chosen, mask=exists, other=0.0).to(tl.float32)
                 if RANDOM:
                     if noisy:
-                        score = tl.div_rn(score, tl.zeros_like(score) + heat) + gumbel_noise(key, chosen)
+                        score = tl.div_rn(score, tl.zeros_like(score) + temperature) + gumbel_noise(key, chosen)
                 highest, winner = best_of(tl.where(exists, score, -float("inf")), chosen)
                 top, place = better_of(top, place, highest, winner)
                 waiting = waiting & (token != chosen[None, :])
                 if RANDOM:
-                    scale, base = bar_of(top, heat, noisy)
+                    scale, base = bar_of(top, temperature, noisy)
                     waiting = waiting & ((over_bar(value, size, scale, base) < 0) == 0)
                 else:
                     waiting = waiting & ((value < top) == 0)

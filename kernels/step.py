@@ -17,10 +17,11 @@ _BLOCK = 512
 # Counts and places follow the step: kernels that differ by them would be compiled while requests wait.
 @triton.jit(do_not_specialize=["batch", "padded_tokens", "max_blocks"], do_not_specialize_on_alignment=["rows"])
 def _build_inputs(
-    rows, token_ids, table, input_ids, positions, query_start, seq_lens, own_table, slot_mapping,
-    batch, padded_tokens, max_blocks, stride_ids, stride_table, stride_own,
+    rows, token_ids, stride_ids, tables, inputs, slot_mapping, batch, padded_tokens, max_blocks,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
+    table, stride_table, own_table, stride_own = tables
+    input_ids, positions, query_start, seq_lens = inputs
     row = tl.program_id(0)
     every = tl.arange(0, ROWS)
     counts = tl.load(rows + 2 * batch + every, mask=every < batch, other=0)
@@ -64,9 +65,9 @@ def build_inputs(buffers: Any, token_ids: Tensor, tables: Any, rows: Tensor, siz
     batch = rows.shape[1]
     for group, (table, own, mapping) in enumerate(zip(tables, buffers.tables, buffers.slot_mapping, strict=True)):
         _build_inputs[(batch + 1,)](
-            rows, token_ids, table, buffers.input_ids, buffers.positions, buffers.query_start, buffers.seq_lens,
-            own, mapping, batch, sizes.padded_tokens, sizes.max_blocks,
-            token_ids.stride(0), table.stride(0), own.stride(0),
+            rows, token_ids, token_ids.stride(0), (table, table.stride(0), own, own.stride(0)),
+            (buffers.input_ids, buffers.positions, buffers.query_start, buffers.seq_lens), mapping,
+            batch, sizes.padded_tokens, sizes.max_blocks,
             BLOCK_SIZE=sizes.block_size, ROWS=triton.next_power_of_2(max(len(buffers.seq_lens), 64)), BLOCK=_BLOCK,
             FIRST=group == 0,
         )  # fmt: skip

@@ -76,10 +76,10 @@ def value_of(key):
 
 
 @triton.jit
-def scaled(x, heat, SCALED: tl.constexpr):
-    """x / heat, rounded as IEEE says, so that ties are those of the reference."""
+def scaled(x, temperature, SCALED: tl.constexpr):
+    """x / temperature, rounded as IEEE says, so that ties are those of the reference."""
     if SCALED:
-        x = tl.div_rn(x, tl.zeros_like(x) + heat)
+        x = tl.div_rn(x, tl.zeros_like(x) + temperature)
     return x
 
 
@@ -121,19 +121,21 @@ def list_tiles(listed, best, inside, bound):
 
 
 @triton.jit
-def load_tiles(logits, listed, first, count, vocab, heat, SCALED: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr):
+def load_tiles(
+    logits, listed, first, count, vocab, temperature, SCALED: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr
+):
     """(values, ids, which exist) [STEP, TILE] of the listed tiles from `first` on."""
     place = first + tl.arange(0, STEP)
     tile = tl.load(listed + place, mask=place < count, other=0)
     token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
     exists = (place < count)[:, None] & (token < vocab)
     x = tl.load(logits + token, mask=exists, other=-float("inf")).to(tl.float32)
-    return scaled(x, heat, SCALED), token, exists
+    return scaled(x, temperature, SCALED), token, exists
 
 
 @triton.jit
 def _gather(
-    logits, listed, count, vocab, heat, best, found, low, high, unit,
+    logits, listed, count, vocab, temperature, best, found, low, high, unit,
     SCALED: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Writes the first CAP values of the keys [low, high); returns their number and the masses of all."""
@@ -143,7 +145,7 @@ def _gather(
     weights = tl.zeros([STEP, TILE], tl.int64)
     for first in tl.range(0, count, STEP, num_stages=STAGES):
         # what does not exist is -inf, and below every bound
-        x, _, _ = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
+        x, _, _ = load_tiles(logits, listed, first, count, vocab, temperature, SCALED, STEP, TILE)
         inside = (x >= least) & (x < limit)
         flat = tl.reshape(inside.to(tl.int32), [STEP * TILE])
         place = number + tl.cumsum(flat, 0) - 1
@@ -167,7 +169,7 @@ def _pivot(low, high, turn, PART: tl.constexpr):
 
 @triton.jit
 def _narrow(
-    logits, listed, count, vocab, heat, best, number, goal, low, high, unit,
+    logits, listed, count, vocab, temperature, best, number, goal, low, high, unit,
     SCALED: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Narrows the keys [low, high), which hold `number` values, to CAP of them or one key.
@@ -189,7 +191,7 @@ def _narrow(
         numbers_2 = tl.zeros([STEP, TILE], tl.int32)
         numbers_3 = tl.zeros([STEP, TILE], tl.int32)
         for first in tl.range(0, count, STEP, num_stages=STAGES):
-            x, _, _ = load_tiles(logits, listed, first, count, vocab, heat, SCALED, STEP, TILE)
+            x, _, _ = load_tiles(logits, listed, first, count, vocab, temperature, SCALED, STEP, TILE)
             weight = weight_of(x, best, unit)
             over_1, over_2, over_3 = x >= value_1, x >= value_2, x >= value_3
             weights_1 += tl.where(over_1, weight, 0)
@@ -214,7 +216,7 @@ def _narrow(
 
 @triton.jit
 def search(
-    logits, listed, count, vocab, heat, best, found, goal, share, low, unit,
+    logits, listed, count, vocab, temperature, best, found, goal, share, low, unit,
     SCALED: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """The largest value, not below the key `low`, from which on the weights of the row reach the goal.
@@ -231,7 +233,7 @@ def search(
     # twice where there are more than fit, so that the code is there once
     while turns < 2:
         number, weight = _gather(
-            logits, listed, count, vocab, heat, best, found, low, high, unit, SCALED, STEP, TILE, CAP
+            logits, listed, count, vocab, temperature, best, found, low, high, unit, SCALED, STEP, TILE, CAP
         )  # fmt: skip
         turns += 1
         if turns == 1:
@@ -241,7 +243,8 @@ def search(
                 goal = tl.where(goal < 0, part_of(weight, share), goal)
             if number > CAP:
                 low, high, number, above = _narrow(
-                    logits, listed, count, vocab, heat, best, number, goal, low, high, unit, SCALED, STEP, TILE, CAP
+                    logits, listed, count, vocab, temperature, best, number, goal, low, high, unit,
+                    SCALED, STEP, TILE, CAP,
                 )  # fmt: skip
             else:
                 turns += 1

@@ -88,9 +88,9 @@ def filtered(name: str, noise: list[Tensor], size: float) -> Iterator[Case]:
 def draws(rows: int, vocab: int) -> Iterator[Case]:
     """Everything that chooses tokens."""
     size = 4.0 * rows * vocab
-    heat = torch.full((rows,), 0.8, device="cuda")
+    temperature = torch.full((rows,), 0.8, device="cuda")
     streams = torch.tensor([seed_stream(seed) for seed in range(rows)], device="cuda")
-    noise = [heat, streams, torch.arange(rows, device="cuda") * 31]
+    noise = [temperature, streams, torch.arange(rows, device="cuda") * 31]
     part = [values[:REFERENCE_ROWS] for values in noise]
     yield Case("greedy", sampling.greedy, Ops.greedy, size)
     yield Case("draw", lambda x: sampling.draw(x, *noise), lambda x: Ops.draw(x[:REFERENCE_ROWS].clone(), *part), size)

@@ -106,11 +106,11 @@ def test_filtered_draws_are_the_reference_id_for_id(names: str, vocab: int) -> N
     logits[5, 2] = logits[5, vocab - 1] = 60.0
     limits = [None if value is None else value.repeat(copies) for value in filters(names)]
     rows = len(logits)
-    heat = torch.tensor([0.0, 0.6, 1.0, 2.0, 1.3]).repeat(rows)[:rows]
+    temperature = torch.tensor([0.0, 0.6, 1.0, 2.0, 1.3]).repeat(rows)[:rows]
     streams = torch.tensor([noise.seed_stream(seed) for seed in range(rows)], dtype=torch.int64)
     positions = torch.arange(rows, dtype=torch.int64) * 37
-    given = on_device((logits, heat, streams, positions, *limits))
-    expected = sampling.draw(logits.clone(), heat, streams, positions, *limits)
+    given = on_device((logits, temperature, streams, positions, *limits))
+    expected = sampling.draw(logits.clone(), temperature, streams, positions, *limits)
     assert draw(*given).tolist() == expected.tolist()  # type: ignore[arg-type]
 
 
@@ -119,18 +119,18 @@ def test_a_filtered_row_that_is_not_finite_shows_it() -> None:
     logits[1, 1500] = float("nan")
     logits[2] = float("-inf")
     logits[3, [40, 90]] = float("inf")
-    heat = torch.ones(len(logits))
-    heat[4:8] = 0
+    temperature = torch.ones(len(logits))
+    temperature[4:8] = 0
     logits[4, 77] = logits[4, 1999] = float("nan")
     logits[5, 3] = float("inf")
     logits[6] = float("-inf")
     streams = torch.arange(len(logits))
-    tokens = draw(*on_device((logits, heat, streams, streams, *filters("k"))))  # type: ignore[arg-type]
+    tokens = draw(*on_device((logits, temperature, streams, streams, *filters("k"))))  # type: ignore[arg-type]
     assert tokens.tolist()[1:7] == [1500, 0, 40, 77, 3, 0]
 
 
-@pytest.mark.parametrize("heat", [pytest.param(1e-6, marks=pytest.mark.slow), 0.9])
-def test_draws_among_ties_and_few_are_the_reference_id_for_id(heat: float) -> None:
+@pytest.mark.parametrize("temperature", [pytest.param(1e-6, marks=pytest.mark.slow), 0.9])
+def test_draws_among_ties_and_few_are_the_reference_id_for_id(temperature: float) -> None:
     rows = torch.zeros(5, 2300)
     rows[1, [601, 600, 1500, 2200]] = 3e9
     rows[2] = (rows_of(3, 2300)[2] > 0) * 14.0 - 7.0
@@ -140,6 +140,6 @@ def test_draws_among_ties_and_few_are_the_reference_id_for_id(heat: float) -> No
     logits = rows.repeat(len(chosen), 1)
     limits = [None if value is None else value[list(chosen)].repeat_interleave(len(rows)) for value in filters()]
     streams = torch.tensor([noise.seed_stream(seed) for seed in range(len(logits))], dtype=torch.int64)
-    given = (logits, torch.full((len(logits),), heat), streams, torch.arange(len(logits)) * 37, *limits)
+    given = (logits, torch.full((len(logits),), temperature), streams, torch.arange(len(logits)) * 37, *limits)
     expected = sampling.draw(logits.clone(), *given[1:])  # type: ignore[arg-type]
     assert draw(*on_device(given)).tolist() == expected.tolist()  # type: ignore[arg-type]

@@ -52,12 +52,12 @@ def test_a_row_that_is_not_finite_shows_it() -> None:
 def test_the_draw_is_the_reference_id_for_id(vocab: int) -> None:
     rows = 64 if DEVICE == "cuda" else 4
     logits = make_logits(rows, vocab)
-    heat = torch.tensor([0.0, 0.6, 1.0, 2.0] * (rows // 4), device=DEVICE)
+    temperature = torch.tensor([0.0, 0.6, 1.0, 2.0] * (rows // 4), device=DEVICE)
     seeds = [noise.seed_stream(seed) for seed in range(rows)]
     streams = torch.tensor(seeds, dtype=torch.int64, device=DEVICE)
     positions = torch.arange(rows, dtype=torch.int64, device=DEVICE) * 37
-    found = kernels.draw(logits, heat, streams, positions)
-    expected = sampling.draw(logits.clone(), heat, streams, positions)
+    found = kernels.draw(logits, temperature, streams, positions)
+    expected = sampling.draw(logits.clone(), temperature, streams, positions)
     assert torch.equal(found, expected)
 
 
@@ -67,11 +67,11 @@ def noise_of(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(seeds, dtype=torch.int64), torch.arange(rows, dtype=torch.int64) * 37
 
 
-def check_draws(logits: torch.Tensor, heat: torch.Tensor) -> None:
+def check_draws(logits: torch.Tensor, temperature: torch.Tensor) -> None:
     """Against the reference on the host, whose logarithms are an ulp off: no near ties, please."""
     streams, positions = noise_of(len(logits))
-    found = kernels.draw(*(value.to(DEVICE) for value in (logits, heat, streams, positions)))
-    expected = sampling.draw(logits.clone(), heat, streams, positions)
+    found = kernels.draw(*(value.to(DEVICE) for value in (logits, temperature, streams, positions)))
+    expected = sampling.draw(logits.clone(), temperature, streams, positions)
     assert found.tolist() == expected.tolist()
 
 
@@ -120,17 +120,19 @@ def row_of(kind: str, vocab: int) -> torch.Tensor:
     indirect=["num_programs"],
 )
 def test_draws_from_rows_of_every_kind(num_programs: int, dtype: torch.dtype) -> None:
-    rows = [(kind, heat) for kind in KINDS for heat in (0.0, 0.7)]
+    rows = [(kind, temperature) for kind in KINDS for temperature in (0.0, 0.7)]
     if num_programs == 1 and dtype == torch.float32:
         # all but the first say nothing of what wins, so that every token is scored
-        rows = [(kind, 1e-6) for kind in KINDS] + [(kind, heat) for kind in KINDS[::4] for heat in (1e-39, torch.inf)]
+        rows = [(kind, 1e-6) for kind in KINDS] + [
+            (kind, temperature) for kind in KINDS[::4] for temperature in (1e-39, torch.inf)
+        ]
     logits = torch.stack([row_of(kind, 1100).to(dtype) for kind, _ in rows])
-    check_draws(logits, torch.tensor([heat for _, heat in rows]))
+    check_draws(logits, torch.tensor([temperature for _, temperature in rows]))
 
 
 @pytest.mark.usefixtures("num_programs")
-@pytest.mark.parametrize("heat", [0.0, 0.8])
-def test_nan_and_infinity_are_drawn_at_once(heat: float) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_nan_and_infinity_are_drawn_at_once(temperature: float) -> None:
     logits = torch.randn(8, 1300) * 3
     logits[0, 1299] = logits[1, 0] = torch.nan
     logits[2, [900, 901, 33, 1200]] = torch.nan
@@ -139,7 +141,7 @@ def test_nan_and_infinity_are_drawn_at_once(heat: float) -> None:
     logits[5] = torch.nan
     logits[6] = torch.inf
     logits[7], logits[7, 1100] = -torch.inf, torch.nan
-    check_draws(logits, torch.full((len(logits),), heat))
+    check_draws(logits, torch.full((len(logits),), temperature))
 
 
 @pytest.mark.usefixtures("num_programs")
@@ -155,18 +157,18 @@ def test_equal_scores_go_to_the_lowest_id_of_a_block() -> None:
 
 
 @triton.jit
-def _held_against_itself(logits, heats, passed, scores, SIZE: tl.constexpr):
+def _held_against_itself(logits, temperatures, passed, scores, SIZE: tl.constexpr):
     token = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     key = tl.full([], 0x1234567887654321, tl.int64)
-    value, heat = tl.load(logits + token), tl.load(heats + token)
-    noisy = heat > 0.0
-    exact = tl.div_rn(value, tl.where(noisy, heat, 1.0)) + gumbel_noise(key, token)
+    value, temperature = tl.load(logits + token), tl.load(temperatures + token)
+    noisy = temperature > 0.0
+    exact = tl.div_rn(value, tl.where(noisy, temperature, 1.0)) + gumbel_noise(key, token)
     score = tl.where(noisy, exact, value)
-    scale, base = bar_of(score, heat, noisy)
+    scale, base = bar_of(score, temperature, noisy)
     size = noise_size(key, 0, token)
     tl.store(passed + token, (over_bar(value, size, scale, base) < 0) == 0)
     # far above what the noise can give, nothing passes
-    scale, base = bar_of(score + 1.0 + tl.abs(score) * 0.001 + 60.0, heat, noisy)
+    scale, base = bar_of(score + 1.0 + tl.abs(score) * 0.001 + 60.0, temperature, noisy)
     tl.store(scores + token, tl.where(over_bar(value, size, scale, base) < 0, float("nan"), score))
 
 
@@ -175,14 +177,14 @@ def test_no_token_is_passed_over_that_reaches_the_best() -> None:
     generator = torch.Generator().manual_seed(3)
     sign = torch.where(torch.rand(size, generator=generator) < 0.5, -1.0, 1.0)
     logits = sign * 10 ** (torch.rand(size, generator=generator) * 80 - 42)
-    heats = 10 ** (torch.rand(size, generator=generator) * 80 - 42)
+    temperatures = 10 ** (torch.rand(size, generator=generator) * 80 - 42)
     usual = torch.arange(size) % 2 == 0
     logits[usual] = torch.randn(size // 2, generator=generator) * 10
-    heats[usual] = torch.rand(size // 2, generator=generator) * 2
-    heats[::7] = 0.0
+    temperatures[usual] = torch.rand(size // 2, generator=generator) * 2
+    temperatures[::7] = 0.0
     passed, scores = torch.zeros(size, dtype=torch.bool, device=DEVICE), torch.zeros(size, device=DEVICE)
     block = 1024 if DEVICE == "cuda" else size
-    _held_against_itself[(size // block,)](logits.to(DEVICE), heats.to(DEVICE), passed, scores, SIZE=block)
+    _held_against_itself[(size // block,)](logits.to(DEVICE), temperatures.to(DEVICE), passed, scores, SIZE=block)
     scores = scores.cpu()
-    assert passed.all(), torch.stack([logits, heats, scores])[:, ~passed.cpu()]
+    assert passed.all(), torch.stack([logits, temperatures, scores])[:, ~passed.cpu()]
     assert scores[usual].isnan().all(), "the bar holds nothing back"
