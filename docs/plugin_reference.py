@@ -2,7 +2,7 @@
 
 Hooks of mkdocs. The pages of the reference are made from sources (signatures, docstrings, comments of fields), which
 are read and not imported; they are part of the site only. Pages may link to files outside of docs, which readers of the
-repository can open; on the site such a link becomes its text.
+repository can open; on the site such a link becomes its text, or the file takes the place of the paragraph.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "frame"
+#: A comment with a file, above a paragraph that readers of the repository see in its place: on the site it is the file.
+_ELSEWHERE = re.compile(r"<!-- on the site: (\S+) -->\n(?:.+\n?)+")
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 _ABOUT = {
     "interfaces": "What plugins implement, and what crosses between the parts of frame.",
@@ -45,8 +47,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(text: str, *, page: Any, **_: Any) -> str:
     """The text of a page as the site shows it; called by mkdocs."""
     name = page.file.src_uri
-    if name == "changelog.md":
-        return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    text = _ELSEWHERE.sub(lambda found: (ROOT / found[1]).read_text(encoding="utf-8").replace("](docs/", "]("), text)
     if name == "plugins/api.md":
         text = "\n\n".join((text, "The pages:", _links()))
     return _LINK.sub(lambda link: link[1] if _leaves_docs(name, link[2]) else link[0], text)
