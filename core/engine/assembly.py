@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
+
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
@@ -137,19 +139,13 @@ class EngineStart:
 def _describe(
     config: FrameConfig, layout: KVLayout, facts: WorkerFacts, ready: WorkerReady, checkpoint: Checkpoint
 ) -> EngineInfo:
-    described = facts.described
     return EngineInfo(
+        **msgspec.structs.asdict(facts.described),
         max_model_len=_fitting_length(config, layout, checkpoint.max_model_len),
         vocab_size=checkpoint.vocab_size,
         num_blocks=layout.num_blocks,
         block_size=layout.block_size,
-        platform=described.platform,
-        attention=described.attention,
-        dtype=described.dtype,
         stages=ready.stages,
-        prefix_tile_rows=described.prefix_tile_rows,
-        prefix_costs=described.prefix_costs,
-        not_deterministic=described.not_deterministic,
         pooling=ready.pooling,
     )
 

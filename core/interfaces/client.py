@@ -8,29 +8,24 @@ from typing import Any, Protocol
 import msgspec
 
 from .engine import EngineOutput, EngineRequest, EngineStats
+from .executor import WorkerDescription
 from .pooling_params import PoolingFacts
-from .step import PrefixCosts
 
 
-class EngineInfo(msgspec.Struct, kw_only=True):
-    """What an engine tells its front once it is ready. `stages` are (name, seconds) of the start-up.
+class EngineInfo(WorkerDescription, frozen=True, kw_only=True):
+    """What an engine tells its front once it is ready: what its workers chose, its sizes, and what it can do.
 
-    `pooling` says what a pooling engine can do; None for one that generates. `not_deterministic` says why no request
-    may ask for `deterministic`; empty where each may.
+    `max_model_len` counts the tokens of the longest request, prompt and output; the KV cache has `num_blocks` blocks of
+    `block_size` tokens. `stages` are (name, seconds) of the start. `pooling` says what a pooling engine can do; None
+    for one that generates.
     """
 
     max_model_len: int
     vocab_size: int
     num_blocks: int
     block_size: int
-    platform: str
-    attention: list[str]
-    dtype: str
-    stages: list[tuple[str, float]] = []
+    stages: list[tuple[str, float]] = msgspec.field(default_factory=list)
     pooling: PoolingFacts | None = None
-    not_deterministic: str = ""
-    prefix_tile_rows: int = 0  # rows that read a shared prefix together; 0: none do
-    prefix_costs: PrefixCosts | None = None
 
 
 class BrokenEngineError(RuntimeError):
@@ -38,57 +33,60 @@ class BrokenEngineError(RuntimeError):
 
 
 class EngineCore(Protocol):
-    """An engine in the caller's process."""
+    """An engine in the caller's process, whose thread makes all calls."""
 
     info: EngineInfo
 
     def watch(self, journal: Any, suspects: Any) -> None:
-        """Before the first request: keeps a journal of launched steps, and tries the suspects of an earlier engine."""
+        """Called before the first request: the engine writes the requests of each step to `journal` before its launch.
+
+        It runs `suspects`, requests that an earlier engine may have died of, apart from the others.
+        """
 
     def add(self, request: EngineRequest) -> None:
-        """Queues a request; raises `ValueError` when it can never run (for example, too few KV blocks for it)."""
+        """Queues a request; raises `ValueError` when it can never run, for example with too few KV blocks for it."""
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored. Their last output has finish_reason "abort"."""
 
     def step(self) -> list[EngineOutput]:
-        """Launches and answers steps until there is something to say; [] when nothing is left to do."""
+        """Runs steps until a request has an output, and returns the outputs; [] when no request is left."""
 
     def has_unfinished(self) -> bool:
         """Whether requests are waiting or running."""
 
     def has_idle_work(self) -> bool:
-        """Whether `step`, with nothing unfinished, would ready the engine for later requests, for up to some 100 ms."""
+        """Whether `step`, with no request, would prepare the engine for later ones; that takes up to about 100 ms."""
 
     def stats(self) -> EngineStats:
-        """Counters and gauges now."""
+        """The counters and gauges now."""
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Control methods by name: pauses, sleep, profiles, reset_prefix_cache, update_weights, worker (RPC).
+        """Calls a control method by name: pauses, sleep, profiles, reset_prefix_cache, update_weights, worker (RPC).
 
         `timeout` bounds what workers of other processes do for `worker`; raises `TimeoutError`.
         """
 
     def check(self) -> None:
-        """Raises `RuntimeError` when the engine can serve no more, for example because a worker is dead."""
+        """Raises `RuntimeError` when the engine cannot serve any more, for example because a worker is dead."""
 
     def close(self) -> None:
         """Frees the device and stops workers. May be called twice."""
 
 
 class EngineDeadError(RuntimeError):
-    """The engine process is gone; carries the root cause in one sentence."""
+    """The engine process is gone; the message is the root cause in one sentence."""
 
 
 class EngineClient(Protocol):
-    """An engine in another process, from an asyncio loop. Lives through engine restarts."""
+    """An engine in another process, for an asyncio loop. It outlives the engine process, and reaches the next one."""
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the engine that serves, or served last."""
+        """What the engine that serves, or served last, said of itself."""
 
     async def add(self, request: EngineRequest) -> None:
-        """Sends a request; waits while the engine is started again. Raises `EngineDeadError` when none will come."""
+        """Sends a request; waits while an engine is started again. Raises `EngineDeadError` when none will be."""
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored."""

@@ -35,11 +35,11 @@ class StepHandle(Protocol):
 
 
 class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker chose, in the names that users know.
+    """What a worker chose, by the names that users know.
 
-    `attention` names a backend for each KV group, then for each kind of layer without a cache. `not_deterministic` says
+    `attention` names the backend of each KV group, then of each kind of layer without a cache. `not_deterministic` says
     why no request may ask for `deterministic`; "" where each may. Up to `prefix_tile_rows` rows that share a prefix may
-    read it together, 0 where none may; `prefix_costs` are those of a layer that does.
+    read it together, 0 where none may; `prefix_costs` says what a layer loses and saves by that.
     """
 
     platform: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ..config.tree import FrameConfig
 from ..interfaces.mesh import Mesh, Placement
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
     from ..interfaces.platform import Platform
 
 
-class _EngineFields(TypedDict):
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    deterministic: bool
-    seed: int
+def mesh_of(config: FrameConfig) -> Mesh:
+    """The parallel axes that the configuration asks for."""
+    return Mesh(pipeline=config.executor.pipeline_parallel_size, tensor=config.executor.tensor_parallel_size)
 
 
-def _engine_fields(config: FrameConfig, max_model_len: int) -> _EngineFields:
-    """`config` is one whose step sizes are settled, and `max_model_len` the checkpoint's."""
+def engine_setup(config: FrameConfig, max_model_len: int) -> EngineSetup:
+    """For scheduling policies. `config` has settled step sizes, and `max_model_len` is the checkpoint's."""
+    return EngineSetup(**_engine_fields(config, max_model_len))
+
+
+def _engine_fields(config: FrameConfig, max_model_len: int) -> dict[str, Any]:
     return {
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
@@ -42,16 +43,6 @@ def _engine_fields(config: FrameConfig, max_model_len: int) -> _EngineFields:
         "deterministic": config.model.deterministic,
         "seed": config.model.seed,
     }
-
-
-def mesh_of(config: FrameConfig) -> Mesh:
-    """The parallel axes that the configuration asks for."""
-    return Mesh(pipeline=config.executor.pipeline_parallel_size, tensor=config.executor.tensor_parallel_size)
-
-
-def engine_setup(config: FrameConfig, max_model_len: int) -> EngineSetup:
-    """For scheduling policies."""
-    return EngineSetup(**_engine_fields(config, max_model_len))
 
 
 def platform_setup(config: FrameConfig, max_model_len: int, placement: Placement) -> PlatformSetup:
@@ -76,13 +67,9 @@ def executor_setup(
 
 def connector_setup(config: FrameConfig, max_model_len: int, layout: KVLayout, engine_id: str = "") -> ConnectorSetup:
     """For the connector's scheduler side."""
-    return ConnectorSetup(
-        **_engine_fields(config, max_model_len),
-        layout=layout,
-        role=config.transfer.kv_role,
-        engine_id=engine_id,
-        mesh=mesh_of(config),
-    )
+    role, mesh = config.transfer.kv_role, mesh_of(config)
+    fields = _engine_fields(config, max_model_len)
+    return ConnectorSetup(**fields, layout=layout, role=role, engine_id=engine_id, mesh=mesh)
 
 
 def connector_worker_setup(
@@ -94,16 +81,8 @@ def connector_worker_setup(
     engine_id: str = "",
 ) -> ConnectorWorkerSetup:
     """For the connector's worker side, on the device of `platform`."""
-    return ConnectorWorkerSetup(
-        **_engine_fields(config, max_model_len),
-        layout=layout,
-        role=config.transfer.kv_role,
-        engine_id=engine_id,
-        mesh=mesh_of(config),
-        placement=placement,
-        streams=platform.streams(),
-        memory=platform.memory(),
-    )
+    fields = vars(connector_setup(config, max_model_len, layout, engine_id))
+    return ConnectorWorkerSetup(**fields, placement=placement, streams=platform.streams(), memory=platform.memory())
 
 
 def grammar_setup(config: FrameConfig, vocabulary: Vocabulary) -> GrammarSetup:
@@ -119,17 +98,8 @@ def grammar_setup(config: FrameConfig, vocabulary: Vocabulary) -> GrammarSetup:
 
 def endpoint_setup(config: FrameConfig, serving: Any) -> EndpointSetup:
     """For the endpoints of an API process, to which `serving` is a `Serving`."""
-    server = config.server
-    settings = EndpointSettings(
-        response_role=server.response_role,
-        return_tokens_as_token_ids=server.return_tokens_as_token_ids,
-        enable_prompt_tokens_details=server.enable_prompt_tokens_details,
-        enable_force_include_usage=server.enable_force_include_usage,
-        enable_tokenizer_info_endpoint=server.enable_tokenizer_info_endpoint,
-        page=server.page,
-        tool_server=tuple(server.tool_server),
-        rpc_methods=tuple(server.rpc_methods),
-        weights_root=server.weights_root,
-        max_upload_bytes=server.max_upload_bytes,
-    )
-    return EndpointSetup(serving, settings)
+    values: dict[str, Any] = {}
+    for name in EndpointSettings.__dataclass_fields__:
+        value = getattr(config.server, name)
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return EndpointSetup(serving, EndpointSettings(**values))
