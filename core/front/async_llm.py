@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
+from ..config.errors import ConfigError
 from ..config.tree import FrameConfig, ModelConfig
 from ..interfaces.client import EngineClient, EngineDeadError
 from ..interfaces.engine import EngineStats
@@ -50,13 +51,20 @@ class AsyncLLM:
 
     def __init__(
         self,
-        *,
-        config: FrameConfig,
-        client: EngineClient,
+        *given: Any,
+        config: FrameConfig | None = None,
+        client: EngineClient | None = None,
         checkpoint: Checkpoint | None = None,
         registry: Registry | None = None,
         tokenizer: TokenizerSource | None = None,
+        **unknown: Any,
     ) -> None:
+        if given or unknown or config is None or client is None:
+            wrong = ", ".join([*(f"{one!r:.80}" for one in given), *map(repr, unknown)])
+            raise ConfigError(
+                "AsyncLLM takes the config and the client of a running engine, and checkpoint, registry and tokenizer, "
+                f"but not {wrong or 'nothing'}; AsyncLLM.from_engine_args(AsyncEngineArgs(model=...)) starts an engine"
+            )
         from ..plugin_host.logits_processors import request_check
 
         self.config = config
@@ -118,7 +126,7 @@ class AsyncLLM:
         equal share.
         """
         del trace_headers
-        refuse_unserved(lora_request=lora_request, **unused)
+        refuse_unserved(self.generate, lora_request=lora_request, **unused)
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         self._start()
         parsed = parse_prompt(prompt)

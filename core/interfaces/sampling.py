@@ -6,6 +6,7 @@ model (vocabulary, context length) are applied by the front when a request is ad
 
 from __future__ import annotations
 
+import difflib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -145,7 +146,23 @@ _RANGES = (
 )
 
 
-class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
+class _NamesFields(msgspec.StructMeta):
+    """Raises `ValueError` with the nearest names, or all, where a keyword is none of the fields."""
+
+    def __call__(cls, *values: Any, **fields: Any) -> Any:
+        try:
+            return super().__call__(*values, **fields)
+        except TypeError:
+            known = cls.__struct_fields__
+            wrong = next((name for name in fields if name not in known), None)
+            if wrong is None:
+                raise
+        close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.6)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(known)}"
+        raise ValueError(f"{cls.__name__} has no field {wrong!r} ({hint})")
+
+
+class SamplingParams(msgspec.Struct, metaclass=_NamesFields, omit_defaults=True, dict=True):
     """How the tokens of one request are drawn and when it ends.
 
     Raises `ValueError` naming the field and its range. `temperature` below 1e-5 is greedy. `logprobs` k returns the k

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.front.async_llm import AsyncLLM
 from frame.core.front.prompts import InvalidRequest
@@ -96,6 +97,20 @@ async def running(client):
     async with asyncio.timeout(60):
         while not client.engine.requests:
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("given", "keywords", "found"), [((), {}, "nothing"), (("m",), {}, "'m'"), ((), {"modle": "m"}, "'modle'")]
+)
+def test_the_constructor_says_how_an_engine_is_started(given, keywords, found):
+    with pytest.raises(ConfigError, match=rf"not {found}; AsyncLLM.from_engine_args\(AsyncEngineArgs\(model="):
+        AsyncLLM(*given, **keywords)
+
+
+async def test_an_unknown_keyword_is_refused(make):
+    llm, _ = make(lambda request: [1])
+    with pytest.raises(InvalidRequest, match=r"generate has no keyword 'prioritty' \(did you mean priority\?\)"):
+        await collect(llm.generate("a", None, "r", prioritty=1))
 
 
 async def test_deltas_join_to_the_text(make, tokenizer):

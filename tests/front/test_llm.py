@@ -105,8 +105,15 @@ def test_legacy_keywords(llm):
         llm.generate(prompts=["a", "b"], prompt_token_ids=[[5]], use_tqdm=False)
     with pytest.raises(ValueError, match="lora_request is not served yet"):
         llm.generate([1], lora_request=object(), use_tqdm=False)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'temperature'"):
+
+
+def test_unknown_keywords_are_refused_with_the_nearest_or_all_names(llm):
+    with pytest.raises(InvalidRequest, match=r"generate has no keyword 'promts' \(did you mean prompts\?\)"):
+        llm.generate(promts=[1])
+    with pytest.raises(InvalidRequest, match="generate has no keyword 'temperature'; there are: prompts, sam"):
         llm.generate([1], temperature=1)
+    with pytest.raises(InvalidRequest, match=r"encode has no keyword 'pooling_parms' \(did you mean pooling_params"):
+        llm.embed([1], pooling_parms=None)
 
 
 def test_chat(llm):

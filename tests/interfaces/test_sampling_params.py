@@ -61,6 +61,14 @@ def test_values_out_of_range_are_named(name, value, message):
         SamplingParams(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("temprature", r"\(did you mean temperature\?\)"), ("zzz", r"\(there are: n, presence_penalty")]
+)
+def test_an_unknown_field_is_refused_with_the_nearest_or_all_names(name, hint):
+    with pytest.raises(ValueError, match=rf"SamplingParams has no field '{name}' {hint}"):
+        SamplingParams(**{name: 1})
+
+
 def test_stop_strings_need_text():
     with pytest.raises(ValueError, match="stop strings need detokenize=True"):
         SamplingParams(stop="x", detokenize=False)

@@ -80,7 +80,7 @@ class LLMEngine:
         keywords of vLLM are accepted and change nothing.
         """
         del arrival_time
-        refuse_unserved(lora_request=lora_request, **unused)
+        refuse_unserved(self.add_request, lora_request=lora_request, **unused)
         requests = self.front.submit(request_id, prompt, params, priority=priority)
         try:
             for request in requests:

@@ -61,7 +61,7 @@ class LLM(PoolingCalls):
         One SamplingParams serves all prompts, a list pairs with them, None takes the model's defaults. Raises
         `InvalidRequest` (a `ValueError`) before anything runs; then no request of this call is left in the engine.
         """
-        refuse_unserved(lora_request=lora_request, **unused)
+        refuse_unserved(self.generate, lora_request=lora_request, **unused)
         parsed = _legacy(prompts, prompt_token_ids)
         pairs = self._pair(parsed, sampling_params)
         if priority is not None and len(priority) != len(parsed):
@@ -83,7 +83,7 @@ class LLM(PoolingCalls):
         **unused: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation or a list of them; arguments as `generate` and `preprocess_chat`."""
-        refuse_unserved(lora_request=lora_request, **unused)
+        refuse_unserved(self.chat, lora_request=lora_request, **unused)
         prompts = self._render(
             messages,
             ChatOptions(
@@ -133,7 +133,7 @@ class LLM(PoolingCalls):
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best continuations of each prompt; `concurrency_limit` prompts at a time."""
-        refuse_unserved(lora_request=lora_request)
+        refuse_unserved(self.beam_search, lora_request=lora_request)
         front = self.llm_engine.front
         searches = []
         for prompt in as_prompts(prompts):

@@ -48,7 +48,7 @@ class PoolingCalls:
 
         Raises `InvalidRequest` (a `ValueError`) before anything runs for what cannot be served.
         """
-        refuse_unserved(lora_request=lora_request, **unused)
+        refuse_unserved(self.encode, lora_request=lora_request, **unused)
         given = as_prompts(prompts)
         pairs = list(zip(given, _pair(pooling_params, len(given), pooling_task), strict=True))
         ready = _tokenize(self.llm_engine, pairs)
