@@ -79,7 +79,7 @@ def watch_parts(engine: Engine, watch: Stopwatch) -> None:
     watch.watch(engine.scheduler, "update", "update")
     watch.watch(runner, "_apply_changes", "staged writes")
     watch.watch(runner.device.ops, "build_inputs", "inputs")
-    for backend in runner.backends:
+    for backend in runner.planners:
         watch.watch(backend, "plan", "attention plan")
     watch_model(runner.model, watch)
     watch.watch(runner.sampler, "sample", "sample")

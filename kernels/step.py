@@ -67,9 +67,9 @@ def build_inputs(buffers: Any, token_ids: Tensor, tables: Any, rows: Tensor, siz
         _build_inputs[(batch + 1,)](
             rows, token_ids, token_ids.stride(0), (table, table.stride(0), own, own.stride(0)),
             (buffers.input_ids, buffers.positions, buffers.query_start, buffers.seq_lens), mapping,
-            batch, sizes.padded_tokens, sizes.max_blocks,
-            BLOCK_SIZE=sizes.block_size, ROWS=triton.next_power_of_2(max(len(buffers.seq_lens), 64)), BLOCK=_BLOCK,
-            FIRST=group == 0,
+            batch, sizes.padded_tokens, sizes.max_blocks[group],
+            BLOCK_SIZE=sizes.block_sizes[group], ROWS=triton.next_power_of_2(max(len(buffers.seq_lens), 64)),
+            BLOCK=_BLOCK, FIRST=group == 0,
         )  # fmt: skip
 
 

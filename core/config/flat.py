@@ -22,6 +22,8 @@ _FACTORS = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
 }  # fmt: skip
 _PATTERN = re.compile(r"([+-]?[0-9][0-9_]*)(\.[0-9]+)?([kmgtKMGT]?)")
+#: Integers that stand for the word "auto".
+_AUTO = {"max_model_len": -1, "block_size": 0}
 
 
 def from_flat(values: Mapping[str, Any]) -> FrameConfig:
@@ -53,8 +55,8 @@ def known_names() -> list[str]:
 def convert(own: Leaf, value: Any) -> Any:
     """`value` as the setting's type where its text form differs: human integers, one name for a list, a torch dtype."""
     if own.kind == "int" and isinstance(value, str):
-        if own.name == "max_model_len" and value.strip().lower() == "auto":
-            return -1
+        if own.name in _AUTO and value.strip().lower() == "auto":
+            return _AUTO[own.name]
         try:
             return parse_integer(value)
         except ConfigError as error:

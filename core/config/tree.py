@@ -139,7 +139,9 @@ class PoolerConfig(Section):
 class CacheConfig(Section):
     """The KV cache."""
 
-    block_size: int = Field(16, ge=1, le=256, description="Tokens in a block.")
+    block_size: int = Field(
+        0, ge=0, le=256, description="Tokens in a block; 0 or auto: 16, or as many as the attention backend needs."
+    )
     gpu_memory_utilization: float = Field(
         0.9,
         gt=0,

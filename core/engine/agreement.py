@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 from collections.abc import Sequence
 
 from msgspec import structs
@@ -10,28 +12,59 @@ from msgspec import structs
 from ..config.tree import FrameConfig
 from ..interfaces.executor import WorkerFacts
 from ..interfaces.kv import KVLayout
-from ..interfaces.kv_layout import group_layers, plan_layout, with_blocks
+from ..interfaces.kv_layout import plan_layout, with_blocks
 from ..interfaces.mesh import Mesh
 from ..interfaces.wire import encode
 
+logger = logging.getLogger("frame.engine")
+
 
 def agreed_layout(config: FrameConfig, mesh: Mesh, facts: Sequence[WorkerFacts]) -> KVLayout:
-    """The KV cache of all workers, as large as the poorest one can hold.
+    """The KV cache of all workers, each pool as large as the poorest of them can hold.
 
-    Raises `RuntimeError` when a worker is missing, `ValueError` when not even two blocks fit.
+    Raises `RuntimeError` when a worker is missing or has loaded another model, `ValueError` when not even two blocks
+    fit.
     """
     if len(facts) != mesh.size:
         raise RuntimeError(f"{len(facts)} of {mesh.size} workers were loaded: the executor has lost some")
-    layout = plan_layout(group_layers(facts[0].kv_specs, config.cache.block_size))
-    available = min(fact.kv_bytes for fact in facts)
-    layout = with_blocks(layout, available, config.cache.num_gpu_blocks_override)
-    return structs.replace(layout, numerics=numerics(mesh, facts))
+    if len({fact.model for fact in facts}) > 1:
+        raise RuntimeError("the workers have loaded different weights: all must read the same checkpoint")
+    first, cache = facts[0], config.cache
+    multiples = {layer: math.lcm(*(fact.block_multiples.get(layer, 1) for fact in facts)) for layer in first.kv_specs}
+    layout = plan_layout(first.kv_specs, cache.block_size, multiples)
+    _check_states(config, layout)
+    fitting = [
+        with_blocks(
+            layout,
+            fact.kv_bytes,
+            cache.num_gpu_blocks_override,
+            num_states=config.scheduler.max_num_seqs,
+            bytes_of_pools=fact.pool_bytes,
+        )
+        for fact in facts
+    ]
+    pools = tuple(map(min, zip(*(one.pools for one in fitting), strict=True)))
+    return structs.replace(layout, pools=pools, numerics=numerics(mesh, facts), model=first.model)
+
+
+def _check_states(config: FrameConfig, layout: KVLayout) -> None:
+    """Raises `ValueError` for what cannot be had beside layers that keep a running state."""
+    states = [group.layers[0] for group in layout.groups if group.keeps_states]
+    if not states:
+        return
+    kept = f"layer {states[0]!r} keeps a running state of each request"
+    if config.transfer.kv_connector is not None:
+        raise ValueError(f"{kept}, which no KV connector can move: leave kv_connector out for this model")
+    if config.speculation.speculator is not None:
+        raise ValueError(f"{kept}, which rejected drafts would spoil: leave the speculator out for this model")
+    if config.cache.enable_prefix_caching:
+        logger.warning("prefix caching is off: %s, in which no prefix can be found again", kept)
 
 
 def numerics(mesh: Mesh, facts: Sequence[WorkerFacts]) -> str:
-    """A hash of how work is divided and of every worker's digest, so that no two divisions share blocks.
+    """A hash of how work is divided, of every worker's digest and of the model, so that no two divisions share blocks.
 
     Data-parallel engines compute the same bits, so their number is left out.
     """
-    parts = [mesh.pipeline, mesh.tensor, [fact.digest for fact in facts]]
+    parts = [mesh.pipeline, mesh.tensor, [[fact.digest, fact.model] for fact in facts]]
     return hashlib.sha256(encode(parts)).hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -231,7 +231,7 @@ class Answers:
             elif self._fail_on_load:
                 outputs.append(lifecycle.finish(request, "error", error=LOAD_ERROR))
             else:
-                lifecycle.kv.publish(request, good * lifecycle.kv.block_size)
+                lifecycle.kv.publish(request, good)
                 lifecycle.kv.free(request)
                 request.transfer.give_up()
         lifecycle.loaded(request)
@@ -243,7 +243,7 @@ class Answers:
             lifecycle.kv.pool.withdraw(block)
         outputs = []
         for request in list(lifecycle.requests.values()):
-            first = first_bad_block(request.cache.blocks, bad)
+            first = lifecycle.kv.num_before(request, bad)
             if request.state is RequestState.LOADING:
                 if first is not None:
                     request.transfer.lose(first)
@@ -251,7 +251,7 @@ class Answers:
                 if request in launched[0].requests:
                     # the step that loaded was this or an earlier one, so what came before the gap did arrive
                     request.transfer.confirm()
-                    lifecycle.kv.publish(request, first * lifecycle.kv.block_size)
+                    lifecycle.kv.publish(request, first)
                 lifecycle.kv.withdraw_request(request, first)
                 request.transfer.give_up()
                 if self._fail_on_load:
@@ -262,12 +262,6 @@ class Answers:
                 # preempted in flight: whether it held one of them is no longer known
                 lifecycle.roll_back(request, launched)
         return outputs
-
-
-def first_bad_block(tables: Iterable[Sequence[int]], bad: set[tuple[int, int]]) -> int | None:
-    """The smallest index at which the table of a KV group holds one of `bad`, which are pairs (group, block)."""
-    indices = [i for group, table in enumerate(tables) for i, block in enumerate(table) if (group, block) in bad]
-    return min(indices, default=None)
 
 
 def drop_rows(rows: LogprobRows, count: int) -> LogprobRows:

@@ -143,7 +143,7 @@ def _describe(
         **msgspec.structs.asdict(facts.described),
         max_model_len=_fitting_length(config, layout, checkpoint.max_model_len),
         vocab_size=checkpoint.vocab_size,
-        num_blocks=layout.num_blocks,
+        num_blocks=layout.pools[0],
         block_size=layout.block_size,
         stages=ready.stages,
         pooling=ready.pooling,
@@ -155,7 +155,7 @@ def _fitting_length(config: FrameConfig, layout: KVLayout, max_model_len: int) -
     fits = max_request_len(layout, max_model_len)
     if fits < 2:
         raise ValueError(
-            f"the KV cache of {layout.num_blocks - 1} blocks of {layout.block_size} tokens is too small for any "
+            f"the KV cache of {layout.pools[0] - 1} blocks of {layout.block_size} tokens is too small for any "
             "request: raise kv_cache_memory_bytes or num_gpu_blocks_override"
         )
     if config.model.max_model_len == -1:

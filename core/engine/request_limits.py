@@ -49,7 +49,7 @@ class RequestLimits:
     def _check_cache(self, name: str, max_len: int) -> None:
         if max_len <= self._fits:
             return
-        needed, there = blocks_needed(self._layout, max_len - 1), self._layout.num_blocks - 1
+        needed, there = blocks_needed(self._layout, max_len - 1), self._layout.pools[0] - 1
         if needed > there:
             raise ValueError(
                 f"request {name!r} needs {needed} blocks of {self._layout.block_size} tokens for its {max_len} tokens, "

@@ -1,7 +1,7 @@
 """An attention backend: where keys and values lie in a block, and how queries attend to them.
 
-One backend object serves one KV group. Per step it makes a plan from the batch, then every layer of the group calls
-`forward` with that plan. Knows no request and no model.
+One backend object serves the layers of a KV group that ask for the same. Per step it makes a plan from the batch, then
+each of those layers calls `forward` with that plan. Knows no request and no model.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ class AttentionSpec:
     """What a layer asks of a backend.
 
     `window` > 0 limits a token to itself and the `window - 1` before it; `soft_cap` > 0 is tanh capping of scores;
-    `sinks` says that each head has a learned sink logit, `alibi` that each head has a slope. `mla` layers store one
-    latent vector per token. `kv_dtype` is the cache's element type.
+    `sinks` says that each head has a learned sink logit, `alibi` that each head has a slope. `kv_dtype` is the cache's
+    element type, `block_size` the tokens of a block: 0 until the cache is planned.
     """
 
     num_heads: int
@@ -46,7 +46,6 @@ class AttentionSpec:
     soft_cap: float = 0.0
     sinks: bool = False
     alibi: bool = False
-    mla: bool = False
     deterministic: bool = False
 
 
@@ -75,6 +74,9 @@ class GroupBatch:
     offset where each token's key and value go, -1 for padding. `host_query_lens`, `host_seq_lens` [B]: the same on the
     host (`host_seq_lens` an upper bound when drafts are in flight), `max_query_len` and `max_seq_len` the most of any
     row, or what the step's shape pads that to. A backend may make use of `prefix`: which tokens of rows are the same.
+
+    For a group of states `block_table` is [B, 1], the block of each row's state, and `slot_mapping` says nothing but
+    which tokens are padding. A row whose `seq_lens` are its query tokens begins: its block holds another's state.
     """
 
     num_tokens: int
@@ -136,15 +138,17 @@ class LayerParams:
     value_scale: float = 1.0
 
 
-class AttentionBackend(ABC):
-    """Built as `Class(setup, options)`, once per KV group; `setup.spec` is that of the group's layers.
+class CacheBackend(ABC):
+    """Serves layers that ask for one by a spec. Built as `Class(setup, options)`, once for each KV group and spec.
 
-    A recorded step is one of single tokens. `plan` and `forward` run once for it, while the host believes in rows as
+    A recorded step is one of single tokens. `plan` and the layers run once for it, while the host believes in rows as
     long as any can be and in no padding, and what they launched is launched again for other rows, with device tensors
     at the same addresses. A backend says with `needs_python` whether that would be wrong. Of steps with prompts all but
     attention is recorded, maybe by a step of padding of which the host believes the same, with more tokens than rows.
     """
 
+    #: the specs that it is asked about
+    spec_type: ClassVar[type] = AttentionSpec
     #: whether `plan` makes use of the batch's `prefix`; only then is one worked out
     shares_prefixes: bool = False
     #: what that costs and saves; with None steps share prefixes only where a user says from how many tokens on
@@ -152,8 +156,9 @@ class AttentionBackend(ABC):
     #: rows that attend to a shared prefix as one tile: with 4 query heads for each KV head, 16 of them have the 64 rows
     #: of a Hopper matrix instruction. Backends of one engine that share prefixes must agree, or none are shared.
     prefix_tile_rows: int = 16
-    #: whether single-token steps need `plan` or `forward` each time, so that none is recorded. A backend that says
-    #: False copies nothing to the host, and decides on the host nothing that shorter rows or padding would make wrong.
+    #: whether single-token steps need `plan` or the layers' work each time, so that none is recorded. A backend that
+    #: says False copies nothing to the host, and decides on the host nothing that shorter rows or padding would make
+    #: wrong.
     needs_python: bool = True
 
     def __init__(self, setup: BackendSetup, options: Any = None) -> None:
@@ -165,7 +170,10 @@ class AttentionBackend(ABC):
     @classmethod
     @abstractmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
-        """None, or every reason why this backend cannot serve such a layer, joined by "; ". Never raises."""
+        """None, or every reason why this backend cannot serve such a layer, joined by "; ". Never raises.
+
+        Its `block_size` is a multiple of what `block_multiple` says, unless the user asked for another one.
+        """
 
     @classmethod
     def preference(cls, spec: AttentionSpec) -> int | None:
@@ -174,17 +182,31 @@ class AttentionBackend(ABC):
         return None
 
     @classmethod
-    def kv_format(cls, spec: AttentionSpec) -> BlockFormat:
-        """How a block of one layer lies in memory.
+    def block_multiple(cls, spec: AttentionSpec) -> int:
+        """Blocks of such layers are of a multiple of so many tokens, whatever `spec.block_size` is."""
+        del spec
+        return 1
 
-        By default keys, then values, each [block_size, num_kv_heads, head_dim]; `forward` then gets a cache of
-        [2, num_blocks, block_size, num_kv_heads, head_dim].
-        """
-        return BlockFormat((2, spec.block_size, spec.num_kv_heads, spec.head_dim), (0, 1, 2, 3), spec.kv_dtype, 1)
+    @classmethod
+    @abstractmethod
+    def kv_format(cls, spec: AttentionSpec) -> BlockFormat:
+        """How a block of one layer lies in memory: `spec.block_size` tokens, in as many bytes as its KV spec says."""
 
     @abstractmethod
     def plan(self, batch: GroupBatch) -> Any:
-        """Prepares a step for this group, once, before any layer runs."""
+        """Prepares a step for the layers of a group that ask for `spec`, once, before any of them runs."""
+
+
+class AttentionBackend(CacheBackend):
+    """Serves `frame.layers` attention, over a paged cache or of a row over itself."""
+
+    @classmethod
+    def kv_format(cls, spec: AttentionSpec) -> BlockFormat:
+        """By default keys, then values, each [block_size, num_kv_heads, head_dim].
+
+        `forward` then gets a cache of [2, num_blocks, block_size, num_kv_heads, head_dim].
+        """
+        return BlockFormat((2, spec.block_size, spec.num_kv_heads, spec.head_dim), (0, 1, 2, 3), spec.kv_dtype, 1)
 
     @abstractmethod
     def forward(

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 class RequestView:
     """What a connector may know of a request; a snapshot.
 
-    `token_ids` are prompt and output; `block_hashes` the chained hashes of its full blocks of prompt (canonical, the
-    same in every process); `params` is the free `kv_transfer` dictionary of the request.
+    `token_ids` are prompt and output; `block_hashes` the chained hashes of its prompt, one for each full `grain` of the
+    layout (canonical, the same in every process and for every division of the model over ranks, see `KVLayout.model`);
+    `params` is the free `kv_transfer` dictionary of the request.
     """
 
     request_id: str
@@ -70,15 +71,16 @@ class ConnectorScheduler(ABC):
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         """(n, later): n tokens past `num_computed` that can be loaded, and whether the load outlasts the step.
 
-        n is a multiple of the block size; None asks to be asked again in a later step; `later` is False when n is 0.
+        n is a multiple of the layout's `grain`; None asks to be asked again in a later step; `later` is False when n is
+        0.
         No side effects: may be called repeatedly. At least one prompt token is always left to compute.
         """
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         """Blocks [group][i] now hold the request's computed tokens, the last `num_external` of which are to be loaded.
 
-        Block 0 stands where a window needs none. Blocks for the tokens that the step computes are not among them: the
-        plan's `added` and `appends` name those.
+        Those of a group hold as many tokens as its block size says; block 0 stands where a window needs none. Blocks
+        for the tokens that the step computes are not among them: the plan's `added` and `appends` name those.
         """
 
     def build_message(self, plan: StepPlan) -> bytes:

@@ -37,9 +37,10 @@ class StepHandle(Protocol):
 class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker chose, by the names that users know.
 
-    `attention` names the backend of each KV group, then of each kind of layer without a cache. `not_deterministic` says
-    why no request may ask for `deterministic`; "" where each may. Up to `prefix_tile_rows` rows that share a prefix may
-    read it together, 0 where none may; `prefix_costs` says what a layer loses and saves by that.
+    `attention` names the backend of each KV group and spec, then of each spec of layers without a cache.
+    `not_deterministic` says why no request may ask for `deterministic`; "" where each may. Up to `prefix_tile_rows`
+    rows that share a prefix may read it together, 0 where none may; `prefix_costs` says what a layer loses and saves by
+    that.
     """
 
     platform: str
@@ -53,14 +54,19 @@ class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker knows once its model is loaded, from which the engine plans the KV cache of all workers.
 
-    `kv_specs` are those of all layers that keep something, by name; `kv_bytes` is what a cache may take here. `digest`
-    names all that decides the bits of this worker's blocks besides the tokens. `answers`: its steps have results.
+    `kv_specs` are those of all layers of the model that keep something, by name; their blocks hold a multiple of
+    `block_multiples` tokens, where a backend asks for that. `kv_bytes` is what a cache may take here, in which a block
+    of each pool takes `pool_bytes`. `digest` names all that decides the bits of this worker's blocks besides the
+    tokens, `model` weights and element types alone, which all workers share. `answers`: its steps have results.
     """
 
     kv_specs: dict[str, AnyKVSpec]
     kv_bytes: int
+    pool_bytes: tuple[int, ...]
     digest: str
+    model: str
     described: WorkerDescription
+    block_multiples: dict[str, int] = {}
     answers: bool = True
 
 

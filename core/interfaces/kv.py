@@ -1,12 +1,13 @@
-"""What layers keep per token, and how layers are grouped over one pool of blocks.
+"""What layers keep of each request, and how layers are grouped over pools of blocks.
 
 Shared by the engine (which owns block ids), the worker (which owns the memory) and connectors. Knows no tensor.
-A *block* is `block_size` consecutive tokens of one KV group. Layers of one group share a block table; groups share
-the pool: every block id stands for the same number of bytes in each layer slot.
+A *block* is `block_size` consecutive tokens of one KV group, or the state of one request. Layers of a group share a
+block table; groups share a pool: a block id of it stands for the same bytes in each layer slot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -15,45 +16,72 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "f
 
 
 class KVSpec(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """What one attention layer keeps for each token; the subclasses differ in how long a token is kept."""
+    """What one layer keeps of a request; by default every token until the request ends."""
+
+    def retention(self) -> tuple[str, int]:
+        """How long tokens are kept: layers that agree in it share a block table."""
+        return "all", 0
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block of one layer."""
+        raise NotImplementedError
+
+    def first_needed(self, position: int) -> int:
+        """The earliest position that the token at `position` (and every later one) still reads."""
+        del position
+        return 0
+
+    def max_live_blocks(self, block_size: int, num_tokens: int) -> int:
+        """The most blocks that a request of `num_tokens` must hold at once, computed token by token."""
+        return -(-num_tokens // block_size)
+
+
+class TokenKV(KVSpec, frozen=True, kw_only=True):
+    """Keys and values of `num_kv_heads` heads for each token."""
 
     num_kv_heads: int
     head_dim: int
     dtype: str
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes of one block of one layer: keys and values of `block_size` tokens."""
         return 2 * block_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
-    def first_needed(self, position: int) -> int:
-        """The earliest position that the token at `position` (and every later one) still attends to."""
-        del position
-        return 0
 
-
-class FullKV(KVSpec, frozen=True, tag=True, kw_only=True):
+class FullKV(TokenKV, frozen=True, tag=True, kw_only=True):
     """Every token is kept until the request ends."""
 
 
-class SlidingKV(KVSpec, frozen=True, tag=True, kw_only=True):
+class SlidingKV(TokenKV, frozen=True, tag=True, kw_only=True):
     """A token attends to itself and the `window - 1` before it; older blocks are given back."""
 
     window: int
 
+    def retention(self) -> tuple[str, int]:
+        return "window", self.window
+
     def first_needed(self, position: int) -> int:
         return max(0, position - self.window + 1)
 
+    def max_live_blocks(self, block_size: int, num_tokens: int) -> int:
+        return min(-(-num_tokens // block_size), -(-(self.window - 1) // block_size) + 1)
 
-class ChunkedKV(KVSpec, frozen=True, tag=True, kw_only=True):
+
+class ChunkedKV(TokenKV, frozen=True, tag=True, kw_only=True):
     """A token attends within its own chunk of `chunk` tokens."""
 
     chunk: int
 
+    def retention(self) -> tuple[str, int]:
+        return "chunk", self.chunk
+
     def first_needed(self, position: int) -> int:
         return position // self.chunk * self.chunk
 
+    def max_live_blocks(self, block_size: int, num_tokens: int) -> int:
+        return min(-(-num_tokens // block_size), -(-self.chunk // block_size) + 1)
 
-class LatentKV(KVSpec, frozen=True, tag=True, kw_only=True):
+
+class LatentKV(TokenKV, frozen=True, tag=True, kw_only=True):
     """Multi-head latent attention: one latent vector of `head_dim` per token, no separate value."""
 
     def block_bytes(self, block_size: int) -> int:
@@ -61,9 +89,12 @@ class LatentKV(KVSpec, frozen=True, tag=True, kw_only=True):
 
 
 class StateKV(KVSpec, frozen=True, tag=True, kw_only=True):
-    """State-space layers: `state_bytes` per request, whatever its length; one block holds the newest state."""
+    """A running state of `state_bytes` per request, whatever its length; one block holds the newest, in place."""
 
     state_bytes: int
+
+    def retention(self) -> tuple[str, int]:
+        return "state", 0
 
     def block_bytes(self, block_size: int) -> int:
         del block_size
@@ -72,40 +103,66 @@ class StateKV(KVSpec, frozen=True, tag=True, kw_only=True):
     def first_needed(self, position: int) -> int:
         return position
 
+    def max_live_blocks(self, block_size: int, num_tokens: int) -> int:
+        del block_size, num_tokens
+        return 1
 
-class CrossKV(KVSpec, frozen=True, tag=True, kw_only=True):
+
+class CrossKV(TokenKV, frozen=True, tag=True, kw_only=True):
     """Keys and values of the encoder's output: as many tokens as the encoder saw, written once."""
+
+    def retention(self) -> tuple[str, int]:
+        return "encoder", 0
 
 
 AnyKVSpec = FullKV | SlidingKV | ChunkedKV | LatentKV | StateKV | CrossKV
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that share a block table. `layers[i]` uses layer slot i of the pool."""
+    """Layers of equal retention, which share a block table. `layers[i]` keeps `specs[i]` in layer slot i of the pool.
 
-    spec: AnyKVSpec
+    A group of states has a pool of its own, where a request holds one block, and block size 0.
+    """
+
+    specs: tuple[AnyKVSpec, ...]
     layers: tuple[str, ...]
     block_size: int
+    pool: int = 0
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a request has one block of it, which is overwritten in place."""
+        return isinstance(self.specs[0], StateKV)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold the first `num_tokens` tokens of a request."""
+        return 1 if self.keeps_states else -(-num_tokens // self.block_size)
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole cache: groups over one pool of `num_blocks` blocks (block 0 is never handed out; padding points at it).
+    """The whole cache: groups over pools. `pools[p]` blocks are in pool p; block 0 of each is never handed out.
 
-    `page_bytes` is the size of one block in one layer slot, `num_slots` the layer slots (the most layers of a group).
-    `numerics` names all that decides the bits in a block besides the tokens (weights without adapters, dtype, backend
-    and its layout of a block, deterministic mode); it is part of block hashes and of connector keys.
+    Padding points at block 0. Block hashes are over `block_size` tokens, of which the block size of each group that
+    keeps tokens is a multiple; a group uses every m-th hash. Prefix hits and connectors count in `grain` tokens, in
+    which each of these groups has whole blocks. `numerics` names all that decides the bits in a block besides the
+    tokens (weights without adapters, element types, backends and their formats, how work is divided over ranks);
+    `model` names weights and element types only, and is equal however work is divided.
     """
 
     groups: tuple[KVGroup, ...]
-    num_blocks: int
-    page_bytes: int
-    num_slots: int
+    pools: tuple[int, ...]
+    block_size: int
+    grain: int
     numerics: str = ""
+    model: str = ""
 
-    @property
-    def block_size(self) -> int:
-        """Tokens in a block; the same for every group."""
-        return self.groups[0].block_size if self.groups else 1
+    def grain_blocks(self, tables: Sequence[Sequence[int]], index: int) -> list[list[int]]:
+        """Of each group the block ids that hold grain number `index`; `tables[g]` are all those of a request."""
+        found = []
+        for table, group in zip(tables, self.groups, strict=True):
+            count = self.grain // group.block_size
+            found.append([int(block) for block in table[index * count : (index + 1) * count]])
+        return found
 
 
 KVRole = Literal["both", "producer", "consumer"]

@@ -1,85 +1,128 @@
-"""How layers are grouped over the KV cache's pool, how large the pool is, and how many blocks a request holds.
+"""How layers are grouped over the KV cache's pools, how large blocks and pools are, and how many a request holds.
 
 Arithmetic on `kv`'s data alone, so that worker, scheduler and predictions agree. Knows no tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
-from .kv import AnyKVSpec, ChunkedKV, KVGroup, KVLayout, KVSpec, SlidingKV, StateKV
+from .kv import AnyKVSpec, KVGroup, KVLayout, StateKV
+
+#: Tokens of a block where neither the user nor a backend asks for another size.
+AUTO_BLOCK_SIZE = 16
+#: Element types of different widths view one block, so the place of each is a multiple of this many bytes.
+_ALIGNMENT = 64
 
 
-def group_layers(specs: Mapping[str, AnyKVSpec], block_size: int) -> tuple[KVGroup, ...]:
-    """Groups layers of equal spec so that every group fills about as many layer slots of the pool.
+def plan_layout(
+    specs: Mapping[str, AnyKVSpec], block_size: int = 0, block_multiples: Mapping[str, int] | None = None
+) -> KVLayout:
+    """The KV groups of layers that keep `specs`, and their block sizes; the pools have no blocks yet.
 
-    With several kinds of layer the size of a group is that of the rarest kind, so that no slot stays empty in most
-    groups (five sliding layers to one full one give six groups that share one pool evenly).
+    A group's block is of `block_size` tokens, or 16 where that is 0, rounded up to a common multiple with the
+    `block_multiples` of its layers. A group that needs fewer bytes for a token gets blocks longer by a power of two,
+    so that the blocks of all groups have about equal bytes: each more than half of the largest.
     """
-    kinds: dict[AnyKVSpec, list[str]] = {}
+    kinds: dict[tuple[str, int], list[str]] = {}
     for name, spec in specs.items():
-        kinds.setdefault(spec, []).append(name)
-    if not kinds:
-        return ()
-    size = min(len(names) for names in kinds.values())
-    if max(len(names) for names in kinds.values()) <= 1.5 * size:
-        size = max(len(names) for names in kinds.values())
-    groups = []
-    for spec, names in kinds.items():
-        count = -(-len(names) // size)
-        for index in range(count):
-            groups.append(KVGroup(spec=spec, layers=tuple(names[index::count]), block_size=block_size))
-    return tuple(groups)
+        kinds.setdefault(spec.retention(), []).append(name)
+    states = [name for name, spec in specs.items() if isinstance(spec, StateKV)]
+    parts, tokens = list[list[str]](), [names for names in kinds.values() if names != states]
+    length = _group_length([len(names) for names in tokens])
+    for names in tokens:
+        # the widest layers of all groups share the first layer slots
+        ordered = sorted(names, key=lambda name: -specs[name].block_bytes(1))
+        count = -(-len(names) // length)
+        parts += [ordered[index::count] for index in range(count)]
+    sizes = _block_sizes(parts, specs, block_size or AUTO_BLOCK_SIZE, block_multiples or {})
+    groups = [_group(names, specs, size) for names, size in zip(parts, sizes, strict=True)]
+    if states:
+        groups.append(_group(states, specs, 0, pool=1))
+    pools = (1,) * (1 + bool(states))
+    return KVLayout(groups=tuple(groups), pools=pools, block_size=math.gcd(*sizes) or 1, grain=math.lcm(*sizes))
 
 
-def plan_layout(groups: tuple[KVGroup, ...], numerics: str = "") -> KVLayout:
-    """The pool's page size and layer slots; it has no blocks yet."""
-    page_bytes = max((group.spec.block_bytes(group.block_size) for group in groups), default=0)
-    # Element types of different widths view the same page: keep every page aligned for all of them.
-    page_bytes = -(-page_bytes // 64) * 64
-    num_slots = max((len(group.layers) for group in groups), default=0)
-    return KVLayout(groups=groups, num_blocks=1, page_bytes=page_bytes, num_slots=num_slots, numerics=numerics)
+def _group(names: Sequence[str], specs: Mapping[str, AnyKVSpec], block_size: int, pool: int = 0) -> KVGroup:
+    kept = tuple(specs[name] for name in names)
+    return KVGroup(specs=kept, layers=tuple(names), block_size=block_size, pool=pool)
+
+
+def _block_sizes(
+    groups: Collection[Sequence[str]], specs: Mapping[str, AnyKVSpec], least: int, multiples: Mapping[str, int]
+) -> list[int]:
+    sizes = [math.lcm(least, *(multiples.get(name, 1) for name in names)) for names in groups]
+    widths = [max(specs[name].block_bytes(size) for name in names) for names, size in zip(groups, sizes, strict=True)]
+    return [size << ((max(widths) // width).bit_length() - 1) for size, width in zip(sizes, widths, strict=True)]
+
+
+def _group_length(counts: Sequence[int]) -> int:
+    """How many layers a group has at most, for so many layers of each retention.
+
+    That of the rarest, so that no layer slot stays empty in most groups (five sliding layers to one full one give six
+    groups that share one pool evenly), or of the most frequent one where that is little more.
+    """
+    least, most = min(counts, default=1), max(counts, default=1)
+    return most if most <= 1.5 * least else least
+
+
+def slot_bytes(layout: KVLayout, pool: int) -> list[int]:
+    """Bytes of a block of `pool` in each layer slot: those of the widest layer there."""
+    widths: list[int] = []
+    for group in layout.groups:
+        if group.pool == pool:
+            widths += [0] * (len(group.layers) - len(widths))
+            for index, spec in enumerate(group.specs):
+                width = -(-spec.block_bytes(group.block_size) // _ALIGNMENT) * _ALIGNMENT
+                widths[index] = max(widths[index], width)
+    return widths
+
+
+def pool_bytes(layout: KVLayout) -> tuple[int, ...]:
+    """Bytes of a block of each pool, over all layer slots."""
+    return tuple(sum(slot_bytes(layout, pool)) for pool in range(len(layout.pools)))
 
 
 def full_bytes(layout: KVLayout, num_requests: int, max_model_len: int) -> int:
-    """Bytes that `num_requests` of `max_model_len` tokens need, the null block included."""
-    blocks = 1 + num_requests * len(layout.groups) * -(-max_model_len // layout.block_size)
-    return blocks * layout.page_bytes * layout.num_slots
+    """Bytes that `num_requests` of `max_model_len` tokens need, null blocks included."""
+    blocks = 1 + num_requests * sum(group.blocks_for(max_model_len) for group in layout.groups if group.pool == 0)
+    tokens, *states = pool_bytes(layout)
+    return blocks * tokens + (1 + num_requests) * sum(states)
 
 
-def with_blocks(layout: KVLayout, available_bytes: int, override: int | None) -> KVLayout:
-    """The layout with as many blocks as fit, or exactly `override`; raises when not even two fit.
+def with_blocks(
+    layout: KVLayout,
+    available_bytes: int,
+    override: int | None = None,
+    *,
+    num_states: int = 1,
+    bytes_of_pools: Sequence[int] | None = None,
+) -> KVLayout:
+    """The layout with states for `num_states` requests, and as many blocks of tokens as fit, or exactly `override`.
 
-    A model that keeps nothing has two blocks of no bytes.
+    `bytes_of_pools` are the bytes of a block of each pool (see `pool_bytes`) where they are not those of all layers.
+    Raises `ValueError` when not even two blocks fit. A model that keeps no tokens has two blocks of no bytes.
     """
-    per_block = layout.page_bytes * layout.num_slots
-    num_blocks = override or (available_bytes // per_block if per_block else 2)
-    if per_block and num_blocks < 2:
+    tokens, *states = bytes_of_pools or pool_bytes(layout)
+    for_states = (1 + num_states) * sum(states)
+    num_blocks = override or ((available_bytes - for_states) // tokens if tokens else 2)
+    if num_blocks < 2 or (not override and available_bytes < for_states):
+        of_states = f" and the states of {num_states} requests" if states else ""
         raise ValueError(
-            f"the KV cache gets {available_bytes} bytes, its least, two blocks of {layout.block_size} tokens, "
-            f"takes {2 * per_block}: "
-            "raise gpu_memory_utilization or kv_cache_memory_bytes, or choose a smaller block_size"
+            f"the KV cache gets {available_bytes} bytes, its least, two blocks of {layout.grain} tokens{of_states}, "
+            f"takes {2 * tokens + for_states}: raise gpu_memory_utilization or kv_cache_memory_bytes, or choose a "
+            f"smaller {'max_num_seqs' if states else 'block_size'}"
         )
-    return msgspec.structs.replace(layout, num_blocks=int(num_blocks))
-
-
-def max_live_blocks(spec: KVSpec, block_size: int, num_tokens: int) -> int:
-    """The most blocks of one group that a request of `num_tokens` must hold at once, computed token by token."""
-    whole = -(-num_tokens // block_size)
-    if isinstance(spec, StateKV):
-        return 1
-    if isinstance(spec, SlidingKV):
-        return min(whole, -(-(spec.window - 1) // block_size) + 1)
-    if isinstance(spec, ChunkedKV):
-        return min(whole, -(-spec.chunk // block_size) + 1)
-    return whole
+    return replace(layout, pools=(int(num_blocks), *(1 + num_states for _ in states)))
 
 
 def blocks_needed(layout: KVLayout, num_tokens: int) -> int:
-    """The most blocks, over all groups, that a request of `num_tokens` tokens in the cache must hold at once."""
-    return sum(max_live_blocks(group.spec, layout.block_size, num_tokens) for group in layout.groups)
+    """The most blocks of tokens, over all groups, that a request of `num_tokens` tokens must hold at once."""
+    groups = (group for group in layout.groups if group.pool == 0)
+    return sum(group.specs[0].max_live_blocks(group.block_size, num_tokens) for group in groups)
 
 
 def max_request_len(layout: KVLayout, limit: int) -> int:
@@ -88,7 +131,7 @@ def max_request_len(layout: KVLayout, limit: int) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         # the last token is never fed back, so it needs no place
-        if blocks_needed(layout, middle - 1) <= layout.num_blocks - 1:
+        if blocks_needed(layout, middle - 1) <= layout.pools[0] - 1:
             low = middle
         else:
             high = middle - 1

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..interfaces.attention import AttentionBackend, AttentionSpec, LayerParams
+from ..interfaces.attention import AttentionBackend, AttentionSpec, BlockFormat, LayerParams
 from ..interfaces.kv import AnyKVSpec, FullKV, SlidingKV
 from ..interfaces.model import ForwardStep
-from .cached import CachedLayer
+from .cached import CachedLayer, Planner
 from .weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ class Attention(CachedLayer):
         if spec.window:
             return SlidingKV(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype, window=spec.window)
         return FullKV(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype)
+
+    def bind(self, cache: Tensor | None, block: BlockFormat | None, plan: int, planner: Planner) -> None:
+        super().bind(cache, block, plan, planner)
+        if isinstance(planner, AttentionBackend):
+            self.params = replace(self.params, spec=planner.spec)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:  # type: ignore[override]
         """query [T, H, D], key and value [T, Hk, D] → [T, H · D]; stores key and value where there is a cache."""

@@ -40,7 +40,6 @@ class ModelBuild(Build):
     device: torch.device
     ops: Ops
     groups: Groups
-    block_size: int
     kv_dtype: torch.dtype
     device_type: str
     deterministic: bool = False
@@ -115,7 +114,7 @@ class ModelBuild(Build):
             scale=scale,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
-            block_size=self.block_size,
+            block_size=0,
             device_type=self.device_type,
             kind=kind,
             window=window,

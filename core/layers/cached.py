@@ -34,8 +34,8 @@ class Planner(Protocol):
 class CachedLayer(nn.Module, ABC):
     """Made with the build and its name, the checkpoint prefix, which is unique in a model (else `ValueError`).
 
-    Layers of equal `backend_spec` and equal `kv_spec` share a plan. One without a `backend_spec` needs no plugin: its
-    `planner(None)` plans for it. What keeps two caches is two layers.
+    Layers of a KV group with equal `backend_spec` share a plan. One without a `backend_spec` needs no plugin: its
+    `planner(None)` plans for it, and for others of its class and `kv_spec`. What keeps two caches is two layers.
     """
 
     #: what the layer asks of an attention backend; None: it needs none

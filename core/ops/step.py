@@ -37,7 +37,7 @@ class StepBuffers:
     """Inputs of a step, at addresses that never change, so that recorded graphs may read them.
 
     For at most T tokens of R rows: `input_ids` int32 [T], `positions` int64 [T], `query_start` int32 [R+1], `seq_lens`
-    int32 [R]; per KV group `tables` int32 [R, max_blocks] and `slot_mapping` int64 [T]. `rows` int32 [3 · R] is what
+    int32 [R]; per KV group `tables` int32 [R, most blocks] and `slot_mapping` int64 [T]. `rows` int32 [3 · R] is what
     `build_inputs` makes them of, the first 3 · B numbers for a step of B rows.
     """
 
@@ -50,18 +50,15 @@ class StepBuffers:
     rows: Tensor
 
     @classmethod
-    def allocate(
-        cls, max_tokens: int, max_rows: int, max_blocks: int, num_groups: int, device: torch.device
-    ) -> StepBuffers:
-        """Zeroed buffers on `device`."""
-        groups = range(num_groups)
+    def allocate(cls, max_tokens: int, max_rows: int, max_blocks: Sequence[int], device: torch.device) -> StepBuffers:
+        """Zeroed buffers on `device`; a row has at most `max_blocks[g]` blocks of group g."""
         return cls(
             torch.zeros(max_tokens, dtype=torch.int32, device=device),
             torch.zeros(max_tokens, dtype=torch.int64, device=device),
             torch.zeros(max_rows + 1, dtype=torch.int32, device=device),
             torch.zeros(max_rows, dtype=torch.int32, device=device),
-            tuple(torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device) for _ in groups),
-            tuple(torch.zeros(max_tokens, dtype=torch.int64, device=device) for _ in groups),
+            tuple(torch.zeros((max_rows, width), dtype=torch.int32, device=device) for width in max_blocks),
+            tuple(torch.zeros(max_tokens, dtype=torch.int64, device=device) for _ in max_blocks),
             torch.zeros(3 * max_rows, dtype=torch.int32, device=device),
         )
 
@@ -70,12 +67,12 @@ class StepBuffers:
 class StepSizes:
     """What the host knows of a step. Tokens past the real ones are padding up to `padded_tokens`.
 
-    `max_blocks` is the most blocks that a row's tokens span, or more; `block_size` the tokens in a block.
+    By KV group: `max_blocks` is the most blocks that a row's tokens span, or more, `block_sizes` the tokens in a block.
     """
 
     padded_tokens: int
-    max_blocks: int
-    block_size: int
+    max_blocks: Sequence[int]
+    block_sizes: Sequence[int]
 
 
 def build_inputs(
@@ -83,13 +80,13 @@ def build_inputs(
 ) -> None:
     """Fills the buffers for a step of B rows; `rows` int32 [3, B] are slots, tokens computed, tokens scheduled.
 
-    `token_ids` [R, max_len] holds every known token of each slot and `tables[g]` [R, max_blocks] its blocks. Row i
+    `token_ids` [R, max_len] holds every known token of each slot and `tables[g]` [R, blocks] its blocks. Row i
     takes its scheduled tokens from the computed ones on. Padding tokens have id 0, position 0 and slot -1; padding
     rows have neither computed nor scheduled tokens, and come last. Which rows those are is read on the device alone, so
     that a recorded call serves other rows. Blocks past a row's tokens are unspecified.
     """
     slots, computed, counts = rows.long().unbind(0)
-    batch, size = rows.shape[1], sizes.block_size
+    batch = rows.shape[1]
     ends = counts.cumsum(0)
     place = torch.arange(sizes.padded_tokens, device=rows.device)
     real = place < ends[-1]
@@ -99,9 +96,10 @@ def build_inputs(
     buffers.input_ids[: sizes.padded_tokens] = torch.where(real, token_ids[slots[row], positions], 0)
     buffers.query_start[1 : batch + 1] = ends
     buffers.seq_lens[:batch] = computed + counts
-    for table, own, mapping in zip(tables, buffers.tables, buffers.slot_mapping, strict=True):
-        found = table[:, : sizes.max_blocks].index_select(0, slots)
-        own[:batch, : sizes.max_blocks] = found
+    parts = zip(tables, buffers.tables, buffers.slot_mapping, sizes.max_blocks, sizes.block_sizes, strict=True)
+    for table, own, mapping, width, size in parts:
+        found = table[:, :width].index_select(0, slots)
+        own[:batch, :width] = found
         block = found[row, positions // size].long()
         mapping[: sizes.padded_tokens] = torch.where(real, block * size + positions % size, -1)
 

@@ -44,6 +44,11 @@ class FlashAttention(AttentionBackend):
         self._attend = self._library.load()
 
     @classmethod
+    def block_multiple(cls, spec: AttentionSpec) -> int:
+        """What the library asks for that will serve the layer."""
+        return next((library.block_multiple for library in cls.libraries if not library.reasons(spec)), 1)
+
+    @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
         can = Capabilities(
             devices=cls.devices,

@@ -19,7 +19,7 @@ from frame.interfaces import AttentionSpec, GroupBatch, LayerParams
 
 
 class FlashLibrary(ABC):
-    """One version. `function` of `module` is what `attend` calls."""
+    """One version. `attend` calls `function` of `module`, for blocks of a multiple of `block_multiple` tokens."""
 
     name: ClassVar[str]
     module: ClassVar[str]
@@ -41,8 +41,6 @@ class FlashLibrary(ABC):
     def reasons(self, spec: AttentionSpec) -> list[str]:
         """Every reason why this version cannot serve the layer here. Never raises."""
         found = []
-        if spec.block_size % self.block_multiple:
-            found.append(f"block size {spec.block_size} not supported (multiples of {self.block_multiple})")
         if spec.alibi and not self.alibi:
             found.append("ALiBi not supported")
         if spec.window and not self.windows:

@@ -58,8 +58,6 @@ def reasons(spec: AttentionSpec, can: Capabilities) -> list[str]:
         found.append(
             f"block size {spec.block_size} not supported (multiples of {', '.join(map(str, can.block_sizes))})"
         )
-    if spec.mla:
-        found.append("MLA not supported")
     asked = {
         "sliding windows": spec.window > 0 and not can.window,
         "soft caps": spec.soft_cap > 0 and not can.soft_cap,

@@ -147,11 +147,15 @@ class TritonAttention(AttentionBackend):
                 **_features(layer),
             )
         if n < len(batch.host_query_lens):
-            rows = (batch.query_start[n:], batch.seq_lens[n:], batch.block_table[n:])
-            if plan.mixed is None and self._prefill is not None:
+            rows, launch = (batch.query_start[n:], batch.seq_lens[n:], batch.block_table[n:]), plan.mixed
+            if launch is None and kv_cache.stride(1) % kv_cache.stride(2):
+                # a wider layer shares the slot, so blocks do not lie a whole number of tokens apart
+                spec = self.spec
+                launch = kernels.launch_for(spec.head_dim, spec.num_heads // spec.num_kv_heads, spec.dtype)
+            if launch is None and self._prefill is not None:
                 self._prefill(query, kv_cache, *rows, out=out, **_features(layer, plain=True))
             else:
-                kernels.paged_attention(query, kv_cache, *rows, launch=plan.mixed, out=out, **_features(layer))
+                kernels.paged_attention(query, kv_cache, *rows, launch=launch, out=out, **_features(layer))
         return out
 
     @staticmethod

@@ -13,11 +13,11 @@ from frame.interfaces import KVLayout, Mesh, encode
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """One block of `owner`'s prompt: its hash, and its block id in each KV group (0: that group needs none)."""
+    """One grain of `owner`'s prompt: its hash, and its block ids in each KV group (0: that group needs none)."""
 
     owner: str
     key: bytes
-    blocks: list[int]
+    blocks: list[list[int]]
 
 
 class BlockStep(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -35,12 +35,9 @@ class BlockStep(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def blocks_name(layout: KVLayout, mesh: Mesh) -> str:
-    """The name of the set of blocks that engines with this layout may exchange: 32 hexadecimal digits."""
-    facts = [
-        layout.numerics,
-        layout.block_size,
-        [[group.spec, list(group.layers)] for group in layout.groups],
-        mesh.tensor,
-        mesh.pipeline,
-    ]
+    """The name of the set of blocks that engines with this layout may exchange: 32 hexadecimal digits.
+
+    Each worker adds how its blocks lie in memory, see `BlockWorker.formats`.
+    """
+    facts = [layout.model, layout.grain, layout.groups, mesh.tensor, mesh.pipeline]
     return hashlib.sha256(encode(facts)).hexdigest()[:32]

@@ -8,7 +8,7 @@ itself. Does not know where blocks are stored.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from frame.interfaces import (
     ConnectorScheduler,
     ConnectorSetup,
     RequestView,
-    StateKV,
     StepPlan,
     TransferReport,
     decode,
@@ -43,9 +42,10 @@ class BlockScheduler(ConnectorScheduler):
     def __init__(self, setup: ConnectorSetup, options: Any) -> None:
         super().__init__(setup, options)
         for group in self.layout.groups:
-            if isinstance(group.spec, StateKV):
+            if group.keeps_states:
                 raise ValueError(f"the {self.title} connector cannot keep the running state of layer {group.layers[0]}")
         self.blocks_name = blocks_name(self.layout, setup.mesh)
+        self.spaces: list[str] = []  # where the worker of each rank keeps its blocks
         self.loads_any = setup.role != "producer"
         self._saves_any = setup.role != "consumer"
         self._hashes: dict[str, Sequence[bytes]] = {}  # by request id
@@ -53,23 +53,27 @@ class BlockScheduler(ConnectorScheduler):
         self._loads: list[Move] = []
         self._breaks: dict[int, int] = {}  # by rank
 
+    def connect(self, handshakes: Mapping[int, bytes]) -> None:
+        self.spaces = [f"{self.blocks_name}/{rank}-{formats.decode()}" for rank, formats in sorted(handshakes.items())]
+
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         self._hashes[request.request_id] = request.block_hashes
         if not self.loads_any:
             return 0, False
-        size = self.layout.block_size
+        size = self.layout.grain
         # one token is always computed: its logits are needed
         last = min(len(request.block_hashes), (len(request.token_ids) - 1) // size)
         return self.match(request, num_computed // size, last)
 
     @abstractmethod
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
-        """As `matched_tokens`, for the blocks [first, last) of the prompt."""
+        """As `matched_tokens`, for the grains [first, last) of the prompt."""
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
-        last = max(len(table) for table in block_ids)
-        for index in range(last - num_external // self.layout.block_size, last):
-            blocks = [int(table[index]) for table in block_ids]
+        layout = self.layout
+        last = len(block_ids[0]) * layout.groups[0].block_size // layout.grain
+        for index in range(last - num_external // layout.grain, last):
+            blocks = layout.grain_blocks(block_ids, index)
             self._loads.append(Move(request.request_id, request.block_hashes[index], blocks))
 
     def build_message(self, plan: StepPlan) -> bytes:
@@ -110,7 +114,7 @@ class BlockScheduler(ConnectorScheduler):
         entered = []
         for new in plan.added:
             hashes = self._hashes.get(new.request_id, ())
-            if new.num_computed // self.layout.block_size < len(hashes):
+            if new.num_computed // self.layout.grain < len(hashes):
                 tables = [blocks.tolist() for blocks in new.block_ids]
                 self._prompts[new.slot] = Prompt(new.request_id, hashes, tables)
                 entered.append(new.request_id)
@@ -126,7 +130,7 @@ class BlockScheduler(ConnectorScheduler):
 
     def _completed(self, plan: StepPlan) -> list[Move]:
         """The prompt blocks that this step fills."""
-        size, moves = self.layout.block_size, []
+        size, moves = self.layout.grain, []
         rows = zip(plan.slots.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True)
         for slot, num_computed, count in rows:
             prompt = self._prompts.get(slot)
@@ -134,8 +138,8 @@ class BlockScheduler(ConnectorScheduler):
                 continue
             last = min((num_computed + count) // size, len(prompt.hashes))
             for index in range(num_computed // size, last):
-                blocks = [table[index] for table in prompt.tables]
-                if all(blocks):
+                blocks = self.layout.grain_blocks(prompt.tables, index)
+                if all(map(all, blocks)):
                     moves.append(Move(prompt.request_id, prompt.hashes[index], blocks))
             if last == len(prompt.hashes):
                 del self._prompts[slot]

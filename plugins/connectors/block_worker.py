@@ -6,6 +6,7 @@ request only its id, of a layer only its bytes, and not where blocks are stored.
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,17 +34,21 @@ _CHECKED = {
 
 @dataclass(frozen=True)
 class Part:
-    """Where the bytes of one layer lie in a stored block; `cache` is uint8 [num_blocks, end - start]."""
+    """Where the bytes of one layer lie in a stored block, which holds `count` blocks of the layer's KV group.
+
+    `cache` is uint8 [num_blocks, (end - start) / count].
+    """
 
     group: int
     cache: Tensor
     dtype: torch.dtype
+    count: int
     start: int
     end: int
 
 
 class BlockWorker(ConnectorWorker):
-    """See the module. A stored block holds the bytes of every layer of this rank, group by group.
+    """See the module. A stored block holds a grain of tokens in every layer of this rank, group by group.
 
     `title` is the prefix of its counters' names; `message` is the type of the scheduler side's message.
     """
@@ -54,6 +59,7 @@ class BlockWorker(ConnectorWorker):
     def __init__(self, setup: ConnectorWorkerSetup, options: Any) -> None:
         super().__init__(setup, options)
         self.block_bytes = 0
+        self.formats = ""  # names how blocks lie in memory, once `register` was called
         self.failed: list[tuple[int, int]] = []
         self._parts: list[Part] = []
         self._step = BlockStep(blocks_name="")
@@ -81,17 +87,23 @@ class BlockWorker(ConnectorWorker):
 
     @property
     def space(self) -> str:
-        """The name of this rank's blocks, as the newest message gave it."""
-        return f"{self._step.blocks_name}/{self.rank}"
+        """The name of this rank's blocks, of which the newest message gave the first part."""
+        return f"{self._step.blocks_name}/{self.rank}-{self.formats}"
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
-        self._parts, start = [], 0
+        self._parts, start, formats = [], 0, []
         for group in self.layout.groups:
+            count = self.layout.grain // group.block_size
             for view in (caches[layer] for layer in group.layers if layer in caches):
-                end = start + view.bytes.shape[1]
-                self._parts.append(Part(view.group, view.bytes, view.format.dtype, start, end))
+                end = start + count * view.bytes.shape[1]
+                self._parts.append(Part(view.group, view.bytes, view.format.dtype, count, start, end))
+                formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype)])
                 start = end
         self.block_bytes = start
+        self.formats = hashlib.sha256(encode(formats)).hexdigest()[:16]
+
+    def handshake(self) -> bytes:
+        return self.formats.encode()
 
     def begin_step(self, message: bytes) -> None:
         if self._in_step:
@@ -128,14 +140,20 @@ class BlockWorker(ConnectorWorker):
         """Writes the rows `arrived` of `data` uint8 [n, block_bytes] to the blocks of `moves` [n]; the rest failed."""
         rows = torch.from_numpy(data)
         for part in self._parts:
-            here = [row for row in arrived if moves[row].blocks[part.group]]
-            if here:
-                blocks = torch.tensor([moves[row].blocks[part.group] for row in here], device=part.cache.device)
-                part.cache.index_copy_(0, blocks, rows[here, part.start : part.end].to(part.cache.device))
+            needed = [
+                (place, block)
+                for row in arrived
+                for place, block in enumerate(moves[row].blocks[part.group], row * part.count)
+                if block
+            ]
+            if needed:
+                places, blocks = torch.tensor(needed).unbind(1)
+                found = rows[:, part.start : part.end].reshape(-1, part.cache.shape[1])[places]
+                part.cache.index_copy_(0, blocks.to(part.cache.device), found.to(part.cache.device))
         there = set(arrived)
         for row, move in enumerate(moves):
             if row not in there:
-                self.failed += [(group, block) for group, block in enumerate(move.blocks) if block]
+                self.failed += [(group, block) for group, some in enumerate(move.blocks) for block in some if block]
                 self._sound.discard(move.owner)
         self.count("loaded_blocks", len(there))
         self.count("failed_blocks", len(moves) - len(there))
@@ -145,7 +163,7 @@ class BlockWorker(ConnectorWorker):
         finite = torch.ones(len(moves), dtype=torch.bool)
         for part in self._parts:
             blocks = torch.tensor([move.blocks[part.group] for move in moves], device=part.cache.device)
-            found = part.cache.index_select(0, blocks)
+            found = part.cache.index_select(0, blocks.flatten()).view(len(moves), -1)
             if part.dtype in _CHECKED:
                 finite &= found.view(part.dtype).to(_CHECKED[part.dtype]).isfinite().all(1).cpu()
             data[:, part.start : part.end] = found.cpu().numpy()

@@ -23,11 +23,14 @@ class DiskScheduler(BlockScheduler):
         super().__init__(setup, options)
         self._folder = options.folder
         self._files = BlockFiles(options.folder)
-        self._spaces = [f"{self.blocks_name}/{rank}" for rank in range(setup.mesh.size)]
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
         """Raises `ValueError` when a worker writes its blocks to a folder that this side cannot see."""
-        for rank, mark in handshakes.items():
+        formats, marks = {}, {}
+        for rank, handshake in handshakes.items():
+            formats[rank], marks[rank] = handshake.split()
+        super().connect(formats)
+        for rank, mark in marks.items():
             if not self._files.take_mark(mark.decode()):
                 raise ValueError(
                     f"the disk connector's folder {self._folder} is another one where the worker of rank {rank} runs: "
@@ -38,7 +41,7 @@ class DiskScheduler(BlockScheduler):
         index = first
         while index < last and self._has(request.block_hashes[index]):
             index += 1
-        return max(0, index - first) * self.layout.block_size, False
+        return max(0, index - first) * self.layout.grain, False
 
     def reset(self) -> bool:
         """Removes the blocks of this model, also for other engines that use the folder."""
@@ -46,4 +49,4 @@ class DiskScheduler(BlockScheduler):
         return True
 
     def _has(self, key: bytes) -> bool:
-        return all(self._files.has(space, key) for space in self._spaces)
+        return bool(self.spaces) and all(self._files.has(space, key) for space in self.spaces)

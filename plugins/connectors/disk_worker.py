@@ -22,7 +22,7 @@ class DiskWorker(BlockWorker):
         self._files = BlockFiles(options.folder, max_bytes=options.max_bytes, fsync=options.fsync)
 
     def handshake(self) -> bytes:
-        return self._files.leave_mark().encode()
+        return super().handshake() + b" " + self._files.leave_mark().encode()
 
     def load(self, step: BlockStep) -> None:
         for moves in batches(step.loads):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +54,7 @@ class PeerScheduler(BlockScheduler):
             PeerClient(
                 Address.parse(text),
                 secret=secret,
-                space=f"{self.blocks_name}/0",
+                space="",
                 timeout=min(options.timeout_seconds, options.lookup_seconds),
                 retry=options.retry_seconds,
             )
@@ -63,6 +63,11 @@ class PeerScheduler(BlockScheduler):
         self._threads = ThreadPoolExecutor(max(1, len(self._peers)), thread_name_prefix="peer-lookup")
         self._questions: dict[str, Question] = {}
         self._sources: dict[str, int] = {}  # of the loads that this step begins
+
+    def connect(self, handshakes: Mapping[int, bytes]) -> None:
+        super().connect(handshakes)
+        for peer in self._peers:
+            peer.space = self.spaces[0]
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
         question = self._questions.get(request.request_id)
@@ -76,7 +81,7 @@ class PeerScheduler(BlockScheduler):
             ((source, _run(answer, first, last)) for source, answer in enumerate(question.answers)),
             key=lambda found: found[1],
         )
-        return count * self.layout.block_size, count > 0
+        return count * self.layout.grain, count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         super().allocated(request, block_ids, num_external)

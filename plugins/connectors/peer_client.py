@@ -26,7 +26,7 @@ class PeerClient:
     def __init__(self, address: Address, *, secret: bytes, space: str, timeout: float, retry: float) -> None:
         self.address = address
         self._secret = secret
-        self._space = space
+        self.space = space
         self._timeout = timeout
         self._retry = retry
         self._resting_until = 0.0
@@ -88,7 +88,7 @@ class PeerClient:
                 self._connection = self._connect()
             except OSError as error:
                 raise PeerError(f"it cannot be reached: {error}") from None
-            introduce(self._connection, self._secret, self._space, self._timeout)
+            introduce(self._connection, self._secret, self.space, self._timeout)
         return self._connection
 
     def _connect(self) -> socket.socket:

@@ -166,7 +166,7 @@ class CpuOps(Ops):
         buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
     ) -> None:
         slots, computed, counts = rows.numpy()
-        batch, padded, size = len(slots), sizes.padded_tokens, sizes.block_size
+        batch, padded = len(slots), sizes.padded_tokens
         row, ends = np.arange(batch), counts.cumsum()
         num_tokens = int(ends[-1])
         if num_tokens == batch and np.count_nonzero(counts) == batch:
@@ -178,11 +178,14 @@ class CpuOps(Ops):
         _fill(buffers.input_ids.numpy(), token_ids.numpy()[owner, positions], padded, 0)
         buffers.query_start.numpy()[1 : batch + 1] = ends
         buffers.seq_lens.numpy()[:batch] = computed + counts
-        block = positions // size
-        offset = positions - block * size
-        for table, own, mapping in zip(tables, buffers.tables, buffers.slot_mapping, strict=True):
-            found = table.numpy()[slots, : sizes.max_blocks]
-            own.numpy()[:batch, : sizes.max_blocks] = found
+        known = 0
+        parts = zip(tables, buffers.tables, buffers.slot_mapping, sizes.max_blocks, sizes.block_sizes, strict=True)
+        for table, own, mapping, width, size in parts:
+            if size != known:
+                known, block = size, positions // size
+                offset = positions - block * size
+            found = table.numpy()[slots, :width]
+            own.numpy()[:batch, :width] = found
             _fill(mapping.numpy(), found[row, block].astype(np.int64) * size + offset, padded, -1)
 
     @staticmethod

@@ -15,6 +15,7 @@ from frame import LLM
 from frame.core.cli.main import main
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
+from frame.interfaces import pool_bytes
 from frame.plugins.commands.doctor import memory, prediction
 from frame.plugins.commands.doctor.facts import bytes_per_token
 from frame.plugins.commands.doctor.layers import read_shape
@@ -46,10 +47,10 @@ def test_predicted_blocks_and_bytes_are_those_of_the_engine(family, tmp_path, ca
     (layout,) = engine.collective_rpc(lambda worker: worker.started.memory.layout)
     (weights,) = engine.collective_rpc(lambda worker: sum(one.nbytes for one in worker.model.parameters()))
     cache = found["kv_cache"]
-    assert cache["num_blocks"] == layout.num_blocks == engine.core.info.num_blocks
-    assert cache["num_bytes"] == layout.num_blocks * layout.page_bytes * layout.num_slots
+    assert cache["num_blocks"] == layout.pools[0] == engine.core.info.num_blocks
+    assert cache["num_bytes"] == layout.pools[0] * pool_bytes(layout)[0]
     assert [(group["layers"], group["window"]) for group in cache["groups"]] == [
-        (len(group.layers), getattr(group.spec, "window", None)) for group in layout.groups
+        (len(group.layers), getattr(group.specs[0], "window", None)) for group in layout.groups
     ]
     assert found["capacity"]["longest_request"] == engine.core.info.max_model_len
     assert found["weights"]["num_bytes"] == weights

@@ -22,12 +22,14 @@ from frame.plugins.connectors.disk_worker import DiskWorker
 from frame.testing import make_setup
 
 BLOCK = 4
+FULL = FullKV(num_kv_heads=1, head_dim=2, dtype="float32")
+SLIDING = SlidingKV(num_kv_heads=1, head_dim=2, dtype="float32", window=5)
 GROUPS = (
-    KVGroup(spec=FullKV(num_kv_heads=1, head_dim=2, dtype="float32"), layers=("a", "b"), block_size=BLOCK),
-    KVGroup(spec=SlidingKV(num_kv_heads=1, head_dim=2, dtype="float32", window=5), layers=("c",), block_size=BLOCK),
+    KVGroup(specs=(FULL, FULL), layers=("a", "b"), block_size=BLOCK),
+    KVGroup(specs=(SLIDING,), layers=("c",), block_size=BLOCK),
 )
 FORMAT = BlockFormat((2, BLOCK, 1, 2), (0, 1, 2, 3), torch.float32, 1)
-LAYOUT = KVLayout(groups=GROUPS, num_blocks=40, page_bytes=64, num_slots=2, numerics="test")
+LAYOUT = KVLayout(groups=GROUPS, pools=(40,), block_size=BLOCK, grain=BLOCK, model="test")
 
 
 def key(index: int) -> bytes:
@@ -46,6 +48,7 @@ class Engine:
         self.caches = {"a": pool[0], "b": pool[1], "c": pool[0]}
         self.views = {name: CacheView(cache, FORMAT, name == "c") for name, cache in self.caches.items()}
         self.worker.register(self.views)
+        self.scheduler.connect({rank: self.worker.handshake() for rank in range(self.scheduler.setup.mesh.size)})
         self.num_steps = 0
 
     def fill(self, blocks, seed):
@@ -268,16 +271,16 @@ def test_every_rank_must_have_the_block(tmp_path):
     assert engine.scheduler.matched_tokens(view(), 0) == (16, False)
 
 
-def test_other_numerics_and_other_layouts_share_nothing(tmp_path):
+def test_other_models_and_other_layouts_share_nothing(tmp_path):
     save_prompt(Engine(tmp_path))
     for other in (
-        msgspec.structs.replace(LAYOUT, numerics="other weights"),
+        msgspec.structs.replace(LAYOUT, model="other weights"),
         msgspec.structs.replace(LAYOUT, groups=GROUPS[:1]),
     ):
         assert blocks_name(other, Mesh()) != blocks_name(LAYOUT, Mesh())
         scheduler = DiskScheduler(make_setup("connector", layout=other), DiskOptions(folder=tmp_path))
         assert scheduler.matched_tokens(view(), 0) == (0, False)
-    more = msgspec.structs.replace(LAYOUT, num_blocks=99)
+    more = msgspec.structs.replace(LAYOUT, pools=(99,))
     assert blocks_name(more, Mesh()) == blocks_name(LAYOUT, Mesh())
 
 
@@ -290,8 +293,8 @@ def test_reset_forgets_the_blocks_of_these_weights(tmp_path):
 
 
 def test_state_layers_are_refused(tmp_path):
-    spec = StateKV(num_kv_heads=1, head_dim=1, dtype="float32", state_bytes=64)
-    layout = msgspec.structs.replace(LAYOUT, groups=(*GROUPS, KVGroup(spec=spec, layers=("mamba",), block_size=BLOCK)))
+    group = KVGroup(specs=(StateKV(state_bytes=64),), layers=("mamba",), block_size=0, pool=1)
+    layout = msgspec.structs.replace(LAYOUT, groups=(*GROUPS, group))
     with pytest.raises(ValueError, match="cannot keep the running state of layer mamba"):
         DiskScheduler(make_setup("connector", layout=layout), DiskOptions(folder=tmp_path))
 

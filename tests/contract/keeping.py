@@ -23,7 +23,7 @@ from frame.interfaces import (
     encode,
 )
 
-#: (folder, numerics) → block hash → bytes of the block in each layer
+#: (folder, model) → block hash → bytes of the block in each layer
 STORE: dict[tuple[str, str], dict[bytes, dict[str, Tensor]]] = {}
 #: Steps after a broken one that may have been planned before the scheduler heard of it.
 WARY = 4
@@ -34,10 +34,10 @@ class Options(BaseModel):
 
 
 class Message(msgspec.Struct):
-    """Moves are (hash, block in each group)."""
+    """Moves are (hash, blocks in each group)."""
 
-    loads: list[tuple[str, list[tuple[bytes, list[int]]]]] = []
-    saves: list[tuple[bytes, list[int]]] = []
+    loads: list[tuple[str, list[tuple[bytes, list[list[int]]]]]] = []
+    saves: list[tuple[bytes, list[list[int]]]] = []
 
 
 class Keeping(ConnectorScheduler):
@@ -48,13 +48,13 @@ class Keeping(ConnectorScheduler):
 
     def __init__(self, setup: ConnectorSetup, options: Options) -> None:
         super().__init__(setup, options)
-        self.store = STORE.setdefault((str(options.folder), setup.layout.numerics), {})
+        self.store = STORE.setdefault((str(options.folder), setup.layout.model), {})
         self.hashes: dict[str, Sequence[bytes]] = {}
-        self.loads: list[tuple[str, list[tuple[bytes, list[int]]]]] = []
+        self.loads: list[tuple[str, list[tuple[bytes, list[list[int]]]]]] = []
 
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         self.hashes[request.request_id] = request.block_hashes
-        size = self.layout.block_size
+        size = self.layout.grain
         index = num_computed // size
         while index < len(request.block_hashes) and request.block_hashes[index] in self.store:
             index += 1
@@ -62,21 +62,22 @@ class Keeping(ConnectorScheduler):
         return count, self.later and count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
-        last = max(map(len, block_ids))
-        first = last - num_external // self.layout.block_size
-        moves = [(request.block_hashes[i], [int(table[i]) for table in block_ids]) for i in range(first, last)]
+        layout = self.layout
+        last = len(block_ids[0]) * layout.groups[0].block_size // layout.grain
+        first = last - num_external // layout.grain
+        moves = [(request.block_hashes[i], layout.grain_blocks(block_ids, i)) for i in range(first, last)]
         self.loads.append((request.request_id, moves))
 
     def build_message(self, plan: StepPlan) -> bytes:
         message, self.loads = Message(loads=self.loads), []
-        size = self.layout.block_size
+        size = self.layout.grain
         scheduled = dict(zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True))
         for new in plan.added:
             hashes = self.hashes.get(new.request_id, ())
             full = min((new.num_computed + scheduled.get(new.slot, 0)) // size, len(hashes))
             for index in range(new.num_computed // size, full):
-                blocks = [int(table[index]) for table in new.block_ids]
-                if all(blocks):
+                blocks = self.layout.grain_blocks(new.block_ids, index)
+                if all(map(all, blocks)):
                     message.saves.append((hashes[index], blocks))
         return encode(message)
 
@@ -106,7 +107,7 @@ class Keeper(ConnectorWorker):
 
     def __init__(self, setup: ConnectorWorkerSetup, options: Options) -> None:
         super().__init__(setup, options)
-        self.store = STORE.setdefault((str(options.folder), setup.layout.numerics), {})
+        self.store = STORE.setdefault((str(options.folder), setup.layout.model), {})
         self.message = Message()
         self.step = self.wary = 0
         self.open = False
@@ -139,15 +140,17 @@ class Keeper(ConnectorWorker):
         self.sending = [pair for pair in self.sending if pair[0] > self.step]
         return TransferReport(received=received, sent=sent)
 
-    def load(self, key: bytes, blocks: list[int]) -> None:
-        for group, block in zip(self.layout.groups, blocks, strict=True):
-            for layer in group.layers if block else ():
-                self.caches[layer][block] = self.store[key][layer]
+    def load(self, key: bytes, blocks: list[list[int]]) -> None:
+        for group, some in zip(self.layout.groups, blocks, strict=True):
+            for layer in group.layers:
+                for block, row in zip(some, self.store[key][layer], strict=True):
+                    if block:
+                        self.caches[layer][block] = row
 
-    def save(self, key: bytes, blocks: list[int]) -> None:
+    def save(self, key: bytes, blocks: list[list[int]]) -> None:
         self.store[key] = {
-            layer: self.caches[layer][block].clone()
-            for group, block in zip(self.layout.groups, blocks, strict=True)
+            layer: self.caches[layer][some]
+            for group, some in zip(self.layout.groups, blocks, strict=True)
             for layer in group.layers
         }
 
@@ -165,7 +168,7 @@ class EarlyKeeper(Keeper):
 class Mixing(Keeper):
     """Wrong: fills every block with the one that was saved first."""
 
-    def load(self, key: bytes, blocks: list[int]) -> None:
+    def load(self, key: bytes, blocks: list[list[int]]) -> None:
         super().load(next(iter(self.store)), blocks)
 
 

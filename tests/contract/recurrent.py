@@ -30,7 +30,7 @@ class Decay(CachedLayer):
         self.size = size
 
     def kv_spec(self) -> StateKV:
-        return StateKV(num_kv_heads=1, head_dim=self.size, dtype="float32", state_bytes=4 * self.size)
+        return StateKV(state_bytes=4 * self.size)
 
     def planner(self, backend: Any) -> Rows:
         assert backend is None

@@ -120,15 +120,6 @@ def test_a_right_one_passes_and_gives_reasons_for_what_it_skips():
     assert all(outcome.reason for outcome in skipped)
 
 
-def test_a_model_that_keeps_states_runs_its_suite_but_for_what_the_engine_lacks():
-    outcomes = run_suite("model", target="tests.contract.recurrent:Recurrent", tags=LLAMA)
-    by_status = {status: {one.name for one in outcomes if one.status == status} for status in ("passed", "failed")}
-    assert by_status["failed"] == set()
-    assert {"chunks give the logits of the whole", "logits are finite and float32"} <= by_status["passed"]
-    reasons = {outcome.reason for outcome in outcomes if outcome.status == "skipped"}
-    assert any("layer 'model.state' has no attention backend" in reason for reason in reasons)
-
-
 @pytest.mark.parametrize(
     ("later", "hold"), [(False, False), (True, False), (True, True), pytest.param(False, True, marks=pytest.mark.slow)]
 )

@@ -16,7 +16,7 @@ from tests.engine.fake_worker import BAD, fingerprints
 
 
 class Load(msgspec.Struct):
-    """Blocks [group][i] of a request from block index `first` on; `prints[i]` are their fingerprints."""
+    """The grains of a request from number `first` on, in blocks [group][i]; `prints[i]` are their fingerprints."""
 
     request_id: str
     first: int
@@ -55,17 +55,18 @@ class FakeTransferWorker:
     def _do(self, load: Load) -> None:
         fails = self.loads in self.failing
         self.loads += 1
-        size = self.layout.block_size
-        for group, table in enumerate(load.blocks):
+        grain = self.layout.grain
+        for index, (table, group) in enumerate(zip(load.blocks, self.layout.groups, strict=True)):
+            size = group.block_size
             for i, prints in enumerate(load.prints):
-                block = table[load.first + i]
                 bad = fails and i == len(load.prints) - 1
-                if bad and block:
-                    self.failed.append((group, block))
-                for offset, fingerprint in enumerate(prints):
-                    position = (load.first + i) * size + offset
+                for position, fingerprint in enumerate(prints, (load.first + i) * grain):
+                    block = table[position // size]
+                    if bad and block and position % size == 0:
+                        self.failed.append((index, block))
                     if block:
-                        self.memory.setdefault(block, {})[offset] = (group, position, BAD if bad else fingerprint)
+                        entry = (index, position, BAD if bad else fingerprint)
+                        self.memory.setdefault(block, {})[position % size] = entry
 
     def end_step(self, finished: Sequence[str]) -> TransferReport:
         sent = [name for name, due in self.sending.items() if due <= self.step]
@@ -98,7 +99,7 @@ class FakeConnector(ConnectorScheduler):
         if self.shy:
             self.shy -= 1
             return None, False
-        size = self.layout.block_size
+        size = self.layout.grain
         count = 0
         for block_hash in request.block_hashes[num_computed // size :]:
             if block_hash not in self.store:
@@ -107,8 +108,9 @@ class FakeConnector(ConnectorScheduler):
         return count, self.later and count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
-        last = max(len(table) for table in block_ids)
-        first = last - num_external // self.layout.block_size
+        grain, group = self.layout.grain, self.layout.groups[0]
+        last = len(block_ids[0]) * group.block_size // grain
+        first = last - num_external // grain
         prints = [self.store[block_hash] for block_hash in request.block_hashes[first:last]]
         tables = [list(table) for table in block_ids]
         self.messages.append(Load(request.request_id, first, tables, prints, self.later))
@@ -121,14 +123,15 @@ class FakeConnector(ConnectorScheduler):
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         assert request.request_id not in self.ended, "finished() came twice"
         self.ended.append(request.request_id)
-        size = self.layout.block_size
+        size, table = self.layout.groups[0].block_size, block_ids[0]
         for index, block_hash in enumerate(request.block_hashes):
-            if index >= len(block_ids[0]) or not block_ids[0][index]:
+            places = range(index * self.layout.grain, (index + 1) * self.layout.grain)
+            if places[-1] // size >= len(table) or not all(table[place // size] for place in places):
                 break
-            entries = self.memory.get(block_ids[0][index], {})
-            prints = fingerprints(list(request.token_ids))[index * size : (index + 1) * size]
+            entries = [self.memory.get(table[place // size], {}).get(place % size, (0, 0, BAD)) for place in places]
+            prints = fingerprints(list(request.token_ids))[places[0] : places[-1] + 1]
             # a request may end before its blocks were filled
-            if [entries.get(offset, (0, 0, BAD))[2] for offset in range(size)] != prints:
+            if [entry[2] for entry in entries] != prints:
                 break
             self.store[block_hash] = prints
         return self.hold, {"remote": request.request_id} if self.hold else None

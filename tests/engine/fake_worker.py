@@ -7,8 +7,10 @@ function of that prefix, so any mistake that the checks miss still changes the o
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +20,7 @@ from frame.core.config.tree import FrameConfig
 from frame.core.engine.schedule.scheduler import Scheduler
 from frame.core.interfaces.connector import NullConnectorScheduler
 from frame.core.interfaces.engine import EngineOutput, EngineRequest
-from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
+from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV, StateKV
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import LogprobRows, StepPlan, StepResult
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
@@ -92,6 +94,7 @@ class FakeWorker:
     strict: bool = True  # False when failed steps may repeat removals
     slots: dict[int, Resident] = field(default_factory=dict)
     memory: dict[int, dict[int, tuple[int, int, int]]] = field(default_factory=dict)  # block → offset → entry
+    states: dict[int, tuple[int, int]] = field(default_factory=dict)  # block → tokens, fingerprint
     transfer: Any = None  # a FakeTransferWorker
     unanswered: list[StepPlan] = field(default_factory=list)
     most_drafts: int = 0  # 0: no speculator
@@ -116,6 +119,7 @@ class FakeWorker:
             assert computed + n + planned[row] < resident.max_len, "a token past the last is planned"
             rows[row] = resident, n
             resident.spoiled |= spoiled
+            self._read_states(resident)
             self._write(resident, resident.num_computed, n)
             self._write_drafts(resident, planned[row])
         tokens = np.full((len(rows), 1 + self.most_drafts), -1, np.int32)
@@ -213,19 +217,26 @@ class FakeWorker:
         assert not live
 
     def _write(self, resident: Resident, start: int, n: int) -> None:
-        size = self.layout.block_size
-        for group in range(len(self.layout.groups)):
+        for index, group in enumerate(self.layout.groups):
+            if group.keeps_states:
+                (block,) = resident.tables[index]
+                last = BAD if resident.spoiled or not start + n else resident.prints[start + n - 1]
+                self.states[block] = (start + n, last)
+                continue
+            size = group.block_size
             for position in range(start, start + n):
-                block = resident.tables[group][position // size]
+                block = resident.tables[index][position // size]
                 assert block != 0, "a token is written to the null block"
-                entry = (group, position, BAD if resident.spoiled else resident.prints[position])
+                entry = (index, position, BAD if resident.spoiled else resident.prints[position])
                 self.memory.setdefault(block, {})[position % size] = entry
 
     def _check_reads(self, resident: Resident, n: int) -> None:
-        size = self.layout.block_size
         start = resident.num_computed
         for index, group in enumerate(self.layout.groups):
-            for position in range(group.spec.first_needed(start), start + n):
+            if group.keeps_states:
+                continue  # read before it was written
+            size = group.block_size
+            for position in range(group.specs[0].first_needed(start), start + n):
                 block = resident.tables[index][position // size]
                 assert block != 0, f"{resident.request_id} needs position {position}, whose block was given back"
                 entry = self.memory.get(block, {}).get(position % size)
@@ -236,22 +247,49 @@ class FakeWorker:
                     f"{resident.request_id} reads {entry} at position {position} of group {index}"
                 )
 
+    def _read_states(self, resident: Resident) -> None:
+        """The state of a request that goes on is that of its own prefix; one that begins reads none."""
+        start = resident.num_computed
+        for index, group in enumerate(self.layout.groups):
+            if group.keeps_states and start:
+                (block,) = resident.tables[index]
+                found = self.states[block]
+                resident.spoiled |= found == (start, BAD)
+                assert resident.spoiled or found == (start, resident.prints[start - 1]), "another's state is read"
+
     def _spoil(self, resident: Resident, start: int, n: int) -> None:
         """It read what a failed load or step left, so all that it computes is wrong from now on."""
         resident.spoiled = True
         self._write(resident, start, n)
 
 
-def make_layout(num_blocks: int, block_size: int = 4, windows: tuple[int | None, ...] = (None,)) -> KVLayout:
-    groups = tuple(
+def make_layout(
+    num_blocks: int,
+    block_size: int = 4,
+    windows: tuple[int | None, ...] = (None,),
+    strides: Sequence[int] = (),
+    states: int = 0,
+) -> KVLayout:
+    """A group for each window (None: a full one) with `strides[g]` times as long blocks; one of `states` requests."""
+    strides = strides or [1] * len(windows)
+    groups = [
         KVGroup(
-            spec=FullKV(**SPEC) if window is None else SlidingKV(**SPEC, window=window),
+            specs=(FullKV(**SPEC) if window is None else SlidingKV(**SPEC, window=window),),
             layers=(f"layer{i}",),
-            block_size=block_size,
+            block_size=block_size * stride,
         )
-        for i, window in enumerate(windows)
+        for i, (window, stride) in enumerate(zip(windows, strides, strict=True))
+    ]
+    if states:
+        groups.append(KVGroup(specs=(StateKV(state_bytes=64),), layers=("state",), block_size=0, pool=1))
+    return KVLayout(
+        groups=tuple(groups),
+        pools=(num_blocks, states + 1) if states else (num_blocks,),
+        block_size=block_size,
+        grain=block_size * math.lcm(*strides),
+        numerics="test numerics",
+        model="test",
     )
-    return KVLayout(groups=groups, num_blocks=num_blocks, page_bytes=64, num_slots=1, numerics="test")
 
 
 def make_config(**flat: object) -> FrameConfig:
@@ -391,15 +429,17 @@ class Simulation:
         lifecycle, pool = self.scheduler._lifecycle, self.scheduler._kv.pool
         owners = [*lifecycle.requests.values(), *lifecycle._draining.values()]
         owners += [*lifecycle.held.values(), *lifecycle.loading.values(), *lifecycle.abandoned.values()]
-        held = Counter(
-            block
-            for owner in {id(o): o for o in owners}.values()
-            for table in owner.cache.blocks
-            for block in table
-            if block
-        )
-        assert all(pool.references(block) == held[block] for block in range(1, pool.num_blocks))
-        assert pool.num_free == pool.num_blocks - 1 - len(held)
+        states = self.scheduler._kv._states
+        for blocks, mine in ((pool, False), *((own, True) for own in states.values())):
+            held = Counter(
+                block
+                for owner in {id(o): o for o in owners}.values()
+                for group, table in enumerate(owner.cache.blocks)
+                for block in table
+                if block and (group in states) == mine
+            )
+            assert all(blocks.references(block) == held[block] for block in range(1, blocks.num_blocks))
+            assert blocks.num_free == blocks.num_blocks - 1 - len(held)
 
     def check_quiet(self) -> None:
         """Nothing is held at rest."""

@@ -93,7 +93,7 @@ REGISTRY = Registry.load()
 
 def test_the_same_memory_holds_twice_as_many_blocks_as_bfloat16(folder: Path) -> None:
     whole, half, eighth = (layout_of(folder, kv_cache_dtype=name) for name in ("float32", "bfloat16", "fp8_e4m3"))
-    assert eighth.num_blocks == 2 * half.num_blocks == 4 * whole.num_blocks
+    assert eighth.pools[0] == 2 * half.pools[0] == 4 * whole.pools[0]
 
 
 def with_scales(folder: Path, to: Path, scales: dict[str, Tensor]) -> Path:
@@ -127,7 +127,6 @@ def test_scales_move_the_range_and_other_caches_do_not_read_them(folder: Path, t
     # a power of two only moves the range, so what fits in either is kept alike
     found, plain = (answers(one, kv_cache_dtype="fp8_e5m2") for one in (scaled, folder))
     assert all(np.allclose(prompt_scores(found[name]), prompt_scores(plain[name]), atol=1e-3) for name in found)
-    assert layout_of(scaled).numerics == layout_of(folder).numerics
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf")])

@@ -8,12 +8,14 @@ import pytest
 
 from frame.core.engine.cache import hashing
 from frame.core.engine.cache.hashing import BlockHasher
+from frame.core.interfaces.kv import KVLayout
 
-GOLDEN = "bebce092f3c29a0956d1b622854693383bb5ed944a6e6d399b092a48f84a6a16"
+GOLDEN = "7307a470a5acf0a245232ea84e3e898133f0af6ad6acba766b483816e2a20491"
 SCRIPT = """
 from array import array
 from frame.core.engine.cache.hashing import BlockHasher
-hasher = BlockHasher("sha256", numerics="llama bfloat16", block_size=4)
+from frame.core.interfaces.kv import KVLayout
+hasher = BlockHasher("sha256", KVLayout(groups=(), pools=(2,), block_size=4, grain=4, model="llama bfloat16"))
 hashes = []
 hasher.extend(hashes, hasher.root(salt="s", adapter="a", media_keys=["m"]), array("i", range(10)), 2)
 print(hashes[1].hex())
@@ -26,8 +28,9 @@ def chain(hasher: BlockHasher, ids: list[int], **root: object) -> list[bytes]:
     return hashes
 
 
-def make(**fields: object) -> BlockHasher:
-    return BlockHasher(**{"algorithm": "sha256", "numerics": "n", "block_size": 4, **fields})
+def make(algorithm: str = "sha256", **names: str) -> BlockHasher:
+    layout = KVLayout(groups=(), pools=(2,), block_size=4, grain=4, **{"model": "m", "numerics": "n", **names})
+    return BlockHasher(algorithm, layout)
 
 
 def test_hashes_are_the_same_in_every_process():
@@ -73,11 +76,19 @@ def test_extending_hashes_no_block_twice():
     ],
 )
 def test_whatever_decides_a_blocks_content_decides_its_hash(change):
-    others = [chain(make(), [1, 2, 3, 4]), chain(make(numerics="m"), [1, 2, 3, 4])]
+    others = [chain(make(), [1, 2, 3, 4]), chain(make(model="other"), [1, 2, 3, 4])]
     others.append(chain(make(algorithm="xxhash"), [1, 2, 3, 4]))
     found = chain(make(), [1, 2, 3, 4], **change)
     assert all(found != other for other in others)
     assert others[0] != others[1]
+
+
+def test_numerics_decide_the_hashes_of_deterministic_requests_alone():
+    """Engines that divide a model otherwise share what need not be equal to the last bit."""
+    here, elsewhere = make(), make(numerics="other")
+    assert chain(here, [1, 2, 3, 4]) == chain(elsewhere, [1, 2, 3, 4])
+    exact = [chain(one, [1, 2, 3, 4], deterministic=True) for one in (here, elsewhere)]
+    assert exact[0] != exact[1]
 
 
 def test_unknown_and_missing_algorithms_say_what_to_do(monkeypatch):

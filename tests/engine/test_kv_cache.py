@@ -5,7 +5,7 @@ import pytest
 from frame.core.engine.cache.hashing import BlockHasher
 from frame.core.engine.cache.kv_cache import KVCache, PrefixHit
 from frame.core.engine.request import Request
-from frame.core.interfaces.kv import ChunkedKV, CrossKV, FullKV, KVGroup, KVLayout, KVSpec, SlidingKV, StateKV
+from frame.core.interfaces.kv import ChunkedKV, CrossKV, FullKV, KVGroup, KVLayout, KVSpec, SlidingKV
 from frame.core.interfaces.kv_layout import blocks_needed, max_request_len
 from tests.engine.fake_worker import SPEC, make_layout, make_request
 
@@ -13,9 +13,7 @@ MISS = PrefixHit(0, [[], []])
 
 
 def make_cache(layout: KVLayout, *, caching: bool = True) -> KVCache:
-    return KVCache(
-        layout, BlockHasher("sha256", numerics="", block_size=layout.block_size), enable_prefix_caching=caching
-    )
+    return KVCache(layout, BlockHasher("sha256", layout), enable_prefix_caching=caching)
 
 
 def make(cache: KVCache, prompt: list[int], **fields: object) -> Request:
@@ -24,8 +22,8 @@ def make(cache: KVCache, prompt: list[int], **fields: object) -> Request:
 
 
 def layout_of(*specs: KVSpec, num_blocks: int = 20) -> KVLayout:
-    groups = tuple(KVGroup(spec=spec, layers=(f"layer{i}",), block_size=4) for i, spec in enumerate(specs))
-    return KVLayout(groups=groups, num_blocks=num_blocks, page_bytes=1, num_slots=1)
+    groups = tuple(KVGroup(specs=(spec,), layers=(f"layer{i}",), block_size=4) for i, spec in enumerate(specs))
+    return KVLayout(groups=groups, pools=(num_blocks,), block_size=4, grain=4)
 
 
 def fill(cache: KVCache, prompt: list[int]) -> Request:
@@ -45,7 +43,6 @@ def fill(cache: KVCache, prompt: list[int]) -> Request:
         (SlidingKV(**SPEC, window=6), 3, 1),
         (SlidingKV(**SPEC, window=1), 17, 1),
         (ChunkedKV(**SPEC, chunk=8), 40, 3),
-        (StateKV(**SPEC, state_bytes=64), 40, 1),
     ],
 )
 def test_blocks_needed_at_once(spec, num_tokens, blocks):
@@ -56,7 +53,7 @@ def test_blocks_needed_at_once(spec, num_tokens, blocks):
 @pytest.mark.parametrize("block_size", [1, 2, 4])
 def test_the_bound_for_windows_holds_at_every_position(window, block_size):
     layout = make_layout(99, block_size, (window,))
-    spec = layout.groups[0].spec
+    spec = layout.groups[0].specs[0]
     live = [c // block_size - spec.first_needed(c) // block_size + 1 for c in range(60)]
     assert blocks_needed(layout, 60) == max(live)
 
@@ -151,7 +148,7 @@ def test_blocks_that_fell_out_of_the_window_are_given_back():
 
 
 def test_a_state_group_holds_one_block_and_shares_no_prefix():
-    cache = make_cache(layout_of(FullKV(**SPEC), StateKV(**SPEC, state_bytes=64)))
+    cache = make_cache(make_layout(20, states=2))
     request = make(cache, list(range(9)))
     assert cache.admit(request, MISS, 0, 9)
     assert [len(blocks) for blocks in request.cache.blocks] == [3, 1]

@@ -25,7 +25,9 @@ def facts(kv_bytes: int = 1 << 16, digest: str = "a") -> WorkerFacts:
     return WorkerFacts(
         kv_specs={"layer": FullKV(num_kv_heads=1, head_dim=8, dtype="float32")},
         kv_bytes=kv_bytes,
+        pool_bytes=(1024,),
         digest=digest,
+        model="m",
         described=WorkerDescription(platform="cpu", dtype="float32", attention=["torch"]),
     )
 
@@ -84,7 +86,7 @@ def test_the_poorest_worker_decides_how_many_blocks_there_are() -> None:
     config = make_config(num_gpu_blocks_override=None)
     rich, poor = (agreed_layout(config, Mesh(), [facts(size)]) for size in (1 << 16, 1 << 14))
     both = agreed_layout(config, TWO, [facts(1 << 16), facts(1 << 14)])
-    assert rich.num_blocks > poor.num_blocks == both.num_blocks
+    assert rich.pools > poor.pools == both.pools
 
 
 def test_a_lost_worker_ends_the_start() -> None:

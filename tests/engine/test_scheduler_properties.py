@@ -17,6 +17,8 @@ setups = st.fixed_dictionaries(
     {
         "windows": st.sampled_from([(None,), (None, 6), (5,), (None, 3, 9), (8, 8)]),
         "block_size": st.sampled_from([1, 2, 4]),
+        "strides": st.sampled_from([(1, 1, 1), (1, 1, 1), (2, 1, 1), (1, 2, 4), (4, 2, 3)]),
+        "holds_states": st.sampled_from([False, False, True]),
         "roominess": st.sampled_from([1.0, 1.3, 2.0, 6.0]),
         "max_in_flight": st.integers(1, 3),
         "priority": st.booleans(),
@@ -43,8 +45,10 @@ def examples(count: int) -> settings:
 def simulate(setup: dict, connector: dict | None = None) -> Simulation:
     setup = dict(setup)
     windows, size, roominess = setup.pop("windows"), setup.pop("block_size"), setup.pop("roominess")
-    num_blocks = int(len(windows) * (-(-MAX_LEN // size)) * roominess) + 1
-    layout = make_layout(num_blocks, size, windows)
+    strides, holds_states = setup.pop("strides")[: len(windows)], setup.pop("holds_states")
+    num_blocks = int(sum(-(-MAX_LEN // (size * stride)) for stride in strides) * roominess) + 1
+    states = setup["max_num_seqs"] if holds_states and connector is None and "speculator" not in setup else 0
+    layout = make_layout(num_blocks, size, windows, strides, states)
     if connector is not None:
         connector = dict(connector)
         setup["kv_load_failure_policy"] = connector.pop("policy", "recompute")
@@ -176,6 +180,8 @@ def test_thousands_of_random_lives(start):
         setup = {
             "windows": rng.choice([(None,), (None, 6), (5,), (None, 3, 9), (8, 8)]),
             "block_size": rng.choice([1, 2, 4]),
+            "strides": rng.choice([(1, 1, 1), (1, 1, 1), (2, 1, 1), (1, 2, 4), (4, 2, 3)]),
+            "holds_states": rng.random() < 0.3,
             "roominess": rng.choice([1.0, 1.3, 2.0, 6.0]),
             "max_in_flight": rng.randrange(1, 4),
             "priority": rng.random() < 0.5,

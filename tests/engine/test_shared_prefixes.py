@@ -31,7 +31,7 @@ def rows_of(prefixes: SharedPrefixes, slots: list[int], computed: int = 1 << 20)
 
 
 def test_requests_with_the_same_first_blocks_are_a_group_of_the_tokens_that_all_share() -> None:
-    prefixes = SharedPrefixes(8, 16, PrefixCosts(launch=1), [0])
+    prefixes = SharedPrefixes(8, PrefixCosts(launch=1), {0: 16})
     prefixes.enter(3, [[1, 2, 3, 4]])
     assert rows_of(prefixes, [3]) == []
     prefixes.enter(5, [[1, 2, 3, 9]])
@@ -46,7 +46,7 @@ def test_requests_with_the_same_first_blocks_are_a_group_of_the_tokens_that_all_
 
 
 def test_one_with_a_short_prefix_does_not_spoil_that_of_many() -> None:
-    prefixes = SharedPrefixes(8, 16, PrefixCosts(launch=1), [0])
+    prefixes = SharedPrefixes(8, PrefixCosts(launch=1), {0: 16})
     long = list(range(1, 101))
     for slot in range(6):
         prefixes.enter(slot, [[*long, 200 + slot]])
@@ -55,14 +55,23 @@ def test_one_with_a_short_prefix_does_not_spoil_that_of_many() -> None:
 
 
 def test_every_group_of_layers_must_agree() -> None:
-    prefixes = SharedPrefixes(8, 16, PrefixCosts(launch=1), [0, 1])
+    prefixes = SharedPrefixes(8, PrefixCosts(launch=1), {0: 16, 1: 16})
     prefixes.enter(0, [[1, 2, 3], [4, 5, 6]])
     prefixes.enter(1, [[1, 2, 3], [4, 7, 6]])
     assert rows_of(prefixes, [0, 1]) == [([0, 1], 16)]
 
 
+def test_groups_of_unequal_blocks_share_whole_grains() -> None:
+    prefixes = SharedPrefixes(8, PrefixCosts(launch=1), {0: 16, 1: 32}, grain=32)
+    prefixes.enter(0, [[1, 2, 3, 10], [4, 5]])
+    prefixes.enter(1, [[1, 2, 3, 11], [4, 6]])
+    assert rows_of(prefixes, [0, 1]) == [([0, 1], 32)]
+    prefixes.enter(2, [[1, 20], [7]])
+    assert rows_of(prefixes, [0, 2]) == []
+
+
 def test_rows_that_compute_more_or_lack_shared_tokens_are_left_out() -> None:
-    prefixes = SharedPrefixes(8, 16, PrefixCosts(launch=1), [0])
+    prefixes = SharedPrefixes(8, PrefixCosts(launch=1), {0: 16})
     for slot in range(4):
         prefixes.enter(slot, [[1, 2]])
     slots = np.arange(4, dtype=np.int32)
@@ -72,7 +81,7 @@ def test_rows_that_compute_more_or_lack_shared_tokens_are_left_out() -> None:
 
 
 def test_what_saves_too_little_is_no_group() -> None:
-    prefixes = SharedPrefixes(40, 16, PrefixCosts(launch=1000), [0])
+    prefixes = SharedPrefixes(40, PrefixCosts(launch=1000), {0: 16})
     for slot in range(17):
         prefixes.enter(slot, [list(range(1, 6))])
     # the 17th row would be a tile of its own and save nothing
@@ -88,7 +97,7 @@ def test_what_saves_too_little_is_no_group() -> None:
 
 def test_costs_decide_by_rows_tokens_and_all_groups_together() -> None:
     costs = PrefixCosts(launch=1000, tile=2.0, few=0.5, some=1.0, many=1.0)
-    prefixes = SharedPrefixes(40, 16, costs, [0])
+    prefixes = SharedPrefixes(40, costs, {0: 16})
     for slot in range(4):  # four rows save half of what they read, which is what their tile costs
         prefixes.enter(slot, [[*range(1, 41), 50 + slot]])
     assert rows_of(prefixes, list(range(4))) == []
@@ -105,7 +114,7 @@ def test_costs_decide_by_rows_tokens_and_all_groups_together() -> None:
 
 
 def test_nothing_is_kept_where_nobody_asks() -> None:
-    prefixes = SharedPrefixes(8, 16, None, [0])
+    prefixes = SharedPrefixes(8, None, {0: 16})
     prefixes.enter(0, [[1]])
     prefixes.enter(1, [[1]])
     assert rows_of(prefixes, [0, 1]) == []
@@ -118,7 +127,7 @@ def test_nothing_is_kept_where_nobody_asks() -> None:
 )
 def test_groups_are_sound_whatever_comes_and_goes(events: list[tuple[bool, int, list[int]]]) -> None:
     """All members of a group hold the same blocks for the group's tokens."""
-    prefixes, tables = SharedPrefixes(8, 4, PrefixCosts(launch=1), [0]), {}
+    prefixes, tables = SharedPrefixes(8, PrefixCosts(launch=1), {0: 4}), {}
     for enters, slot, path in events:
         if enters and slot not in tables:
             table = [sum(3**i * step for i, step in enumerate(path[: depth + 1])) for depth in range(len(path))]
@@ -134,7 +143,7 @@ def test_groups_are_sound_whatever_comes_and_goes(events: list[tuple[bool, int, 
 
 
 def test_a_step_costs_microseconds() -> None:
-    prefixes = SharedPrefixes(512, 16, PrefixCosts(launch=1), [0])
+    prefixes = SharedPrefixes(512, PrefixCosts(launch=1), {0: 16})
     for slot in range(256):
         prefixes.enter(slot, [[*range(1, 1001), 2000 + slot]])
     slots, ones = np.arange(256, dtype=np.int32), np.ones(256, np.int32)
@@ -195,7 +204,7 @@ def test_an_engine_tells_attention_which_rows_share(
 @pytest.mark.parametrize(("tile_rows", "shared"), [(2, False), (8, True)])
 def test_a_group_counts_by_the_rows_that_read_together(tile_rows: int, shared: bool) -> None:
     """Four rows in tiles of two save half of what they read, in one tile three quarters."""
-    prefixes = SharedPrefixes(8, 16, PrefixCosts(launch=40, rows=tile_rows), [0])
+    prefixes = SharedPrefixes(8, PrefixCosts(launch=40, rows=tile_rows), {0: 16})
     for slot in range(4):
         prefixes.enter(slot, [[1, 10 + slot]])
     ones = np.ones(4, np.int32)

@@ -34,17 +34,19 @@ def test_inputs(rows: list, more: tuple[int, int], exact: bool) -> None:
     packed = np.zeros((3, len(rows) + more[1]), np.int32)
     packed[:, : len(rows)] = slots, [c for c, _ in rows], [s for _, s in rows]
     total = int(packed[2].sum())
-    num_blocks = -(-(packed[1] + packed[2]) // 16)
-    sizes = reference.StepSizes(total + more[0], int(num_blocks.max()) if exact else 64, 16)
-    found, expected = (reference.StepBuffers.allocate(1024, 9, 64, 2, torch.device(DEVICE)) for _ in range(2))
+    sizes_of_blocks = [16, 1 << 30]  # the other is that of a group of states
+    num_blocks = [-(-(packed[1] + packed[2]) // size) for size in sizes_of_blocks]
+    widths = [int(count.max()) if exact else 64 for count in num_blocks]
+    sizes = reference.StepSizes(total + more[0], widths, sizes_of_blocks)
+    found, expected = (reference.StepBuffers.allocate(1024, 9, [64, 64], torch.device(DEVICE)) for _ in range(2))
     pairs = zip(filled(found), filled(expected), strict=True)
     kernels.build_inputs(found, token_ids, tables, torch.from_numpy(packed).to(DEVICE), sizes)
     reference.build_inputs(expected, token_ids, tables, torch.from_numpy(packed).to(DEVICE), sizes)
     for one, other in pairs:
         assert torch.equal(one, other)
     assert torch.equal(found.query_start, expected.query_start)
-    for one, other in zip(found.tables, expected.tables, strict=True):
-        for row, count in enumerate(num_blocks[: len(rows)]):
+    for one, other, counts in zip(found.tables, expected.tables, num_blocks, strict=True):
+        for row, count in enumerate(counts[: len(rows)]):
             assert torch.equal(one[row, :count], other[row, :count])
 
 

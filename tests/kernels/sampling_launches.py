@@ -54,12 +54,12 @@ def best(vocab: int, k: int) -> None:
 
 def runner(rows: int, groups: int, block_size: int) -> None:
     """A step's inputs and what it changes."""
-    buffers = StepBuffers.allocate(8192, rows, 512, groups, DEVICE)
+    buffers = StepBuffers.allocate(8192, rows, [512] * groups, DEVICE)
     token_ids = _empty(rows, 8192, dtype=torch.int32)
     tables = [_empty(rows, 512, dtype=torch.int32) for _ in range(groups)]
     staged = _empty(3, rows, dtype=torch.int32)
     for padded in (rows, min(rows, 8)):
-        sizes = StepSizes(1024, 64, block_size)
+        sizes = StepSizes(1024, [64] * groups, [block_size] * groups)
         step.build_inputs(buffers, token_ids, tables, buffers.rows[: 3 * padded].view(3, padded), sizes)
     step.write_rows(token_ids, *staged, _empty(1000, dtype=torch.int32))
     step.write_values(_empty(rows, dtype=torch.int32), _empty(rows, dtype=torch.int32), _empty(rows, dtype=torch.int32))

@@ -44,7 +44,6 @@ def make_build(group=None, **config):
         device=torch.device("cpu"),
         ops=Ops(),
         groups=Groups(group or single, single, single),
-        block_size=16,
         kv_dtype=torch.float32,
         device_type="cpu",
     )

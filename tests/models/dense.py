@@ -61,7 +61,6 @@ def make_model(folder: Path, group: ProcessGroup | None = None, dtype: torch.dty
         device=torch.device("cpu"),
         ops=Ops(),
         groups=Groups(group, SingleGroup(), SingleGroup()),
-        block_size=16,
         kv_dtype=dtype,
         device_type="cpu",
     )

@@ -15,11 +15,12 @@ def test_inputs_equal_brute_force(rows, draw, more_tokens, more_rows):
     packed = torch.zeros(3, len(rows) + more_rows, dtype=torch.int32)
     packed[:, : len(rows)] = torch.tensor([slots, [c for c, _ in rows], [s for _, s in rows]])
     total = int(packed[2].sum())
-    buffers = step.StepBuffers.allocate(64, 8, 20, 2, torch.device("cpu"))
+    buffers = step.StepBuffers.allocate(64, 8, [20, 20], torch.device("cpu"))
     for buffer in (buffers.input_ids, buffers.positions, buffers.query_start[1:], buffers.seq_lens):
         buffer.fill_(-7)
-    max_blocks = max(-(-(c + s) // 3) for c, s in rows)
-    sizes = step.StepSizes(total + more_tokens, max_blocks, 3)
+    sizes_of_blocks = [3, 7]
+    max_blocks = [max(-(-(c + s) // size) for c, s in rows) for size in sizes_of_blocks]
+    sizes = step.StepSizes(total + more_tokens, max_blocks, sizes_of_blocks)
     step.build_inputs(buffers, token_ids, tables, packed, sizes)
     expected = [(slot, c + i) for slot, (c, s) in zip(slots, rows, strict=True) for i in range(s)]
     padding = [0] * more_tokens
@@ -29,10 +30,11 @@ def test_inputs_equal_brute_force(rows, draw, more_tokens, more_rows):
     starts = [0, *np.cumsum([s for _, s in rows]).tolist()]
     assert buffers.query_start[: len(rows) + more_rows + 1].tolist() == starts + [total] * more_rows
     assert buffers.seq_lens[: len(rows) + more_rows].tolist() == [c + s for c, s in rows] + [0] * more_rows
-    for table, own, mapping in zip(tables, buffers.tables, buffers.slot_mapping, strict=True):
-        assert torch.equal(own[: len(rows), :max_blocks], table[slots, :max_blocks])
+    parts = zip(tables, buffers.tables, buffers.slot_mapping, max_blocks, sizes_of_blocks, strict=True)
+    for table, own, mapping, width, size in parts:
+        assert torch.equal(own[: len(rows), :width], table[slots, :width])
         found = mapping[: total + more_tokens].tolist()
-        assert found[:total] == [int(table[slot, p // 3]) * 3 + p % 3 for slot, p in expected]
+        assert found[:total] == [int(table[slot, p // size]) * size + p % size for slot, p in expected]
         assert found[total:] == [-1] * more_tokens
         assert len(set(found[:total])) == total
 

@@ -19,6 +19,7 @@ from frame.core.front.prompts import InvalidRequest
 from frame.core.front.template import ChatOptions, render_chat
 from frame.core.front.tokenizer import Tokenizer
 from frame.core.interfaces.errors import ErrorShape
+from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.schema import BoundedModel, Limits
 from frame.core.plugin_host.registry import Registry
 from frame.core.server.errors import ERROR_SHAPE, error_body, error_event
@@ -200,7 +201,7 @@ _IDS = st.lists(st.integers(0, 2**31 - 1), min_size=4, max_size=12).filter(lambd
 
 
 def chain(facts: dict[str, Any], ids: list[int], algorithm: str) -> list[bytes]:
-    hasher = BlockHasher(algorithm, numerics="n", block_size=4)
+    hasher = BlockHasher(algorithm, KVLayout(groups=(), pools=(2,), block_size=4, grain=4))
     hashes: list[bytes] = []
     hasher.extend(hashes, hasher.root(**facts), array("i", ids), len(ids) // 4)
     return hashes

@@ -50,7 +50,7 @@ def new_request(draw: random.Random, slot: int, name: str) -> NewRequest:
 @pytest.mark.parametrize("ops", [Ops(), CpuOps()], ids=["reference", "cpu"])
 def test_random_steps_leave_what_a_plain_model_holds(ops: Ops) -> None:
     draw, streams = random.Random(7), CountedStreams()
-    tables = RequestTables(Device(ops, streams, torch.device("cpu")), SLOTS, LENGTH, GROUPS, BLOCKS)
+    tables = RequestTables(Device(ops, streams, torch.device("cpu")), SLOTS, LENGTH, [BLOCKS] * GROUPS)
     held: dict[int, tuple[NewRequest, list[list[int]]]] = {}
     for step in range(600):
         for slot in draw.sample(range(SLOTS), draw.randint(0, 2)):
@@ -85,7 +85,7 @@ def appends(draw: random.Random, held: dict[int, tuple[NewRequest, list[list[int
 
 
 def test_a_run_that_does_not_fit_is_named() -> None:
-    tables = RequestTables(Device(Ops(), HostStreams(), torch.device("cpu")), 2, 4, 1, 4)
+    tables = RequestTables(Device(Ops(), HostStreams(), torch.device("cpu")), 2, 4, [4])
     with pytest.raises(ValueError, match=r"slot 1: columns 0\.\.5 of 4"):
         tables.add(
             NewRequest(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from frame.core.interfaces.kv import FullKV, KVGroup
 from frame.core.interfaces.platform_steps import StepShape
 from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
@@ -17,17 +18,21 @@ from frame.plugins.platforms.cpu import HostStreams
 from frame.plugins.platforms.cpu_ops import CpuOps
 
 SLOTS, LENGTH, BLOCK = 8, 64, 4
+SIZES = (BLOCK, 2 * BLOCK)
 
 
 @pytest.fixture(params=[Ops(), CpuOps()], ids=["reference", "cpu"])
 def builder(request: pytest.FixtureRequest) -> InputBuilder:
     device = Device(request.param, HostStreams(), torch.device("cpu"))
-    tables = RequestTables(device, SLOTS, LENGTH, 2, LENGTH // BLOCK)
+    widths = [LENGTH // size for size in SIZES]
+    tables = RequestTables(device, SLOTS, LENGTH, widths)
     tables.token_ids.copy_(torch.arange(SLOTS * LENGTH).view(SLOTS, LENGTH))
     for number, table in enumerate(tables.blocks):
         table.copy_(torch.arange(table.numel()).view(table.shape) * 2 + number)
-    buffers = StepBuffers.allocate(64, SLOTS, LENGTH // BLOCK, 2, device.device)
-    return InputBuilder(device, tables, buffers, correct=lambda rows: None, block_size=BLOCK)
+    buffers = StepBuffers.allocate(64, SLOTS, widths, device.device)
+    spec = FullKV(num_kv_heads=1, head_dim=1, dtype="float32")
+    groups = [KVGroup(specs=(spec,), layers=(str(size),), block_size=size) for size in SIZES]
+    return InputBuilder(device, tables, buffers, correct=lambda rows: None, groups=groups, plan_groups=[0, 1])
 
 
 def build(builder: InputBuilder, rows: list[tuple[int, int, int, bool]], more: int = 0) -> StepInputs:
@@ -54,14 +59,14 @@ def check(builder: InputBuilder, rows: list[tuple[int, int, int, bool]], more: i
     assert (list(range(len(sampling))) if inputs.rows is None else inputs.rows.tolist()) == last
     assert inputs.slots.tolist() == inputs.host_slots.tolist() == [row[0] for row in sampling]
     assert inputs.lengths.tolist() == [computed + scheduled for _, computed, scheduled, _ in sampling]
-    for number, batch in enumerate(inputs.batches()):
+    for number, (batch, size) in enumerate(zip(inputs.batches(), SIZES, strict=True)):
         lens = [computed + scheduled for _, computed, scheduled, _ in rows] + [0] * more
         assert batch.seq_lens.tolist() == batch.host_seq_lens.tolist() == lens
         assert batch.host_query_lens.tolist() == [row[2] for row in rows] + [0] * more
         assert batch.num_tokens == len(tokens) + more
         assert batch.query_start.tolist() == [0, *(ends + 1).tolist()] + [len(tokens)] * more
-        blocks = [(slot * (LENGTH // BLOCK) + place // BLOCK) * 2 + number for slot, place in tokens]
-        places = [block * BLOCK + place % BLOCK for block, (_, place) in zip(blocks, tokens, strict=True)]
+        blocks = [(slot * (LENGTH // size) + place // size) * 2 + number for slot, place in tokens]
+        places = [block * size + place % size for block, (_, place) in zip(blocks, tokens, strict=True)]
         assert batch.slot_mapping.tolist() == places + [-1] * more
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 class CachedBlocks:
     """`blocks[g]` are those of KV group g in order, 0 where one fell out of the window.
 
-    `first_live[g]`: earlier entries of `blocks[g]` are 0. `hashes` are those of its full blocks so far, from `root` on;
-    `num_published` of them are in the prefix cache, or could not be put there.
+    `first_live[g]`: earlier entries of `blocks[g]` are 0. `hashes` are those of its tokens so far, one for each
+    `block_size` of the layout, from `root` on; what `num_published` of them stand for is in the prefix cache, or could
+    not be put there.
     """
 
     root: bytes

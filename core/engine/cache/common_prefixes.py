@@ -6,7 +6,7 @@ never in a step. Knows slots and tables of blocks: no hash, no pool, and not whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ Tables = Sequence[Sequence[int]]
 
 @dataclass
 class _Family:
-    """Requests whose tables begin with one block; `common` is how many blocks each shares with the leader, at least."""
+    """Requests whose tables begin with one block; `common` is how many tokens each shares with the leader, at least."""
 
     leader: int
     tables: Tables
@@ -29,12 +29,15 @@ class SharedPrefixes:
     """Called as requests take and leave slots, and by each step that is launched.
 
     A group counts when its rows save tokens by `costs`, and all groups of a step together save what the launch costs.
-    Without costs none counts.
+    Without costs none counts. `groups` are the KV groups that keep whole prefixes, and their block sizes; what requests
+    share is counted in whole grains, of `grain` tokens.
     """
 
-    def __init__(self, num_slots: int, block_size: int, costs: PrefixCosts | None, groups: Sequence[int] = ()) -> None:
-        self.groups = groups  # KV groups that keep whole prefixes
-        self._block_size = block_size
+    def __init__(
+        self, num_slots: int, costs: PrefixCosts | None = None, groups: Mapping[int, int] | None = None, grain: int = 1
+    ) -> None:
+        self.groups = groups or {}
+        self._grain = grain
         self._costs = costs
         self._families: dict[int, _Family] = {}
         self._first_block: dict[int, int] = {}  # by slot
@@ -52,7 +55,8 @@ class SharedPrefixes:
         if family is None:
             self._families[first] = _Family(slot, tables)
         else:
-            family.common[slot] = min(map(_num_equal, tables, family.tables))
+            equal = map(_num_equal, tables, family.tables, self.groups.values())
+            family.common[slot] = min(equal) // self._grain * self._grain
             self._groups = None
 
     def leave(self, slot: int) -> None:
@@ -98,7 +102,7 @@ class SharedPrefixes:
         if self._costs is None:
             return None
         order = sorted(family.common, key=family.common.__getitem__, reverse=True)
-        lengths = [family.common[slot] * self._block_size for slot in order]
+        lengths = [family.common[slot] for slot in order]
         saved = [self._costs.saved(count + 2, length) for count, length in enumerate(lengths)]
         best = max(range(len(order)), key=saved.__getitem__)
         if saved[best] <= 0:
@@ -106,7 +110,7 @@ class SharedPrefixes:
         return np.array([family.leader, *order[: best + 1]], np.int32), lengths[best]
 
 
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many entries both begin with."""
+def _num_equal(one: Sequence[int], other: Sequence[int], block_size: int) -> int:
+    """How many tokens the blocks hold that both begin with."""
     length = min(len(one), len(other))
-    return next((i for i in range(length) if one[i] != other[i]), length)
+    return next((i for i in range(length) if one[i] != other[i]), length) * block_size

@@ -15,8 +15,10 @@ from typing import Any
 
 import msgspec
 
+from ...interfaces.kv import KVLayout
+
 #: Enters every root, so that a change of the encoding can never match blocks kept by an older version.
-ENCODING = "frame-block-1"
+ENCODING = "frame-block-2"
 
 
 def _digest(algorithm: str) -> Callable[[bytes], bytes]:
@@ -36,12 +38,11 @@ def _digest(algorithm: str) -> Callable[[bytes], bytes]:
 
 
 class BlockHasher:
-    """Hashes for one layout: `numerics` names what decides the bits in a block (`KVLayout.numerics`)."""
+    """Hashes for one layout, of whose names of a block's content `model` and `numerics` become part."""
 
-    def __init__(self, algorithm: str, *, numerics: str, block_size: int) -> None:
+    def __init__(self, algorithm: str, layout: KVLayout) -> None:
         self._digest = _digest(algorithm)
-        self._numerics = numerics
-        self._block_size = block_size
+        self._layout = layout
         self._encode = msgspec.msgpack.Encoder().encode
         self._plain = {exact: self._root(None, None, (), exact) for exact in (False, True)}  # of most requests
 
@@ -53,18 +54,23 @@ class BlockHasher:
         media_keys: Sequence[str] = (),
         deterministic: bool = False,
     ) -> bytes:
-        """The parent of a request's first block."""
+        """The parent of a request's first block.
+
+        A block of a deterministic request stands for equal bits, one of another request for equal tokens of a model.
+        """
         if salt is None and adapter is None and not media_keys:
             return self._plain[bool(deterministic)]
         return self._root(salt, adapter, media_keys, deterministic)
 
     def _root(self, salt: str | None, adapter: str | None, media_keys: Sequence[str], deterministic: bool) -> bytes:
-        facts = [ENCODING, self._numerics, self._block_size, salt, adapter, list(media_keys), deterministic]
+        layout = self._layout
+        content = layout.numerics if deterministic else layout.model
+        facts = [ENCODING, content, layout.block_size, salt, adapter, list(media_keys), deterministic]
         return self._digest(self._encode(facts))
 
     def extend(self, hashes: list[bytes], root: bytes, token_ids: array[int], num_blocks: int) -> None:
         """Appends the hashes of `token_ids`' blocks len(hashes) .. num_blocks - 1 to `hashes`."""
-        size, digest, encode = self._block_size, self._digest, self._encode
+        size, digest, encode = self._layout.block_size, self._digest, self._encode
         parent = hashes[-1] if hashes else root
         for index in range(len(hashes), num_blocks):
             ids = token_ids[index * size : (index + 1) * size]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...interfaces.kv import CrossKV, KVLayout, KVSpec, StateKV
+from ...interfaces.kv import CrossKV, KVLayout, KVSpec
 from ..request import Request
 from .blocks import BlockPool
 from .hashing import BlockHasher
@@ -21,26 +21,50 @@ class PrefixHit:
     blocks: list[list[int]]
 
 
+@dataclass(frozen=True)
+class _Group:
+    """A group that keeps tokens: number `index` of the layout. It uses every `stride`-th hash."""
+
+    index: int
+    spec: KVSpec
+    block_size: int
+    stride: int
+
+    def num_missing(self, have: int, num_computed: int, total: int) -> int:
+        """Blocks that a request with `have` needs besides, for its tokens up to `total`, of which some are computed."""
+        first = self.spec.first_needed(num_computed) // self.block_size
+        return max(0, -(-total // self.block_size) - max(have, first))
+
+
 class KVCache:
-    """Gives blocks of one pool to requests. Groups of a request have tables of equal length (state groups: one)."""
+    """Gives blocks of tokens and of states to requests. Tables of a request's groups cover the same tokens.
+
+    A group of states has a pool of its own, with a block for every request that may run at once, and a table of one.
+    """
 
     def __init__(self, layout: KVLayout, hasher: BlockHasher, *, enable_prefix_caching: bool) -> None:
         for group in layout.groups:
-            if isinstance(group.spec, CrossKV):
+            if isinstance(group.specs[0], CrossKV):
                 raise ValueError("the scheduler has no cross-attention KV groups; layers " + ", ".join(group.layers))
-            if group.block_size != layout.block_size:
-                raise ValueError(f"KV groups differ in block size: {group.block_size} and {layout.block_size}")
         self.layout = layout
-        self.block_size = layout.block_size
+        self.block_size = unit = layout.block_size
         self.hasher = hasher
-        self.pool = BlockPool(layout.num_blocks, len(layout.groups))
-        specs = [group.spec for group in layout.groups]
-        self._specs = specs
-        self._states = [g for g, spec in enumerate(specs) if isinstance(spec, StateKV)]
-        self._growing = [g for g, spec in enumerate(specs) if not isinstance(spec, StateKV)]
-        self._windowed = [g for g in self._growing if type(specs[g]).first_needed is not KVSpec.first_needed]
-        self._whole = [g for g in self._growing if g not in self._windowed]
-        # one state block is overwritten in place, so it cannot stand for a prefix
+        self.pool = BlockPool(layout.pools[0], len(layout.groups))
+        self._states = {
+            index: BlockPool(layout.pools[group.pool], 0)
+            for index, group in enumerate(layout.groups)
+            if group.keeps_states
+        }
+        self._growing = [
+            _Group(index, group.specs[0], group.block_size, group.block_size // unit)
+            for index, group in enumerate(layout.groups)
+            if not group.keeps_states
+        ]
+        self._windowed = [one for one in self._growing if type(one.spec).first_needed is not KVSpec.first_needed]
+        self._whole = [one for one in self._growing if one not in self._windowed]
+        # groups that all gain a block at the same time, as long as every other
+        self._even = not self._states and not self._windowed and all(one.stride == 1 for one in self._whole)
+        # a state is overwritten in place, so its block cannot stand for a prefix
         self.caches_prefixes = enable_prefix_caching and bool(self._growing) and not self._states
 
     @property
@@ -49,56 +73,61 @@ class KVCache:
         return bool(self._states)
 
     @property
-    def whole_groups(self) -> list[int]:
-        """KV groups whose tokens are kept until the request ends."""
-        return self._whole
+    def whole_groups(self) -> dict[int, int]:
+        """The KV groups whose tokens are kept until the request ends, and their block sizes."""
+        return {one.index: one.block_size for one in self._whole}
 
     def capacity(self, request: Request) -> int:
         """Tokens that the blocks it has cover."""
-        return len(request.cache.blocks[self._growing[0]]) * self.block_size if self._growing else request.max_len
+        blocks = request.cache.blocks
+        return min((len(blocks[one.index]) * one.block_size for one in self._growing), default=request.max_len)
 
     def find_hit(self, request: Request) -> PrefixHit:
-        """The longest prefix that every group has, short of the last token: one token is always computed."""
-        nothing = PrefixHit(0, [[] for _ in self._specs])
+        """The longest prefix of whole grains that every group has, short of the last token: one is always computed."""
+        nothing = PrefixHit(0, [[] for _ in self.layout.groups])
         if not self.caches_prefixes or not request.reads_cache:
             return nothing
-        length = (request.num_tokens - 1) // self.block_size
-        hashes = self.block_hashes(request, length)
+        grain = self.layout.grain
+        most = (request.num_tokens - 1) // grain * grain
+        hashes, find = self.block_hashes(request, most // self.block_size), self.pool.find
         for group in self._whole:
-            find = self.pool.find
-            length = next((i for i in range(length) if not find(group, hashes[i])), length)
-        length = self._shorten_to_windows(hashes, length)
-        if length == 0:
+            index, size, step = group.index, group.block_size, group.stride
+            places = range(step - 1, most // self.block_size, step)
+            found = next((i for i, place in enumerate(places) if not find(index, hashes[place])), len(places))
+            most = found * size // grain * grain
+        most = self._shorten_to_windows(hashes, most)
+        if most == 0:
             return nothing
-        return PrefixHit(length * self.block_size, [self._hit_blocks(g, hashes, length) for g in self._growing])
+        return PrefixHit(most, [self._hit_blocks(group, hashes, most) for group in self._growing])
 
-    def _shorten_to_windows(self, hashes: list[bytes], length: int) -> int:
-        """The most blocks, at most `length`, whose window before the end is cached in every windowed group."""
+    def _shorten_to_windows(self, hashes: list[bytes], most: int) -> int:
+        """The most tokens, at most `most`, whose window before the end is cached in every windowed group."""
         before = -1
-        while length != before:
-            before = length
+        while most != before:
+            before = most
             for group in self._windowed:
-                length = self._shorten_to_window(group, hashes, length)
-        return length
+                most = self._shorten_to_window(group, hashes, most)
+        return most
 
-    def _shorten_to_window(self, group: int, hashes: list[bytes], length: int) -> int:
-        find, spec, size = self.pool.find, self._specs[group], self.block_size
-        index = length - 1
-        while length and index >= spec.first_needed(length * size) // size:
-            if not find(group, hashes[index]):
-                length = index  # any longer hit needs this block
+    def _shorten_to_window(self, group: _Group, hashes: list[bytes], most: int) -> int:
+        find, size, grain = self.pool.find, group.block_size, self.layout.grain
+        index = most // size - 1
+        while most and index >= group.spec.first_needed(most) // size:
+            if not find(group.index, hashes[(index + 1) * group.stride - 1]):
+                most = index * size // grain * grain  # any longer hit needs this block
             index -= 1
-        return length
+        return most
 
-    def _hit_blocks(self, group: int, hashes: list[bytes], length: int) -> list[int]:
-        first = self._specs[group].first_needed(length * self.block_size) // self.block_size
-        return [0] * first + [self.pool.find(group, hashes[i]) for i in range(first, length)]
+    def _hit_blocks(self, group: _Group, hashes: list[bytes], num_tokens: int) -> list[int]:
+        first, step = group.spec.first_needed(num_tokens) // group.block_size, group.stride
+        ends = hashes[(first + 1) * step - 1 : num_tokens // self.block_size : step]
+        return [0] * first + [self.pool.find(group.index, end) for end in ends]
 
-    def block_hashes(self, request: Request, num_blocks: int) -> list[bytes]:
-        """Hashes of at least the first `num_blocks` full blocks of known tokens; computed once."""
+    def block_hashes(self, request: Request, count: int) -> list[bytes]:
+        """At least the first `count` hashes of known tokens; computed once."""
         cache = request.cache
-        if len(cache.hashes) < num_blocks:
-            self.hasher.extend(cache.hashes, cache.root, request.token_ids, num_blocks)
+        if len(cache.hashes) < count:
+            self.hasher.extend(cache.hashes, cache.root, request.token_ids, count)
         return cache.hashes
 
     def admit(self, request: Request, hit: PrefixHit, num_computed: int, total: int, *, reserve: int = 0) -> bool:
@@ -106,18 +135,18 @@ class KVCache:
 
         `num_computed` counts the hit and what a connector will load. `reserve` blocks must stay free.
         """
-        pool = self.pool
+        pool, states = self.pool, self._states
         held = [block for blocks in hit.blocks for block in blocks if block]
         revived = sum(1 for block in held if pool.references(block) == 0)
-        needed = sum(self._missing(g, len(hit.blocks[g]), num_computed, total) for g in self._growing)
-        if needed + revived + len(self._states) + reserve > pool.num_free:
+        needed = sum(one.num_missing(len(hit.blocks[one.index]), num_computed, total) for one in self._growing)
+        if needed + revived + reserve > pool.num_free or any(not own.num_free for own in states.values()):
             return False
         for block in held:
             pool.share(block)
         request.cache.blocks = [list(blocks) for blocks in hit.blocks]
-        for group in self._states:
-            request.cache.blocks[group] = pool.allocate(1)
-        request.cache.first_live = [0] * len(self._specs)
+        for group, own in states.items():
+            request.cache.blocks[group] = own.allocate(1)
+        request.cache.first_live = [0] * len(self.layout.groups)
         request.cache.num_published = hit.num_tokens // self.block_size
         self._grow(request, num_computed, total)
         return True
@@ -126,11 +155,8 @@ class KVCache:
         """Adds blocks up to `total` tokens after giving back those that no later token needs; False without room."""
         if self._windowed:
             self._trim(request, num_computed)
-            needed = sum(self._missing(g, len(request.cache.blocks[g]), num_computed, total) for g in self._growing)
-        else:
-            needed = len(self._whole) * -(-total // self.block_size) - sum(
-                len(request.cache.blocks[g]) for g in self._whole
-            )
+        blocks = request.cache.blocks
+        needed = sum(one.num_missing(len(blocks[one.index]), num_computed, total) for one in self._growing)
         if needed + reserve > self.pool.num_free:
             return False
         self._grow(request, num_computed, total)
@@ -138,44 +164,40 @@ class KVCache:
 
     def add_block(self, request: Request) -> bool:
         """As `extend` by one block in each group; False (no change) without room, or where that is not all of it."""
-        if len(self._whole) < len(self._specs) or len(self._whole) > self.pool.num_free:
+        if not self._even or len(self._whole) > self.pool.num_free:
             return False
-        for group in self._whole:
-            request.cache.blocks[group] += self.pool.allocate(1)
+        for table in request.cache.blocks:
+            table += self.pool.allocate(1)
         return True
-
-    def _missing(self, group: int, have: int, num_computed: int, total: int) -> int:
-        first = self._specs[group].first_needed(num_computed) // self.block_size
-        return max(0, -(-total // self.block_size) - max(have, first))
 
     def _grow(self, request: Request, num_computed: int, total: int) -> None:
         for group in self._growing:
-            table = request.cache.blocks[group]
-            more = count = -(-total // self.block_size) - len(table)
-            if group in self._windowed:
-                count = self._missing(group, len(table), num_computed, total)
+            table = request.cache.blocks[group.index]
+            more = -(-total // group.block_size) - len(table)
+            count = group.num_missing(len(table), num_computed, total)
+            if more > count:
                 table.extend([0] * (more - count))
-            if count > 0:
+            if count:
                 table.extend(self.pool.allocate(count))
 
     def _trim(self, request: Request, num_computed: int) -> None:
         if request.transfer.unconfirmed:
             return  # should the load have failed, its blocks must still be in the table to tell whose they are
         for group in self._windowed:
-            first = self._specs[group].first_needed(num_computed) // self.block_size
-            start, table = request.cache.first_live[group], request.cache.blocks[group]
+            first = group.spec.first_needed(num_computed) // group.block_size
+            start, table = request.cache.first_live[group.index], request.cache.blocks[group.index]
             if start < first:
                 end = min(first, len(table))
                 self.pool.release(reversed(table[start:end]))
                 table[start:end] = [0] * (end - start)
-                request.cache.first_live[group] = end
+                request.cache.first_live[group.index] = end
 
     def free(self, request: Request) -> None:
         """Gives back all blocks of the request; published ones stay findable until they are reused."""
         for group, table in enumerate(request.cache.blocks):
-            self.pool.release(reversed(table))
+            self._states.get(group, self.pool).release(reversed(table))
             request.cache.blocks[group] = []
-        request.cache.first_live = [0] * len(self._specs)
+        request.cache.first_live = [0] * len(self.layout.groups)
         request.cache.num_published = 0
         request.transfer.forget()
 
@@ -196,11 +218,12 @@ class KVCache:
             return []
         hashes = self.block_hashes(request, count)
         made = []
-        for index in range(request.cache.num_published, count):
+        for place in range(request.cache.num_published, count):
             for group in self._growing:
-                block = request.cache.blocks[group][index]
-                if block and self.pool.publish(group, hashes[index], block):
-                    made.append((block, hashes[index]))
+                index, rest = divmod(place + 1, group.stride)
+                block = 0 if rest else request.cache.blocks[group.index][index - 1]
+                if block and self.pool.publish(group.index, hashes[place], block):
+                    made.append((block, hashes[place]))
         request.cache.num_published = count
         return made
 
@@ -209,8 +232,19 @@ class KVCache:
         for block, block_hash in publications:
             self.pool.withdraw(block, block_hash)
 
-    def withdraw_request(self, request: Request, first: int = 0) -> None:
-        """Makes the blocks of a request from index `first` on unfindable: their content is not to be trusted."""
-        for table in request.cache.blocks:
-            for block in table[first:]:
+    def withdraw_request(self, request: Request, num_tokens: int = 0) -> None:
+        """Makes all but the blocks of its first `num_tokens` unfindable: their content is not to be trusted."""
+        for group in self._growing:
+            for block in request.cache.blocks[group.index][num_tokens // group.block_size :]:
                 self.pool.withdraw(block)
+
+    def num_before(self, request: Request, bad: set[tuple[int, int]]) -> int | None:
+        """Tokens before the first of the request's blocks that is in `bad`, pairs (group, block); None: none is."""
+        blocks = request.cache.blocks
+        places = (
+            place * group.block_size
+            for group in self._growing
+            for place, block in enumerate(blocks[group.index])
+            if (group.index, block) in bad
+        )
+        return min(places, default=None)

@@ -11,7 +11,7 @@ class TransferState:
 
     `asks`: the connector is asked for its blocks. `loading`: it writes to them. `held`: it reads them after the
     request's end. `unconfirmed`: the launched step that fills some of them was not answered yet. `num_loaded`: computed
-    tokens whose blocks the request holds while it has no slot. `num_good_blocks`: those before the first that failed.
+    tokens whose blocks the request holds while it has no slot. `num_good`: tokens before the first block that failed.
     """
 
     asks: bool
@@ -19,7 +19,7 @@ class TransferState:
     held: bool = False
     unconfirmed: bool = False
     num_loaded: int = 0
-    num_good_blocks: int | None = None
+    num_good: int | None = None
 
     def give_up(self) -> None:
         """The request goes on without the connector."""
@@ -58,10 +58,10 @@ class TransferState:
         self.held = held
 
     def lose(self, first: int) -> None:
-        """Its block at that index failed to load."""
-        self.num_good_blocks = first if self.num_good_blocks is None else min(first, self.num_good_blocks)
+        """The block that begins with token `first` failed to load."""
+        self.num_good = first if self.num_good is None else min(first, self.num_good)
 
     def take_losses(self) -> int | None:
-        """The number of blocks before the first that failed to load, None where none did; told once."""
-        found, self.num_good_blocks = self.num_good_blocks, None
+        """The number of tokens before the first block that failed to load, None where none did; told once."""
+        found, self.num_good = self.num_good, None
         return found

@@ -38,7 +38,7 @@ class Transfers:
         """(tokens that can be loaded past `num_computed`, whether later); None: ask again in a later step."""
         if not self.active or self._silent or not request.transfer.asks or self._kv.holds_states:
             return 0, False
-        size = self._kv.block_size
+        grain = self._kv.layout.grain
         try:
             count, later = self.connector.matched_tokens(self._view(request), num_computed)
         except Exception:
@@ -46,7 +46,7 @@ class Transfers:
             return 0, False
         if count is None:
             return None, False
-        count = min(count, (request.num_tokens - 1) // size * size - num_computed) // size * size
+        count = min(count, (request.num_tokens - 1) // grain * grain - num_computed) // grain * grain
         return (count, later) if count > 0 else (0, False)
 
     def allocated(self, request: Request, num_computed: int, num_external: int) -> bool:
@@ -55,8 +55,9 @@ class Transfers:
         False: they will not be.
         """
         if self.active and num_external:
-            count = num_computed // self._kv.block_size
-            blocks = [table[:count] for table in request.cache.blocks]
+            groups = self._kv.layout.groups
+            tables = zip(request.cache.blocks, groups, strict=True)
+            blocks = [table[: group.blocks_for(num_computed)] for table, group in tables]
             try:
                 self.connector.allocated(self._view(request), blocks, num_external)
             except Exception:
@@ -113,11 +114,13 @@ class Transfers:
         request.transfer.give_up()
 
     def _view(self, request: Request) -> RequestView:
-        full = request.prompt_len // self._kv.block_size
+        layout = self._kv.layout
+        step = layout.grain // layout.block_size
+        full = request.prompt_len // layout.grain * step
         return RequestView(
             request_id=request.request_id,
             token_ids=request.token_ids[:],
-            block_hashes=self._kv.block_hashes(request, full)[:full],
+            block_hashes=self._kv.block_hashes(request, full)[step - 1 : full : step],
             prompt_len=request.prompt_len,
             cache_salt=request.source.salt,
             params=request.source.kv_transfer or {},

@@ -20,7 +20,7 @@ class Batch:
     """
 
     def __init__(self, num_slots: int, prefixes: SharedPrefixes | None = None) -> None:
-        self.prefixes = prefixes or SharedPrefixes(num_slots, 1, None)
+        self.prefixes = prefixes or SharedPrefixes(num_slots)
         self.slots = Slots(num_slots)
         self.num_computed = np.zeros(num_slots, np.int32)
         self.num_planned = np.zeros(num_slots, np.int32)

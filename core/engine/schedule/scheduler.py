@@ -62,16 +62,14 @@ class Scheduler:
         self._swaps = type(policy).gives_way is not SchedulerPolicy.gives_way
         self._limits = RequestLimits(config.scheduler, layout, max_model_len)
         self._max_in_flight = max_in_flight
-        self._hasher = BlockHasher(
-            config.cache.prefix_caching_hash_algo, numerics=layout.numerics, block_size=layout.block_size
-        )
+        self._hasher = BlockHasher(config.cache.prefix_caching_hash_algo, layout)
         self._kv = KVCache(layout, self._hasher, enable_prefix_caching=config.cache.enable_prefix_caching)
         fewest = config.attention.shared_prefix_min_tokens
         costs = prefix_costs if fewest is None else PrefixCosts(fewest, prefix_tile_rows) if fewest else None
         if not prefix_tile_rows or self._deterministic:
             costs = None
-        whole = self._kv.whole_groups if self._kv.caches_prefixes else []
-        prefixes = SharedPrefixes(self._config.max_num_seqs, layout.block_size, costs, whole)
+        whole = self._kv.whole_groups if self._kv.caches_prefixes else {}
+        prefixes = SharedPrefixes(self._config.max_num_seqs, costs, whole, layout.grain)
         self._batch = Batch(self._config.max_num_seqs, prefixes)
         self._waiting = WaitingQueue(policy)
         self._transfers = Transfers(connector, self._kv)
@@ -366,7 +364,7 @@ class Scheduler:
             running=len(self._batch),
             waiting=lifecycle.num_waiting,
             kv_usage=self._kv.pool.usage,
-            num_blocks=self._layout.num_blocks,
+            num_blocks=self._layout.pools[0],
             prefix_queries=admission.prefix_queries,
             prefix_hits=admission.prefix_hits,
             preemptions=lifecycle.num_preemptions,

@@ -1,34 +1,63 @@
-"""Which attention backend serves which layers, and where their caches are. Knows no request."""
+"""Which attention backend serves which layers, how large their blocks are, and where their caches lie.
+
+Knows no request.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ...config.tree import FrameConfig
-from ...interfaces.attention import AttentionBackend, AttentionSpec
+from ...interfaces.attention import AttentionBackend, AttentionSpec, CacheBackend
 from ...interfaces.connector import CacheView
 from ...interfaces.kv import KVLayout
+from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, plan_layout
+from ...interfaces.provider import Provider
 from ...interfaces.setup import BackendSetup
 from ...interfaces.step import PrefixCosts
-from ...layers.cached import CachedLayer
+from ...layers.cached import CachedLayer, Planner
 from ...ops import Ops
 from ...plugin_host.registry import Registry
 from .kv_memory import KVMemory
-from .model_loading import LoadedModel
+
+
+@dataclass(frozen=True)
+class PlannedLayers:
+    """Layers that share a plan in each step, of KV group number `group` (-1: they keep nothing).
+
+    `backend` serves them where they ask for one, and `name` is what users call it; else that of the first layer.
+    """
+
+    planner: Planner
+    backend: CacheBackend | None
+    name: str
+    group: int
+    layers: list[CachedLayer]
 
 
 @dataclass(frozen=True)
 class BoundLayers:
-    """One backend for each KV group, then one for each spec of the layers without a cache; their names and layers.
+    """All layers of a model by the plans of a step, in the order of these."""
 
-    `not_deterministic` says why one of them cannot give equal bits in any batch; "" when all can.
-    """
+    planned: list[PlannedLayers]
 
-    backends: list[AttentionBackend]
-    names: list[str]
-    layers: list[list[CachedLayer]]
-    not_deterministic: str = ""
+    @property
+    def planners(self) -> list[Planner]:
+        """Who makes each plan."""
+        return [one.planner for one in self.planned]
+
+    @property
+    def groups(self) -> list[int]:
+        """The KV group of each plan."""
+        return [one.group for one in self.planned]
+
+    @property
+    def backends(self) -> list[CacheBackend]:
+        """Those of layers that ask for one."""
+        return [one.backend for one in self.planned if one.backend is not None]
 
     @property
     def prefix_tile_rows(self) -> int:
@@ -42,46 +71,93 @@ class BoundLayers:
         return next((backend.prefix_costs for backend in self.backends if backend.prefix_costs is not None), None)
 
     def bind(self, memory: KVMemory) -> dict[str, CacheView]:
-        """Gives every layer its backend and its cache; returns the caches by layer."""
-        views: dict[str, CacheView] = {}
-        for index, (backend, layers) in enumerate(zip(self.backends, self.layers, strict=True)):
-            for layer in layers:
-                kept = layer.kv_spec() is not None
-                cache, block = memory.layer_block(layer.name, type(backend), backend.spec) if kept else (None, None)
-                layer.bind(cache, block, index, layer.planner(backend))
-                if cache is not None and block is not None:
-                    views[layer.name] = CacheView(cache, block, index)
+        """Gives every layer its planner and its cache; returns the caches by layer that connectors can move."""
+        views, caches = dict[str, CacheView](), memory.layer_bytes()
+        for index, one in enumerate(self.planned):
+            for layer in one.layers:
+                cache, block = caches.get(layer.name), None
+                if cache is not None and one.backend is not None:
+                    cache, block = memory.layer_block(layer.name, type(one.backend), one.backend.spec)
+                    views[layer.name] = CacheView(cache, block, one.group)
+                layer.bind(cache, block, index, one.planner)
         return views
 
 
-def choose_backends(
-    layout: KVLayout, loaded: LoadedModel, ops: Ops, config: FrameConfig, registry: Registry
-) -> BoundLayers:
-    """Builds the backends of a model; raises with each candidate's reasons."""
-    made = loaded.build.caches
-    groups = [[made[layer] for layer in group.layers] for group in layout.groups]
-    cacheless = [layer for layer in made.values() if layer.kv_spec() is None]
-    specs = {layer.backend_spec: 0 for layer in cacheless}
-    groups += [[layer for layer in cacheless if layer.backend_spec == spec] for spec in specs]
-    backends, names, not_deterministic = list[AttentionBackend](), list[str](), ""
-    for layers in groups:
-        spec = layers[0].backend_spec
+@dataclass(frozen=True)
+class ChosenBackends:
+    """A provider for each spec that layers have, and the layout that suits all, which has no blocks yet.
+
+    `not_deterministic` says why one of them cannot give equal bits in any batch; "" when all can.
+    """
+
+    layers: Mapping[str, CachedLayer]
+    providers: Mapping[AttentionSpec, Provider]
+    block_multiples: dict[str, int]
+    layout: KVLayout
+    not_deterministic: str
+    config: FrameConfig
+    registry: Registry
+
+    def build(self, layout: KVLayout, ops: Ops) -> BoundLayers:
+        """One backend for each group and spec, then one for each spec of the layers without a cache.
+
+        Layers without a spec plan for themselves, those of one class and KV spec together.
+        """
+        group_of = {layer: index for index, group in enumerate(layout.groups) for layer in group.layers}
+        shared: dict[tuple[int, object], list[CachedLayer]] = {}
+        for name in (*group_of, *(name for name in self.layers if name not in group_of)):
+            layer = self.layers[name]
+            asks = layer.backend_spec or (type(layer), layer.kv_spec())
+            shared.setdefault((group_of.get(name, -1), asks), []).append(layer)
+        planned = []
+        for (group, _), layers in shared.items():
+            first = layers[0]
+            if first.backend_spec is None:
+                planned.append(PlannedLayers(first.planner(None), None, first.name, group, layers))
+                continue
+            size = layout.groups[group].block_size if group >= 0 else AUTO_BLOCK_SIZE
+            provider, spec = self.providers[first.backend_spec], replace(first.backend_spec, block_size=size)
+            if reason := self.registry.resolve(provider).supports(spec):
+                raise ValueError(
+                    f"attention backend {provider.name!r} cannot serve blocks of {size} tokens, with which all blocks "
+                    f"of the KV cache are about equally large: {reason}; choose another backend"
+                )
+            backend: CacheBackend = self.registry.make("attention", provider, BackendSetup(spec, ops), self.config)
+            planned.append(PlannedLayers(first.planner(backend), backend, provider.name, group, layers))
+        return BoundLayers(planned)
+
+
+def choose_backends(layers: Mapping[str, CachedLayer], config: FrameConfig, registry: Registry) -> ChosenBackends:
+    """Chooses what serves a model's layers; raises with each candidate's reasons."""
+    providers: dict[AttentionSpec, Provider] = {}
+    multiples: dict[AttentionSpec, int] = {}
+    size, not_deterministic = config.cache.block_size, ""
+    for spec in dict.fromkeys(layer.backend_spec for layer in layers.values()):
         if spec is None:
-            raise ValueError(
-                f"layer {layers[0].name!r} names no backend_spec, and layers without one are not served yet"
-            )
-        provider = registry.select(
-            "attention", config.attention.attention_backend, partial(_against, spec=spec), partial(_rank, spec=spec)
-        )
-        if reason := registry.resolve(provider).supports(replace(spec, deterministic=True)):
+            continue
+        refuses = partial(_against, spec=spec, block_size=size)
+        provider = registry.select("attention", config.attention.attention_backend, refuses, partial(_rank, spec=spec))
+        chosen: type[CacheBackend] = registry.resolve(provider)
+        providers[spec], multiples[spec] = provider, chosen.block_multiple(spec)
+        if reason := _against(chosen, replace(spec, deterministic=True), size):
             not_deterministic = f"attention backend {provider.name!r}: {reason}"
-        backends.append(registry.make("attention", provider, BackendSetup(spec, ops), config))
-        names.append(provider.name)
-    return BoundLayers(backends, names, groups, not_deterministic)
+    kept = {name: kv_spec for name, layer in layers.items() if (kv_spec := layer.kv_spec()) is not None}
+    of_layers = {name: multiples[spec] for name in kept if (spec := layers[name].backend_spec) is not None}
+    layout = plan_layout(kept, size, of_layers)
+    return ChosenBackends(layers, providers, of_layers, layout, not_deterministic, config, registry)
 
 
-def _against(backend: type[AttentionBackend], spec: AttentionSpec) -> str | None:
-    return backend.supports(spec)
+def _against(backend: type[CacheBackend], spec: AttentionSpec, block_size: int) -> str | None:
+    """Why it cannot serve such layers in blocks of `block_size` tokens; 0: of as many as suit it."""
+    if not isinstance(spec, backend.spec_type):
+        return f"it serves {backend.spec_type.__name__}, not {type(spec).__name__}"
+    multiple = backend.block_multiple(spec)
+    if block_size % multiple:
+        return (
+            f"its blocks hold a multiple of {multiple} tokens, and block_size is {block_size}: set it to auto, or to "
+            f"{multiple}, or choose another backend"
+        )
+    return backend.supports(replace(spec, block_size=block_size or math.lcm(AUTO_BLOCK_SIZE, multiple)))
 
 
 def _rank(backend: type[AttentionBackend], spec: AttentionSpec) -> int | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from ...interfaces.attention import AttentionBackend
 from ...interfaces.model import LayerHooks, Model
 from ...interfaces.platform_steps import EagerGraphs, Graphs
+from .attention_binding import PlannedLayers
 
 
-def backend_reasons(backends: Sequence[AttentionBackend], names: Sequence[str]) -> list[str]:
-    """Why attention is against it; `names` [backends] are what users know them by."""
-    against = {name: 0 for backend, name in zip(backends, names, strict=True) if backend.needs_python}
-    return [f"attention backend {name!r} needs Python in each step" for name in against]
+def layer_reasons(planned: Iterable[PlannedLayers]) -> list[str]:
+    """Why those are that plan for layers with a cache."""
+    against = dict.fromkeys((one.backend is None, one.name) for one in planned if one.planner.needs_python)
+    return [f"{'layer' if own else 'attention backend'} {name!r} needs Python in each step" for own, name in against]
 
 
 def model_reasons(model: Model, *, pools: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""The KV cache's memory: the allocated pool, and the views of it that layers get.
+"""The KV cache's memory: the allocated pools, and the views of them that layers get.
 
 Knows block ids as numbers only; who owns them is the engine's business.
 """
@@ -8,32 +8,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...interfaces.attention import AttentionBackend, AttentionSpec, BlockFormat
+from ...interfaces.attention import AttentionSpec, BlockFormat, CacheBackend
 from ...interfaces.kv import KVLayout
+from ...interfaces.kv_layout import slot_bytes
 
 NULL_BLOCK = 0
 
 
 class KVMemory:
-    """The allocated pool: one piece of raw bytes per layer slot, `[num_blocks, page_bytes]`."""
+    """The allocated pools: of each one tensor of raw bytes for each layer slot, `[num_blocks, slot's bytes]`."""
 
     def __init__(self, layout: KVLayout, device: torch.device) -> None:
         self.layout = layout
-        shape = (layout.num_blocks, layout.page_bytes)
         # Zeroed: padding rows read the null block, and what they read must be finite.
-        self.slots = [torch.zeros(shape, dtype=torch.uint8, device=device) for _ in range(layout.num_slots)]
+        self.pools = [
+            [torch.zeros((count, width), dtype=torch.uint8, device=device) for width in slot_bytes(layout, pool)]
+            for pool, count in enumerate(layout.pools)
+        ]
 
     def layer_bytes(self) -> dict[str, Tensor]:
         """Layer name → uint8 [num_blocks, block_bytes]: what connectors move."""
         return {
-            layer: self.slots[index].narrow(1, 0, group.spec.block_bytes(group.block_size))
+            layer: self.pools[group.pool][index].narrow(1, 0, spec.block_bytes(group.block_size))
             for group in self.layout.groups
-            for index, layer in enumerate(group.layers)
+            for index, (layer, spec) in enumerate(zip(group.layers, group.specs, strict=True))
         }
 
-    def layer_block(
-        self, layer: str, backend: type[AttentionBackend], spec: AttentionSpec
-    ) -> tuple[Tensor, BlockFormat]:
+    def layer_block(self, layer: str, backend: type[CacheBackend], spec: AttentionSpec) -> tuple[Tensor, BlockFormat]:
         """The raw cache of one layer, uint8 [num_blocks, block_bytes], and how its backend lays out a block.
 
         Raises `ValueError` where the format does not fill a block.

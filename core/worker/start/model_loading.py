@@ -13,8 +13,7 @@ import torch
 from ...config.checkpoint import Checkpoint
 from ...config.model_config import ModelConfig
 from ...config.tree import FrameConfig
-from ...interfaces.kv import AnyKVSpec, KVLayout
-from ...interfaces.kv_layout import group_layers, plan_layout
+from ...interfaces.kv import AnyKVSpec
 from ...interfaces.model import Groups, Model
 from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
@@ -24,16 +23,18 @@ from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
 from ...plugin_host.model_choice import model_provider
 from ...plugin_host.registry import Registry
+from .numerics import model_digest
 
 KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights in place, and how long that took."""
+    """A model with its weights in place, its `model_digest`, and how long that took."""
 
     model: Model
     build: ModelBuild
+    digest: str
     weights_bytes: int
     seconds: float
 
@@ -41,10 +42,6 @@ class LoadedModel:
         """What each layer keeps that keeps something, by name."""
         specs = {name: layer.kv_spec() for name, layer in self.build.caches.items()}
         return {name: spec for name, spec in specs.items() if spec is not None}
-
-    def plan_layout(self, block_size: int) -> KVLayout:
-        """How a KV cache of these layers is laid out; it has no blocks yet."""
-        return plan_layout(group_layers(self.kv_specs(), block_size))
 
 
 def compiled(loaded: LoadedModel, steps: Steps) -> LoadedModel:
@@ -68,7 +65,8 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
         load_weights(model, loader, platform.streams().fill)
     model.requires_grad_(False)
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    return LoadedModel(model.eval(), build, weights_bytes, time.perf_counter() - start)
+    digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype))
+    return LoadedModel(model.eval(), build, digest, weights_bytes, time.perf_counter() - start)
 
 
 def build_model(
@@ -84,7 +82,6 @@ def build_model(
         device=platform.device,
         ops=platform.ops(),
         groups=Groups.single(),
-        block_size=config.cache.block_size,
         kv_dtype=dtype if kv_name == "auto" else KV_DTYPES.get(kv_name) or getattr(torch, kv_name),
         device_type=platform.device_type,
         deterministic=config.model.deterministic,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +41,8 @@ class NoAttention(AttentionBackend):
 def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedModel, platform: Platform) -> None:
     """A forward pass of the most tokens, then logits and draws for the most rows, each with all that sampling may add.
 
-    Attention's own workspace is small beside the products' and is not part of it.
+    Attention's own workspace is small beside the products' and is not part of it. Layers that plan for themselves work
+    on one row of all tokens, whose state lies in a cache of its own.
     """
     num_tokens = min(config.scheduler.max_num_batched_tokens, max(checkpoint.max_model_len, 1) * 64)
     speculation = config.speculation
@@ -50,11 +51,19 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     device, ops = platform.device, platform.ops()
     none = torch.empty(0, dtype=torch.int32, device=device)
     no_rows = GroupBatch(num_tokens, none, none, none.view(0, 0), none.long(), _NO_LENGTHS, _NO_LENGTHS, 0, 0)
+    plans, batches = list[Any]([None]), [no_rows]
     for layer in loaded.build.caches.values():
-        layer.bind(None, None, 0, NoAttention(BackendSetup(cast("AttentionSpec", layer.backend_spec), ops)))
+        if layer.backend_spec is not None:
+            layer.bind(None, None, 0, NoAttention(BackendSetup(layer.backend_spec, ops)))
+        elif (kept := layer.kv_spec()) is not None:
+            planner, row = layer.planner(None), _one_row(num_tokens, device)
+            memory = torch.zeros((2, kept.block_bytes(0)), dtype=torch.uint8, device=device)
+            layer.bind(memory, None, len(plans), planner)
+            plans.append(planner.plan(row))
+            batches.append(row)
     ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     positions = torch.arange(num_tokens, device=device) % checkpoint.max_model_len
-    hidden = loaded.model(ModelInputs(positions[None], ids), ForwardStep(plans=[None], batches=[no_rows]))
+    hidden = loaded.model(ModelInputs(positions[None], ids), ForwardStep(plans=plans, batches=batches))
     if checkpoint.pooling is not None:
         platform.streams().synchronize()
         return
@@ -63,3 +72,22 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     scores = logits / 2.0  # what temperature and filters copy
     ops.draw(scores, torch.ones(num_rows, device=device), zeros, zeros)
     platform.streams().synchronize()
+
+
+def _one_row(num_tokens: int, device: torch.device) -> GroupBatch:
+    """All tokens in one row that begins, as a group of states sees it."""
+    length = torch.tensor([num_tokens], dtype=torch.int32, device=device)
+    host = np.array([num_tokens], np.int32)
+    block = torch.ones((1, 1), dtype=torch.int32, device=device)
+    slots = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    return GroupBatch(
+        num_tokens=num_tokens,
+        query_start=torch.cat((length - num_tokens, length)),
+        seq_lens=length,
+        block_table=block,
+        slot_mapping=slots,
+        host_query_lens=host,
+        host_seq_lens=host,
+        max_query_len=num_tokens,
+        max_seq_len=num_tokens,
+    )

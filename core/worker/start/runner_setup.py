@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ...config.checkpoint import Checkpoint
 from ...config.tree import FrameConfig
-from ...interfaces.attention import AttentionBackend
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.logits import LogitsProcessor
@@ -23,6 +22,7 @@ from ..step.prefix_tiles import PrefixTiles
 from ..step.request_state import RequestTables
 from ..step.runner import Runner
 from ..step.speculation import make_speculation
+from .attention_binding import BoundLayers
 
 
 class RunnerSetup:
@@ -38,7 +38,7 @@ class RunnerSetup:
         self,
         layout: KVLayout,
         model: Model,
-        backends: Sequence[AttentionBackend],
+        bound: BoundLayers,
         steps: Steps,
         connector: ConnectorWorker,
         processors: Sequence[LogitsProcessor],
@@ -46,7 +46,7 @@ class RunnerSetup:
         """A runner with empty slots."""
         config, platform, checkpoint = self._config, self._platform, self._checkpoint
         max_slots, max_len = config.scheduler.max_num_seqs, checkpoint.max_model_len
-        max_blocks, num_groups = -(-(max_len + 1) // layout.block_size), len(layout.groups)
+        max_blocks = [group.blocks_for(max_len + 1) for group in layout.groups]
         device = Device(
             platform.ops(),
             platform.streams(),
@@ -55,22 +55,22 @@ class RunnerSetup:
             graphs=steps.graphs,
             deterministic=config.model.deterministic,
         )
-        tables = RequestTables(device, max_slots, max_len + 1, num_groups, max_blocks)
+        tables = RequestTables(device, max_slots, max_len + 1, max_blocks)
         max_tokens = config.scheduler.max_num_batched_tokens
         sampler = Sampler(device, max_slots, checkpoint.vocab_size, config.model.logprobs_mode, processors)
-        sharing = [backend for backend in backends if backend.shares_prefixes]
         return Runner(
             device=device,
             model=model,
             layout=layout,
-            backends=backends,
+            planners=bound.planners,
+            plan_groups=bound.groups,
             tables=tables,
-            buffers=StepBuffers.allocate(max_tokens, max_slots, max_blocks, num_groups, platform.device),
+            buffers=StepBuffers.allocate(max_tokens, max_slots, max_blocks, platform.device),
             sampler=sampler,
             speculation=make_speculation(config, self._registry, device, sampler, tables.token_ids),
             connector=connector,
             pooling=self._make_pooling(model),
-            prefixes=PrefixTiles(device, max_slots, next((one.prefix_tile_rows for one in sharing), 16)),
+            prefixes=PrefixTiles(device, max_slots, bound.prefix_tile_rows or 16),
         )
 
     def _make_pooling(self, model: Model) -> NullPooling:

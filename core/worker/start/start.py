@@ -12,7 +12,7 @@ from typing import TypeVar
 from ...config.tree import FrameConfig
 from ...interfaces.executor import WorkerDescription, WorkerFacts, WorkerReady
 from ...interfaces.kv import KVLayout
-from ...interfaces.kv_layout import full_bytes
+from ...interfaces.kv_layout import full_bytes, pool_bytes
 from ...interfaces.mesh import Placement
 from ...interfaces.model import Model
 from ...interfaces.platform import MemorySnapshot, Platform
@@ -21,7 +21,7 @@ from ...plugin_host.registry import Registry
 from ..pooling.pooling import Pooling
 from ..sample.processors import load_processors
 from ..step.runner import Runner
-from .attention_binding import BoundLayers, choose_backends
+from .attention_binding import BoundLayers, ChosenBackends, choose_backends
 from .graph_choice import choose_graphs, hook_reasons
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel, compiled, load_model
@@ -60,7 +60,7 @@ class _Loaded:
     opened: OpenDevice
     weights: Model
     model: LoadedModel
-    bound: BoundLayers
+    chosen: ChosenBackends
     described: WorkerDescription
 
 
@@ -91,20 +91,26 @@ class WorkerStart:
         weights = loaded.model
         memory.claim("weights", list(weights.parameters()))
         loaded = compiled(loaded, opened.steps)
-        kv_bytes = self._timed("kernels", lambda: _prepared_bytes(opened, loaded, before))
-        layout = loaded.plan_layout(config.cache.block_size)
-        bound = choose_backends(layout, loaded, opened.platform.ops(), config, opened.registry)
+        chosen = choose_backends(loaded.build.caches, config, opened.registry)
+        kv_bytes = self._timed("kernels", lambda: _prepared_bytes(opened, loaded, chosen, before))
+        bound = chosen.build(chosen.layout, opened.platform.ops())
         described = WorkerDescription(
             platform=opened.platform.device_type,
             dtype=opened.dtype,
-            attention=bound.names,
-            not_deterministic=bound.not_deterministic or opened.not_deterministic,
+            attention=[one.name for one in bound.planned if one.backend is not None],
+            not_deterministic=chosen.not_deterministic or opened.not_deterministic,
             prefix_tile_rows=bound.prefix_tile_rows,
             prefix_costs=bound.prefix_costs,
         )
-        self._loaded = _Loaded(opened, weights, loaded, bound, described)
+        self._loaded = _Loaded(opened, weights, loaded, chosen, described)
         return WorkerFacts(
-            kv_specs=loaded.kv_specs(), kv_bytes=kv_bytes, digest=_digest(self._loaded, layout), described=described
+            kv_specs=loaded.kv_specs(),
+            kv_bytes=kv_bytes,
+            pool_bytes=pool_bytes(chosen.layout),
+            block_multiples=chosen.block_multiples,
+            digest=_digest(self._loaded, bound),
+            model=loaded.digest,
+            described=described,
         )
 
     def allocate(self, layout: KVLayout) -> tuple[Started, WorkerReady]:
@@ -135,10 +141,10 @@ class WorkerStart:
         return value
 
 
-def _prepared_bytes(opened: OpenDevice, loaded: LoadedModel, before: MemorySnapshot) -> int:
+def _prepared_bytes(opened: OpenDevice, loaded: LoadedModel, chosen: ChosenBackends, before: MemorySnapshot) -> int:
     """Bytes for the KV cache, after kernels are prepared and recordings and the largest step have been tried."""
     config, checkpoint, platform = opened.config, opened.checkpoint, opened.platform
-    cache, trial = config.cache, TrialSteps(opened, loaded)
+    cache, trial = config.cache, TrialSteps(opened, loaded, chosen)
     opened.steps.kernels.prepare(trial.run)
     sized = cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override
     reserved = 0 if sized or isinstance(opened.steps.graphs, EagerGraphs) else trial.reserve()
@@ -147,13 +153,12 @@ def _prepared_bytes(opened: OpenDevice, loaded: LoadedModel, before: MemorySnaps
         profile_step(config, checkpoint, loaded, platform)
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes
-    layout = loaded.plan_layout(cache.block_size)
-    needed = full_bytes(layout, config.scheduler.max_num_seqs, checkpoint.max_model_len)
+    needed = full_bytes(chosen.layout, config.scheduler.max_num_seqs, checkpoint.max_model_len)
     share = cache.gpu_memory_utilization
     return platform.memory().kv_bytes(before, share, loaded.weights_bytes, needed) - reserved
 
 
-def _digest(loaded: _Loaded, layout: KVLayout) -> str:
+def _digest(loaded: _Loaded, bound: BoundLayers) -> str:
     """What decides the bits of this worker's blocks, see `block_numerics`."""
     described, opened = loaded.described, loaded.opened
     facts = {
@@ -163,15 +168,16 @@ def _digest(loaded: _Loaded, layout: KVLayout) -> str:
         "dtype": described.dtype,
         "attention": described.attention,
     }
-    return block_numerics(loaded.model.model, layout, loaded.bound.backends[: len(layout.groups)], facts)
+    return block_numerics(loaded.chosen.layout, bound.backends, facts)
 
 
 def _with_cache(loaded: _Loaded, layout: KVLayout) -> tuple[KVMemory, Runner]:
-    opened, bound = loaded.opened, loaded.bound
+    opened = loaded.opened
     config, platform = opened.config, opened.platform
+    bound = loaded.chosen.build(layout, platform.ops())
     with platform.memory().pool("kv_cache"):
         memory = KVMemory(layout, platform.device)
-    platform.memory().claim("kv_cache", memory.slots)
+    platform.memory().claim("kv_cache", [slot for pool in memory.pools for slot in pool])
     views = bound.bind(memory)
     connector = opened.connector(layout, config.transfer.kv_connector)
     connector.register(views)
@@ -182,7 +188,7 @@ def _with_cache(loaded: _Loaded, layout: KVLayout) -> tuple[KVMemory, Runner]:
     steps = replace(opened.steps, graphs=choose_graphs(opened.steps.graphs, against))
     processors = load_processors(config, opened.registry, platform.device)
     setup = RunnerSetup(config, opened.registry, platform, opened.checkpoint)
-    return memory, setup.make(layout, loaded.model.model, bound.backends, steps, connector, processors)
+    return memory, setup.make(layout, loaded.model.model, bound, steps, connector, processors)
 
 
 def _record(runner: Runner) -> None:

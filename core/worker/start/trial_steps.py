@@ -8,9 +8,9 @@ from ...interfaces.kv_layout import with_blocks
 from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
 from ..step.runner import Runner
-from .attention_binding import BoundLayers, choose_backends
+from .attention_binding import BoundLayers, ChosenBackends, choose_backends
 from .distinct_layers import distinct_layers
-from .graph_choice import backend_reasons, model_reasons
+from .graph_choice import layer_reasons, model_reasons
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel, build_model, compiled
 from .open_device import OpenDevice
@@ -21,9 +21,10 @@ from .warm_up import warm_up
 class TrialSteps:
     """A runner of its own, made when it is first used."""
 
-    def __init__(self, opened: OpenDevice, loaded: LoadedModel) -> None:
+    def __init__(self, opened: OpenDevice, loaded: LoadedModel, chosen: ChosenBackends) -> None:
         self._opened = opened
         self._loaded = loaded
+        self._chosen = chosen
         self._made: tuple[Runner, BoundLayers] | None = None
 
     def run(self) -> None:
@@ -33,7 +34,7 @@ class TrialSteps:
         scheduler = opened.config.scheduler
         sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, opened.checkpoint.max_model_len
         shares = opened.config.attention.shared_prefix_min_tokens != 0 and bound.prefix_tile_rows > 0
-        may = not (opened.not_deterministic or bound.not_deterministic)
+        may = not (opened.not_deterministic or self._chosen.not_deterministic)
         try:
             with distinct_layers(self._loaded.model):
                 warm_up(runner, *sizes, deterministic=may, shares_prefixes=shares, thorough=thorough)
@@ -52,12 +53,12 @@ class TrialSteps:
     def _make(self) -> tuple[Runner, BoundLayers]:
         if self._made is None:
             opened, loaded = self._opened, self._loaded
-            layout = with_blocks(loaded.plan_layout(opened.config.cache.block_size), 0, 2)
-            bound = choose_backends(layout, loaded, opened.platform.ops(), opened.config, opened.registry)
+            layout = with_blocks(self._chosen.layout, 0, 2)
+            bound = self._chosen.build(layout, opened.platform.ops())
             bound.bind(KVMemory(layout, opened.platform.device))
             setup = RunnerSetup(opened.config, opened.registry, opened.platform, opened.checkpoint)
             steps, connector = Steps(shapes=opened.steps.shapes), opened.connector(layout, None)
-            self._made = setup.make(layout, loaded.model, bound.backends, steps, connector, []), bound
+            self._made = setup.make(layout, loaded.model, bound, steps, connector, []), bound
         return self._made
 
 
@@ -66,11 +67,12 @@ def rehearse(opened: OpenDevice, platform: Platform) -> None:
     opened = replace(opened, platform=platform, steps=platform.steps())
     model, build = build_model(opened.config, opened.checkpoint, platform, opened.registry)
     model.finish_load()
-    loaded = LoadedModel(model.requires_grad_(False).eval(), build, 0, 0.0)
-    TrialSteps(opened, compiled(loaded, opened.steps)).run()
+    loaded = LoadedModel(model.requires_grad_(False).eval(), build, "", 0, 0.0)
+    chosen = choose_backends(build.caches, opened.config, opened.registry)
+    TrialSteps(opened, compiled(loaded, opened.steps), chosen).run()
 
 
 def against_recording(opened: OpenDevice, loaded: LoadedModel, bound: BoundLayers) -> list[str]:
     """Why no step is recorded, whatever moves blocks; none when steps may be."""
     pools = opened.checkpoint.pooling is not None
-    return model_reasons(loaded.model, pools=pools) + backend_reasons(bound.backends, bound.names)
+    return model_reasons(loaded.model, pools=pools) + layer_reasons(bound.planned)

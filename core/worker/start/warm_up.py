@@ -18,7 +18,7 @@ from ...interfaces.pooling_params import PoolingParams
 from ...interfaces.sampling import SamplingParams
 from ...interfaces.step import NewRequest, StepPlan, TokenMasks
 from ..step.runner import Runner
-from .graph_choice import backend_reasons, model_reasons
+from .graph_choice import model_reasons
 
 #: Block that the requests read and write; it stays free, so what they leave in it is nobody's.
 _BLOCK = 1
@@ -81,7 +81,7 @@ def warm_up(
 
 def _takes_padding(runner: Runner, kinds: Sequence[PoolingParams]) -> bool:
     """Whether there are decodes, and whether they can be padding alone, as they must where steps are recorded."""
-    against = backend_reasons(runner.backends, [""] * len(runner.backends))
+    against = any(planner.needs_python for planner in runner.planners)
     return not (against or model_reasons(runner.model, pools=bool(kinds)))
 
 
@@ -175,15 +175,13 @@ def _batched(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def _request(runner: Runner, kinds: Sequence[PoolingParams], slot: int, feature: int, length: int) -> NewRequest:
-    layout = runner.layout
-    blocks = np.full(-(-(length + 4) // layout.block_size), _BLOCK, np.int32)
     return NewRequest(
         slot=slot,
         request_id=f"warm-up-{slot}",
         token_ids=np.arange(length, dtype=np.int32) % 3,
         prompt_len=length,
         num_computed=0,
-        block_ids=[blocks for _ in layout.groups],
+        block_ids=[np.full(group.blocks_for(length + 4), _BLOCK, np.int32) for group in runner.layout.groups],
         params=SamplingParams(max_tokens=16, **({} if kinds else _FEATURES[feature])),
         seed=1,
         pooling=kinds[feature % len(kinds)] if kinds else None,

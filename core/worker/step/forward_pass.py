@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...interfaces.attention import AttentionBackend
 from ...interfaces.model import ForwardStep, LayerHooks, Model, ModelInputs
 from ...interfaces.platform_steps import StepShape
-from ...layers.cached import CachedLayer
+from ...layers.cached import CachedLayer, Planner
 from ...ops.step import StepBuffers
 from .prefix_tiles import PrefixTiles
 from .step_inputs import StepInputs
@@ -21,13 +20,13 @@ from .step_inputs import StepInputs
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Implements `Forward` for inputs in the runner's buffers; `backends[g]` plans for group g of `inputs.batches()`.
+    """Implements `Forward` for inputs in the runner's buffers; `planners[i]` plans for number i of `inputs.batches()`.
 
     `segments` says which text of a pair each token is of, once the positions are there.
     """
 
     model: Model
-    backends: Sequence[AttentionBackend]
+    planners: Sequence[Planner]
     inputs: StepInputs
     hooks: LayerHooks
     segments: Callable[[], Tensor | None]
@@ -35,7 +34,7 @@ class ForwardPass:
     def step(self) -> ForwardStep:
         self.inputs.fill()
         batches = self.inputs.batches()
-        plans = [backend.plan(batch) for backend, batch in zip(self.backends, batches, strict=True)]
+        plans = [planner.plan(batch) for planner, batch in zip(self.planners, batches, strict=True)]
         return ForwardStep(plans=plans, batches=batches, hooks=self.hooks)
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:

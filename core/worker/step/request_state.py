@@ -6,6 +6,8 @@ sampling parameter (the sampler keeps its own) and no scheduling.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -56,15 +58,15 @@ class StagedRows:
 
 
 class RequestTables:
-    """`token_ids` int32 [R, max_len] and, for each KV group, one of `blocks` int32 [R, max_blocks].
+    """`token_ids` int32 [R, max_len] and, for each KV group, one of `blocks` int32 [R, most blocks of a request].
 
     A row of `token_ids` holds prompt, generated tokens and, behind the newest, whatever an older request left; only
     what lies before a request's known length is ever read.
     """
 
-    def __init__(self, device: Device, max_slots: int, max_len: int, num_groups: int, max_blocks: int) -> None:
+    def __init__(self, device: Device, max_slots: int, max_len: int, max_blocks: Sequence[int]) -> None:
         self.token_ids = device.zeros(max_slots, max_len, dtype=torch.int32)
-        self.blocks = [device.zeros(max_slots, max_blocks, dtype=torch.int32) for _ in range(num_groups)]
+        self.blocks = [device.zeros(max_slots, width, dtype=torch.int32) for width in max_blocks]
         self._staged_tokens = StagedRows(device, self.token_ids)
         self._staged_blocks = [StagedRows(device, table) for table in self.blocks]
 

@@ -17,12 +17,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...interfaces.attention import AttentionBackend
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.model import LayerHooks, Model
 from ...interfaces.platform_steps import NO_ROWS, StepShape
 from ...interfaces.step import StepPlan, TransferReport
+from ...layers.cached import Planner
 from ...ops.step import StepBuffers
 from ..device import Device
 from ..pooling.pooling import NullPooling
@@ -62,7 +62,8 @@ class Runner:
         device: Device,
         model: Model,
         layout: KVLayout,
-        backends: Sequence[AttentionBackend],
+        planners: Sequence[Planner],
+        plan_groups: Sequence[int],
         tables: RequestTables,
         buffers: StepBuffers,
         sampler: Sampler,
@@ -74,15 +75,15 @@ class Runner:
         self.device = device
         self.model = model
         self.layout = layout
-        self.backends = backends
+        self.planners = planners
         self.tables = tables
         self.inputs = InputBuilder(
             device,
             tables,
             buffers,
             correct=speculation.correct,
-            block_size=layout.block_size,
-            num_cacheless=len(backends) - len(layout.groups),
+            groups=layout.groups,
+            plan_groups=plan_groups,
             prefixes=prefixes,
         )
         self.sampler = sampler
@@ -162,7 +163,7 @@ class Runner:
         graphs = self.device.graphs
         if graphs.checks_inputs and graphs.records(shape, "forward"):
             self.recorded_inputs.check(shape)
-        return graphs.run(shape, "forward", ForwardPass(self.model, self.backends, inputs, hooks, segments))
+        return graphs.run(shape, "forward", ForwardPass(self.model, self.planners, inputs, hooks, segments))
 
     @torch.inference_mode()
     def run_dummy(self, shape: StepShape) -> None:

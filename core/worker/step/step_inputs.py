@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ...interfaces.attention import GroupBatch, SharedPrefix
+from ...interfaces.kv import KVGroup
 from ...interfaces.platform_steps import StepShape
 from ...interfaces.step import PrefixRows, StepPlan
 from ...ops.step import StepBuffers, StepSizes
@@ -20,12 +21,15 @@ from ..device import Device
 from .prefix_tiles import PrefixTiles
 from .request_state import RequestTables
 
+#: A state's block stands for more tokens than any request has.
+STATE_SPAN = 1 << 30
+
 
 @dataclass
 class StepInputs:
     """T tokens of B rows. `input_ids` int32 [T], `positions` int64 [T]: what lies there once `fill` was called.
 
-    `batches` gives the rows as each KV group sees them. `rows` and `slots` int32 [S] are, on the device, the last token
+    `batches` gives the rows as each plan sees them. `rows` and `slots` int32 [S] are, on the device, the last token
     and the slot of each row that samples (`rows` None: the first S tokens, in order); `lengths` int32 [S] tokens known
     then: the position to be drawn; `host_slots` the same slots on the host. Where the shape pads what samples, those
     behind the last of `host_slots` have token 0, slot -1 and length 0.
@@ -61,8 +65,9 @@ class _Views:
 class InputBuilder:
     """Builds the inputs of one worker's steps, in buffers that never move.
 
-    `num_cacheless` plans are made besides those of KV groups. `correct` makes the plan's counts exact on the device:
-    int32 [3, padded rows] slots, tokens computed, tokens scheduled; rows that fill up have slot 0 and none of either.
+    `groups` are the KV groups, and `plan_groups` names that of each plan, -1 for layers that keep nothing. `correct`
+    makes the plan's counts exact on the device: int32 [3, padded rows] slots, tokens computed, tokens scheduled; rows
+    that fill up have slot 0 and none of either.
     """
 
     def __init__(
@@ -72,18 +77,19 @@ class InputBuilder:
         buffers: StepBuffers,
         *,
         correct: Callable[[Tensor], None],
-        block_size: int,
-        num_cacheless: int = 0,
+        groups: Sequence[KVGroup],
+        plan_groups: Sequence[int],
         prefixes: PrefixTiles | None = None,
     ) -> None:
         self.buffers = buffers
         self._device = device
         self._tables = tables
         self._correct = correct
-        self._block_size = block_size
+        self._plan_groups = plan_groups
+        self._block_sizes = [group.block_size or STATE_SPAN for group in groups]
         self._prefixes = prefixes
         nothing = buffers.query_start.new_empty(0)
-        self._cacheless = [(nothing.view(0, 0), nothing)] * num_cacheless
+        self._cacheless = nothing.view(0, 0), nothing
         # decode steps follow one another in the same sizes, and cutting a tensor costs more than what is cut from it
         self._cut: tuple[tuple[int, int, int], _Views] | None = None
 
@@ -143,22 +149,23 @@ class InputBuilder:
     def _longest(self, shape: StepShape) -> int:
         return shape.max_seq_len or self._tables.token_ids.shape[1]
 
-    def _max_blocks(self, shape: StepShape) -> int:
-        return -(-self._longest(shape) // self._block_size)
+    def _max_blocks(self, shape: StepShape) -> list[int]:
+        return [-(-self._longest(shape) // size) for size in self._block_sizes]
 
     def _fill(self, views: _Views, shape: StepShape) -> None:
-        sizes = StepSizes(shape.padded_tokens, self._max_blocks(shape), self._block_size)
+        sizes = StepSizes(shape.padded_tokens, self._max_blocks(shape), self._block_sizes)
         self._device.ops.build_inputs(self.buffers, self._tables.token_ids, self._tables.blocks, views.rows, sizes)
 
     def _batches(
         self, views: _Views, shape: StepShape, rows: np.ndarray, prefix: SharedPrefix | None, deterministic: bool
     ) -> list[GroupBatch]:
-        """What the buffers hold, as each KV group's backend sees it, then those of layers without a cache."""
-        seq_lens, max_blocks = rows[1] + rows[2], self._max_blocks(shape)
+        """What the buffers hold, as who makes each plan sees it."""
+        seq_lens = rows[1] + rows[2]
         max_query_len = max(int(rows[2].max(initial=0)), shape.max_query_len)
         max_seq_len = max(int(seq_lens.max(initial=0)), shape.max_seq_len)
-        tables = [table[: shape.padded_rows, :max_blocks] for table in self.buffers.tables]
-        groups = zip(tables, views.mappings, strict=True)
+        widths = zip(self.buffers.tables, self._max_blocks(shape), strict=True)
+        tables = [table[: shape.padded_rows, :width] for table, width in widths]
+        groups = [*zip(tables, views.mappings, strict=True), self._cacheless]
         return [
             GroupBatch(
                 num_tokens=shape.padded_tokens,
@@ -173,7 +180,7 @@ class InputBuilder:
                 deterministic=deterministic,
                 prefix=prefix,
             )
-            for table, mapping in (*groups, *self._cacheless)
+            for table, mapping in (groups[group] for group in self._plan_groups)
         ]
 
     def _views(self, shape: StepShape, batch: int) -> _Views:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from frame.interfaces import KVLayout
+from frame.interfaces import KVLayout, pool_bytes
 
 from .prediction import Prediction
 
@@ -33,8 +33,8 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
             "available_bytes": one.budget.kv_bytes if one.shape.kv_specs else 0,
             "set_by": one.budget.rule if one.shape.kv_specs else None,
             "block_size": layout.block_size if layout else None,
-            "num_blocks": layout.num_blocks if layout else 0,
-            "num_bytes": layout.num_blocks * layout.page_bytes * layout.num_slots if layout else 0,
+            "num_blocks": layout.pools[0] if layout else 0,
+            "num_bytes": layout.pools[0] * pool_bytes(layout)[0] if layout else 0,
             "bytes_per_token": bytes_per_token(layout) if layout else None,
             "groups": _groups(layout) if layout else [],
         },
@@ -59,16 +59,17 @@ def _capacity_tokens(one: Prediction) -> int:
         return one.sizes.max_num_batched_tokens
     if one.layout is None:
         return 0
-    return (one.layout.num_blocks - 1) // max(1, len(one.layout.groups)) * one.layout.block_size
+    each = sum(one.layout.grain // group.block_size for group in one.layout.groups)
+    return (one.layout.pools[0] - 1) // each * one.layout.grain
 
 
 def _groups(layout: KVLayout) -> list[dict[str, Any]]:
     return [
         {
             "layers": len(group.layers),
-            "kind": type(group.spec).__name__,
-            "window": getattr(group.spec, "window", None),
-            "bytes_per_token": len(group.layers) * group.spec.block_bytes(layout.block_size) // layout.block_size,
+            "kind": type(group.specs[0]).__name__,
+            "window": getattr(group.specs[0], "window", None),
+            "bytes_per_token": sum(spec.block_bytes(group.block_size) for spec in group.specs) // group.block_size,
         }
         for group in layout.groups
     ]
@@ -76,4 +77,4 @@ def _groups(layout: KVLayout) -> list[dict[str, Any]]:
 
 def bytes_per_token(layout: KVLayout) -> int:
     """What one more token of a request takes, over all groups, while every group still keeps it."""
-    return len(layout.groups) * layout.page_bytes * layout.num_slots // layout.block_size
+    return int(sum(pool_bytes(layout)[0] / group.block_size for group in layout.groups))

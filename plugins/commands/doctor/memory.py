@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from frame.interfaces import DTYPE_BYTES, KVLayout, full_bytes
+from frame.interfaces import DTYPE_BYTES, KVLayout, full_bytes, pool_bytes
 from frame.settings import Checkpoint, ConfigError, FrameConfig
 
 from .layers import Shape
@@ -79,7 +79,7 @@ def kv_budget(
 ) -> Budget:
     """How many bytes the KV cache gets, and which rule says so."""
     cache = config.cache
-    per_block = empty.page_bytes * empty.num_slots
+    per_block = pool_bytes(empty)[0]
     if cache.num_gpu_blocks_override is not None:
         return Budget(cache.num_gpu_blocks_override * per_block, "num_gpu_blocks_override")
     if cache.kv_cache_memory_bytes is not None:

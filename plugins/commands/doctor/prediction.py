@@ -11,7 +11,6 @@ from frame.interfaces import (
     DTYPE_BYTES,
     KVLayout,
     blocks_needed,
-    group_layers,
     max_request_len,
     plan_layout,
     with_blocks,
@@ -58,7 +57,7 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
     else:
         weights = estimate_weights(checkpoint, shape, DTYPE_BYTES[checkpoint.dtype])
     weights_bytes = weights.elements * DTYPE_BYTES[sizes.dtype]
-    empty = plan_layout(group_layers(shape.kv_specs, config.cache.block_size))
+    empty = plan_layout(shape.kv_specs, config.cache.block_size)
     budget = kv_budget(config, device, sizes, shape, weights_bytes, empty, checkpoint.vocab_size)
     layout: KVLayout | None = None
     try:
@@ -73,7 +72,7 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
     else:
         fits_len = max_request_len(layout, sizes.max_model_len)
         needed = blocks_needed(layout, max(1, sizes.max_model_len - 1))
-        full = (layout.num_blocks - 1) / needed if needed else float(sizes.max_num_seqs)
+        full = (layout.pools[0] - 1) / needed if needed else float(sizes.max_num_seqs)
     return Prediction(
         checkpoint=checkpoint,
         device=device,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         AttentionBackend as AttentionBackend,
         AttentionSpec as AttentionSpec,
         BlockFormat as BlockFormat,
+        CacheBackend as CacheBackend,
         GroupBatch as GroupBatch,
         LayerParams as LayerParams,
         SharedPrefix as SharedPrefix,
@@ -73,13 +74,14 @@ if TYPE_CHECKING:
         LatentKV as LatentKV,
         SlidingKV as SlidingKV,
         StateKV as StateKV,
+        TokenKV as TokenKV,
     )
     from frame.core.interfaces.kv_layout import (
         blocks_needed as blocks_needed,
         full_bytes as full_bytes,
-        group_layers as group_layers,
         max_request_len as max_request_len,
         plan_layout as plan_layout,
+        pool_bytes as pool_bytes,
         with_blocks as with_blocks,
     )
     from frame.core.interfaces.loader import (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, GroupBatch, LayerParams
-from frame.core.interfaces.kv import AnyKVSpec, FullKV, KVGroup, SlidingKV
+from frame.core.interfaces.kv import AnyKVSpec, FullKV, SlidingKV
 from frame.core.interfaces.kv_layout import plan_layout, with_blocks
 from frame.core.ops import Ops
 from frame.core.worker.start.kv_memory import KVMemory
@@ -184,8 +184,8 @@ def kv_spec(spec: AttentionSpec) -> AnyKVSpec:
 def make_memory(spec: AttentionSpec, num_blocks: int, num_layers: int = 1) -> KVMemory:
     """KV memory as a worker allocates it, for layers "0", "1", …"""
     layers = tuple(str(index) for index in range(num_layers))
-    group = KVGroup(spec=kv_spec(spec), layers=layers, block_size=spec.block_size)
-    return KVMemory(with_blocks(plan_layout((group,), ""), 0, num_blocks), torch.device(spec.device_type))
+    layout = plan_layout(dict.fromkeys(layers, kv_spec(spec)), spec.block_size)
+    return KVMemory(with_blocks(layout, 0, num_blocks), torch.device(spec.device_type))
 
 
 def fill(memory: KVMemory, spec: AttentionSpec, value: float) -> None:

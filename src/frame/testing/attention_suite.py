@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -70,12 +71,12 @@ class AttentionBackendSuite(PluginSuite):
         """A common layer that the backend supports, with some fields changed; skips when that is not supported."""
         kind, refused = self.backend_class(), []
         for device, (dim, block, dtype) in itertools.product(self.devices(), _SIZES):
-            base = AttentionSpec(4, 2, dim, dim**-0.5, dtype, dtype, block, device)
+            base = _fitting(kind, AttentionSpec(4, 2, dim, dim**-0.5, dtype, dtype, block, device))
             reason = kind.supports(base)
             if reason is None:
                 if "dtype" in changes:
                     changes = {"kv_dtype": changes["dtype"], **changes}
-                wanted = replace(base, **changes)
+                wanted = _fitting(kind, replace(base, **changes))
                 reason = kind.supports(wanted)
                 if reason is not None:
                     pytest.skip(f"not supported: {reason}")
@@ -115,7 +116,7 @@ class AttentionBackendSuite(PluginSuite):
             {"num_heads": 0, "num_kv_heads": 0}, {"block_size": 0}, {"block_size": 3}, {"block_size": 4096},
             {"dtype": torch.int8}, {"kv_dtype": torch.float8_e4m3fn}, {"kv_dtype": torch.int8},
             {"dtype": torch.complex64}, {"device_type": "no-such-device"}, {"kind": "encoder_only"}, {"kind": "cross"},
-            {"mla": True}, {"window": 1}, {"window": 10**9}, {"soft_cap": 1e-3}, {"deterministic": True},
+            {"window": 1}, {"window": 10**9}, {"soft_cap": 1e-3}, {"deterministic": True},
         ]  # fmt: skip
         for changes in odd:
             reason_or_none(kind.supports(replace(base, **changes)), f"supports({changes})")
@@ -127,11 +128,22 @@ class AttentionBackendSuite(PluginSuite):
     def test_it_supports_a_common_layer(self) -> None:
         self.spec()
 
+    def test_blocks_of_each_multiple_are_served(self) -> None:
+        spec, kind = self.spec(), self.backend_class()
+        multiple = kind.block_multiple(replace(spec, block_size=0))
+        assert isinstance(multiple, int), f"block_multiple must be an int, is {multiple!r}"
+        assert multiple > 0, f"block_multiple must be above 0, is {multiple}"
+        for factor in (1, 2, 3, 4):
+            longer = replace(spec, block_size=factor * multiple)
+            assert kind.block_multiple(longer) == multiple, "block_multiple must not follow spec.block_size"
+            reason = kind.supports(longer)
+            assert reason is None, f"block_multiple gives {multiple}, and blocks of {longer.block_size}: {reason}"
+
     @pytest.mark.parametrize("block_size", [1, 4, 16, 32])
     def test_a_block_is_one_piece_of_memory(self, block_size: int) -> None:
         spec = self.spec(block_size=block_size)
         kind = self.backend_class()
-        block, size = kind.kv_format(spec), kv_spec(spec).block_bytes(block_size)
+        block, size = kind.kv_format(spec), kv_spec(spec).block_bytes(spec.block_size)
         assert block.num_bytes == size, f"kv_format {block} fills {block.num_bytes} of the {size} bytes of a block"
         make_memory(spec, 7).layer_block("0", kind, spec)
 
@@ -252,3 +264,8 @@ class AttentionBackendSuite(PluginSuite):
     def _any_spec(self) -> AttentionSpec:
         dtype = torch.float32
         return AttentionSpec(4, 2, 64, 0.125, dtype, dtype, 16, self.devices()[0])
+
+
+def _fitting(kind: type[AttentionBackend], spec: AttentionSpec) -> AttentionSpec:
+    """The same in blocks of a size that the backend asks for."""
+    return replace(spec, block_size=math.lcm(spec.block_size, kind.block_multiple(spec)))

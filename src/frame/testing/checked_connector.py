@@ -37,8 +37,8 @@ class CheckedConnector(ConnectorScheduler):
             return answer
         assert isinstance(count, int), f"n must be an int or None, is {count!r}"
         assert count >= 0, f"n must not be negative, is {count}"
-        size = self.layout.block_size
-        assert count % size == 0, f"n must be a multiple of the block size {size}, is {count}"
+        size = self.layout.grain
+        assert count % size == 0, f"n must be a multiple of the layout's grain {size}, is {count}"
         assert count or not later, "later must be False when n is 0"
         assert num_computed + count <= len(request.token_ids), f"{count} tokens past {num_computed} are not there"
         again = self.inner.matched_tokens(request, num_computed)
@@ -76,7 +76,8 @@ class CheckedConnector(ConnectorScheduler):
         self.sent |= set(report.sent)
         for group, block in report.failed_blocks:
             assert 0 <= group < len(self.layout.groups), f"failed_blocks names KV group {group}, which is not there"
-            assert 0 < block < self.layout.num_blocks, f"failed_blocks names block {block}, which no request has"
+            most = self.layout.pools[self.layout.groups[group].pool]
+            assert 0 < block < most, f"failed_blocks names block {block}, which no request has"
         for name, value in (*report.counters.items(), *report.gauges.items()):
             assert _METRIC.fullmatch(name), f"{name!r} cannot name a metric; write lower-case letters, digits and '_'"
             assert math.isfinite(value), f"{name} is {value}, which no metric can show"

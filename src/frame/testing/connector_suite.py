@@ -43,6 +43,7 @@ class ConnectorSuite(PluginSuite):
         "full": {},
         "full and sliding": {"windows": (0, 6)},
         "one token a block": {"block_size": 1, "num_blocks": 200},
+        "groups of unequal blocks": {"windows": (0, 6, 0), "strides": (2, 1, 4)},
     }
 
     @property
@@ -137,7 +138,7 @@ class ConnectorSuite(PluginSuite):
         engine.check()
         if self.shares:
             for index in (0, 1):
-                last = (len(prompts[index]) - 1) // layout.block_size * layout.block_size
+                last = (len(prompts[index]) - 1) // layout.grain * layout.grain
                 found = engine.num_cached(str(index))
                 assert found > 0, f"another engine computed this prompt of {last + 1} tokens, and nothing was found"
                 assert found <= last, "at least one prompt token is always computed"
@@ -153,15 +154,15 @@ class ConnectorSuite(PluginSuite):
         assert engine.num_cached("other") == 0, "blocks of another prompt were taken"
         engine.close()
 
-    def test_blocks_are_not_shared_across_salts_or_numerics(self) -> None:
+    def test_blocks_are_not_shared_across_salts_or_models(self) -> None:
         self.fill(self.prompt())
         salted = request("salted", self.prompt())
         salted.salt = "mine"
-        for layout, one in ((make_layout(), salted), (make_layout(numerics="other"), request("a", self.prompt()))):
+        for layout, one in ((make_layout(), salted), (make_layout(model="other"), request("a", self.prompt()))):
             engine = self.engine(layout)
             engine.run(one)
             engine.check()
-            assert engine.num_cached(one.request_id) == 0, "blocks were taken that hold other bits"
+            assert engine.num_cached(one.request_id) == 0, "blocks were taken of other tokens"
             engine.close()
 
     def test_chunks_and_many_requests(self) -> None:
@@ -260,7 +261,8 @@ class ConnectorSuite(PluginSuite):
         """Requests that come, go and break, in engines that come and go on one storage."""
         draw = random.Random(seed)
         windows = draw.choice([(0,), (0, 6), (5,)])
-        layout = make_layout(num_blocks=draw.choice([30, 80]) * len(windows), windows=windows)
+        strides = [draw.choice((1, 2)) for _ in windows]
+        layout = make_layout(num_blocks=draw.choice([30, 80]) * len(windows), windows=windows, strides=strides)
         for life in range(3):
             broken = {draw.randrange(1, 20)} if draw.random() < 0.5 else ()
             engine = self.engine(layout, broken, max_num_batched_tokens=draw.choice([5, 16, 64]))

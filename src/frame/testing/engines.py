@@ -178,7 +178,7 @@ def fake_engine(
     info = EngineInfo(
         max_model_len=max_model_len,
         vocab_size=VOCAB,
-        num_blocks=layout.num_blocks,
+        num_blocks=layout.pools[0],
         block_size=layout.block_size,
         platform="fake",
         attention=["fake"],

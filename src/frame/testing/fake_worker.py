@@ -7,6 +7,7 @@ and policies; knows no device.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from frame.core.interfaces.attention import BlockFormat, GroupBatch
 from frame.core.interfaces.connector import CacheView, ConnectorWorker, NullConnectorWorker
 from frame.core.interfaces.executor import Executor, StepHandle, WorkerDescription, WorkerFacts, WorkerReady
 from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
+from frame.core.interfaces.kv_layout import pool_bytes
 from frame.core.interfaces.mesh import Placement
 from frame.core.interfaces.step import NewRequest, StepPlan, StepResult
 from frame.core.worker.step.runner import CONNECTOR, NO_HOOKS
@@ -37,10 +39,20 @@ class BrokenStepError(RuntimeError):
 
 
 def make_layout(
-    num_blocks: int = 64, block_size: int = 4, windows: Sequence[int] = (0,), layers: int = 2, numerics: str = "test"
+    num_blocks: int = 64,
+    block_size: int = 4,
+    windows: Sequence[int] = (0,),
+    layers: int = 2,
+    *,
+    strides: Sequence[int] = (),
+    model: str = "test",
 ) -> KVLayout:
-    """A KV cache of small blocks; one group for each window (0 is a full one), each of that many layers."""
+    """A KV cache of small blocks; one group for each window (0 is a full one), each of that many layers.
+
+    `strides[g]` times `block_size` tokens are in a block of group g; without them every block has `block_size`.
+    """
     groups = []
+    strides = strides or [1] * len(windows)
     for index, window in enumerate(windows):
         spec = (
             SlidingKV(num_kv_heads=_HEADS, head_dim=_HEAD_DIM, dtype="float32", window=window)
@@ -48,9 +60,15 @@ def make_layout(
             else FullKV(num_kv_heads=_HEADS, head_dim=_HEAD_DIM, dtype="float32")
         )
         names = tuple(f"group{index}.layer{layer}" for layer in range(layers))
-        groups.append(KVGroup(spec=spec, layers=names, block_size=block_size))
-    page = max(group.spec.block_bytes(block_size) for group in groups)
-    return KVLayout(groups=tuple(groups), num_blocks=num_blocks, page_bytes=page, num_slots=layers, numerics=numerics)
+        groups.append(KVGroup(specs=(spec,) * layers, layers=names, block_size=block_size * strides[index]))
+    return KVLayout(
+        groups=tuple(groups),
+        pools=(num_blocks,),
+        block_size=block_size,
+        grain=block_size * math.lcm(*strides),
+        numerics=f"{model} in float32",
+        model=model,
+    )
 
 
 def expected_tokens(prompt: Sequence[int], num_tokens: int, seed: int = 0) -> list[int]:
@@ -148,9 +166,13 @@ class FakeWorker:
             raise RuntimeError(self.start_error)
         layout = self.layout
         return WorkerFacts(
-            kv_specs={layer: group.spec for group in layout.groups for layer in group.layers},
-            kv_bytes=layout.num_blocks * layout.page_bytes * layout.num_slots,
+            kv_specs={
+                layer: spec for group in layout.groups for layer, spec in zip(group.layers, group.specs, strict=True)
+            },
+            kv_bytes=layout.pools[0] * pool_bytes(layout)[0],
+            pool_bytes=pool_bytes(layout),
             digest=layout.numerics,
+            model=layout.model,
             described=WorkerDescription(platform="fake", dtype="float32", attention=["fake"]),
         )
 
@@ -159,9 +181,9 @@ class FakeWorker:
         self.calls.append("allocate")
         self.layout = layout
         self.caches: dict[str, Tensor] = {
-            layer: torch.zeros(self.layout.num_blocks, group.spec.block_bytes(group.block_size), dtype=torch.uint8)
-            for group in self.layout.groups
-            for layer in group.layers
+            layer: torch.zeros(layout.pools[group.pool], spec.block_bytes(group.block_size), dtype=torch.uint8)
+            for group in layout.groups
+            for layer, spec in zip(group.layers, group.specs, strict=True)
         }
         if self.connector is not None:
             self.transfer = self.connector(self.layout)
@@ -248,8 +270,8 @@ class FakeWorker:
                 wanted = [self._write(layer, index, number, plan, row) for row in range(len(plan.slots))]
                 # all of a layer is written before it is read: rows of one step may share a prefix
                 for row, (table, want) in enumerate(wanted):
-                    first = group.spec.first_needed(int(plan.num_computed[row]))
-                    read = self._entries(layer, table, len(want))[first:]
+                    first = group.specs[0].first_needed(int(plan.num_computed[row]))
+                    read = self._entries(layer, group.block_size, table, len(want))[first:]
                     sound[row] &= bool((read == want[first:]).all())
                 hooks.after(layer, batch)
                 if plan.step in self.broken_steps:
@@ -265,20 +287,19 @@ class FakeWorker:
         numbers = np.array(resident.prefixes[:end], np.float64) % 65536 + number * 65536
         want = torch.from_numpy(numbers.astype(np.float32))[:, None]
         table = resident.tables[group]
-        entries = self._entries(layer, table, end)
+        size = self.layout.groups[group].block_size
+        entries = self._entries(layer, size, table, end)
         entries[start:] = want[start:]
-        self._store(layer, table, entries, start)
+        self._store(layer, size, table, entries, start)
         return table, want
 
-    def _entries(self, layer: str, table: Sequence[int], count: int) -> Tensor:
-        """A copy of the entries [count, numbers] of a request's first tokens in a layer."""
-        size = self.layout.block_size
+    def _entries(self, layer: str, size: int, table: Sequence[int], count: int) -> Tensor:
+        """A copy of the entries [count, numbers] of a request's first tokens in a layer, in blocks of `size`."""
         blocks = list(table[: -(-count // size)])
         return self.caches[layer][blocks].view(torch.float32).reshape(len(blocks) * size, -1)[:count].clone()
 
-    def _store(self, layer: str, table: Sequence[int], entries: Tensor, start: int) -> None:
-        size = self.layout.block_size
-        cache = self.caches[layer].view(torch.float32).view(self.layout.num_blocks, size, -1)
+    def _store(self, layer: str, size: int, table: Sequence[int], entries: Tensor, start: int) -> None:
+        cache = self.caches[layer].view(torch.float32).view(len(self.caches[layer]), size, -1)
         for position in range(start, len(entries)):
             cache[table[position // size], position % size] = entries[position]
 

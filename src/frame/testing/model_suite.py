@@ -16,7 +16,6 @@ from torch import Tensor
 from frame.core.config.checkpoint import Checkpoint, read_checkpoint
 from frame.core.config.model_config import ModelConfig
 from frame.core.interfaces.attention import GroupBatch
-from frame.core.interfaces.kv import KVGroup
 from frame.core.interfaces.kv_layout import plan_layout, with_blocks
 from frame.core.interfaces.loader import WeightLoader
 from frame.core.interfaces.model import ForwardStep, Groups, Model, ModelInputs
@@ -96,15 +95,7 @@ class ModelSuite(PluginSuite):
             type(self).checkpoint_folder = folder
 
     def served(self, **settings: Any) -> Any:
-        """A running engine that serves the checkpoint with the model under test.
-
-        Skips for models that the engine cannot serve yet: with layers that plan their steps themselves.
-        """
-        build = self.build()
-        self.model(build)
-        alone = [name for name, layer in build.caches.items() if layer.backend_spec is None]
-        if alone:
-            pytest.skip(f"layer {alone[0]!r} has no attention backend, and the engine serves no such layers yet")
+        """A running engine that serves the checkpoint with the model under test."""
         return running(self.model_config(**settings), self.registry())
 
     def model_config(self, **settings: Any) -> Any:
@@ -124,7 +115,6 @@ class ModelSuite(PluginSuite):
             device=torch.device("cpu"),
             ops=Ops(),
             groups=Groups.single(),
-            block_size=_BLOCK,
             kv_dtype=torch.float32,
             device_type="cpu",
             max_model_len=128,
@@ -293,14 +283,13 @@ def bind_reference(build: ModelBuild, num_blocks: int = 40) -> None:
     for name, layer in build.caches.items():
         spec, kept = layer.backend_spec, layer.kv_spec()
         assert kept is not None, f"layer {name} keeps nothing, but gives tokens"
-        group = KVGroup(spec=kept, layers=(name,), block_size=build.block_size)
-        memory = KVMemory(with_blocks(plan_layout((group,)), 0, num_blocks), build.device)
+        memory = KVMemory(with_blocks(plan_layout({name: kept}, _BLOCK), 0, num_blocks), build.device)
         if spec is None:
             alone += 1
             layer.bind(memory.layer_bytes()[name], None, alone, layer.planner(None))
             continue
-        backend = ReferenceAttention(BackendSetup(spec, build.ops))
-        layer.bind(*memory.layer_block(name, ReferenceAttention, spec), 0, layer.planner(backend))
+        backend = ReferenceAttention(BackendSetup(replace(spec, block_size=_BLOCK), build.ops))
+        layer.bind(*memory.layer_block(name, ReferenceAttention, backend.spec), 0, layer.planner(backend))
 
 
 @torch.inference_mode()
@@ -309,7 +298,7 @@ def forward(model: Model, build: ModelBuild, ids: Sequence[int], chunks: Iterabl
     specs = [layer.backend_spec for layer in build.caches.values() if layer.backend_spec is not None]
     alone = [layer for layer in build.caches.values() if layer.backend_spec is None]
     # one block table for all layers, so without a window that would let blocks go
-    case = make_case(replace(specs[0], window=0), [(0, len(ids))]) if specs else None
+    case = make_case(replace(specs[0], window=0, block_size=_BLOCK), [(0, len(ids))]) if specs else None
     hidden, logits = [], []
     ends = [0, *itertools.accumulate(chunks)]
     for start, end in itertools.pairwise(ends):

@@ -120,8 +120,9 @@ def _build_inputs(draw: Draw, padded_tokens: int, padded_rows: int, num_groups: 
     tables = [draw.ints(50, 4, 3) for _ in range(num_groups)]
     for table in tables:
         table[0] = 0  # the slot that padding names
-    buffers = StepBuffers.allocate(padded_tokens, padded_rows, 3, num_groups, torch.device("cpu"))
-    return (buffers, draw.ints(500, 4, 16), tables, rows, StepSizes(padded_tokens, 3, 4)), {}
+    buffers = StepBuffers.allocate(padded_tokens, padded_rows, [3] * num_groups, torch.device("cpu"))
+    sizes = StepSizes(padded_tokens, [3] * num_groups, [4 << group for group in range(num_groups)])
+    return (buffers, draw.ints(500, 4, 16), tables, rows, sizes), {}
 
 
 def _advance(draw: Draw) -> Arguments:

@@ -15,7 +15,7 @@ class ReferenceAttention(AttentionBackend):
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
         against = {
-            "only causal attention without a latent cache": spec.kind != "decoder" or spec.mla,
+            "only causal attention over a cache": spec.kind != "decoder",
             f"dtype {spec.dtype} is no float": not spec.dtype.is_floating_point,
             f"{spec.num_heads} heads over {spec.num_kv_heads}": spec.num_kv_heads < 1
             or spec.num_heads % spec.num_kv_heads > 0,

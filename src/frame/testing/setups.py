@@ -63,7 +63,7 @@ def _sized(config: FrameConfig) -> FrameConfig:
 
 def _engine_side(kind: str, part: str, config: FrameConfig, changes: dict[str, Any]) -> Setup | None:
     """For kinds whose setup holds the engine's facts."""
-    layout = changes.get("layout") or KVLayout(groups=(), num_blocks=1, page_bytes=0, num_slots=0)
+    layout = changes.get("layout") or KVLayout(groups=(), pools=(1,), block_size=1, grain=1)
     match kind, part:
         case "scheduler", "":
             return engine_setup(config, _MAX_MODEL_LEN)

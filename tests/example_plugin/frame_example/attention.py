@@ -19,8 +19,6 @@ class PlainAttention(AttentionBackend):
             reasons.append(f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} key/value heads")
         if spec.head_dim < 1:
             reasons.append(f"head size {spec.head_dim} is not supported")
-        if spec.mla:
-            reasons.append("latent attention is not supported")
         if spec.deterministic:
             reasons.append("deterministic is not supported")
         for what, dtype in (("dtype", spec.dtype), ("cache dtype", spec.kv_dtype)):

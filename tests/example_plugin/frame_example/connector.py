@@ -26,8 +26,8 @@ from frame.interfaces import (
     encode,
 )
 
-#: (key, block id in each KV group); 0 where a group needs none
-Move = tuple[bytes, list[int]]
+#: (key, block ids in each KV group); 0 where a group needs none
+Move = tuple[bytes, list[list[int]]]
 #: Steps after a broken one that may have been planned before the scheduler heard of it.
 WARY_STEPS = 16
 
@@ -54,7 +54,7 @@ class MemoryScheduler(ConnectorScheduler):
         self._drop = False
 
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
-        size = self.layout.block_size
+        size = self.layout.grain
         hashes = self._hashes[request.request_id] = request.block_hashes
         last = min(len(hashes), (len(request.token_ids) - 1) // size)
         first = index = num_computed // size
@@ -63,19 +63,20 @@ class MemoryScheduler(ConnectorScheduler):
         return max(0, index - first) * size, False
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
-        last = max(len(table) for table in block_ids)
-        for index in range(last - num_external // self.layout.block_size, last):
-            self._loads.append((request.block_hashes[index], [int(table[index]) for table in block_ids]))
+        size, group = self.layout.grain, self.layout.groups[0]
+        last = len(block_ids[0]) * group.block_size // size
+        for index in range(last - num_external // size, last):
+            self._loads.append((request.block_hashes[index], self.layout.grain_blocks(block_ids, index)))
 
     def build_message(self, plan: StepPlan) -> bytes:
-        size, saves = self.layout.block_size, []
+        size, saves = self.layout.grain, []
         scheduled = dict(zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True))
         for new in plan.added:
             hashes = self._hashes.get(new.request_id, ())
             end = (new.num_computed + scheduled.get(new.slot, 0)) // size
             for index in range(new.num_computed // size, min(end, len(hashes))):
-                blocks = [int(table[index]) for table in new.block_ids]
-                if all(blocks):
+                blocks = self.layout.grain_blocks(new.block_ids, index)
+                if all(map(all, blocks)):
                     saves.append((hashes[index], blocks))
         message = (self._loads, saves, self._drop) if self._loads or saves or self._drop else None
         self._loads, self._drop = [], False
@@ -129,22 +130,23 @@ class MemoryWorker(ConnectorWorker):
         stored, dropped = [], []
         # a failed load spoils what its request computed from it; which request that was does not matter here
         for key, blocks in [] if self._wary or self._failed else self._saves:
-            self._store[key] = [cache[blocks[group]].to("cpu", copy=True) for group, cache in self._caches]
+            self._store[key] = [cache[blocks[group]].cpu() for group, cache in self._caches]
             stored.append(key)
         while len(self._store) > self.options.max_blocks:
             dropped.append((self.rank, self._store.popitem(last=False)[0]))
         gauges = {"kept_blocks": float(len(self._store))}
         return TransferReport(failed_blocks=self._failed, events=stored, notes=dropped, gauges=gauges)
 
-    def _load(self, key: bytes, blocks: list[int]) -> None:
+    def _load(self, key: bytes, blocks: list[list[int]]) -> None:
         content = self._store.get(key)
         if content is None:
-            self._failed += [(group, block) for group, block in enumerate(blocks) if block]
+            self._failed += [(group, block) for group, some in enumerate(blocks) for block in some if block]
             return
         self._store.move_to_end(key)
         for (group, cache), data in zip(self._caches, content, strict=True):
-            if blocks[group]:
-                cache[blocks[group]].copy_(data)
+            for block, row in zip(blocks[group], data, strict=True):
+                if block:
+                    cache[block].copy_(row)
 
 
 # --8<-- [end:worker]

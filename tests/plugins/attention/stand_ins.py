@@ -170,8 +170,6 @@ class StandInFour(FlashFour):
 
 
 class StandInTwo(FlashTwo):
-    block_multiple = 1  # the suite's cases have small blocks
-
     def load(self) -> Callable[..., Any]:
         return flash_attn_varlen_func
 

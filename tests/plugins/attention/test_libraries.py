@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from frame.core.config.flat import from_flat
+from frame.core.interfaces.kv import FullKV
 from frame.core.ops import Ops
+from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
+from frame.core.worker.start.attention_binding import choose_backends
 from frame.interfaces import BackendSetup
 from frame.plugins.attention.cudnn import MAX_ROWS, CudnnAttention, padded
 from frame.plugins.attention.flash import FlashAttention
-from frame.plugins.attention.flash_libraries import FlashTwo
 from tests.plugins.attention.batches import SPEC, check, make_case
 from tests.plugins.attention.stand_ins import CudnnOnCpu, FlashThreeOnCpu, StandInFour, StandInThree, StandInTwo
 
@@ -33,10 +36,6 @@ class Broken(StandInTwo):
 class Elsewhere(StandInThree):
     def capability(self):
         return 8, 0
-
-
-class Large(StandInTwo):
-    block_multiple = FlashTwo.block_multiple
 
 
 def flash(*libraries):
@@ -61,22 +60,41 @@ def test_four_refuses_windows() -> None:
 
 
 def test_faults_of_the_layer_come_first_and_do_not_hide_each_other() -> None:
-    spec = replace(HALF, head_dim=60, sinks=True, deterministic=True, kv_dtype=torch.float16, mla=True)
+    spec = replace(HALF, head_dim=60, sinks=True, deterministic=True, kv_dtype=torch.float16)
     assert str(flash(Absent()).supports(spec)).split("; ") == [
         "head size 60 not supported (multiples of 8)",
         "KV-cache dtype float16 not supported beside dtype bfloat16",
-        "MLA not supported",
         "attention sinks not supported",
         "deterministic steps not supported",
         "FlashAttention 3: package 'flash_attn_interface' is not installed",
     ]
 
 
-@pytest.mark.parametrize(("block_size", "can"), [(16, False), (128, False), (256, True), (512, True), (384, False)])
-def test_version_two_needs_large_pages(block_size: int, can: bool) -> None:
-    reason = flash(Large()).supports(replace(HALF, block_size=block_size))
-    assert (reason is None) == can
-    assert can or f"block size {block_size} not supported (multiples of 256)" in str(reason)
+def test_version_two_gets_large_pages_where_the_user_leaves_the_size_open(monkeypatch) -> None:
+    spec = replace(HALF, block_size=0)
+    assert flash(StandInTwo()).block_multiple(spec) == 256
+    assert flash(StandInThree(), StandInTwo()).block_multiple(spec) == 1
+    assert flash(StandInThree(), StandInTwo()).block_multiple(replace(spec, alibi=True)) == 256, (
+        "the first has no ALiBi"
+    )
+
+    class Layer:
+        name, backend_spec = "a", spec
+
+        def planner(self, backend):
+            return backend
+
+        def kv_spec(self):
+            return FullKV(num_kv_heads=2, head_dim=64, dtype="bfloat16")
+
+    monkeypatch.setattr(FlashAttention, "libraries", (Absent(), StandInTwo()))
+    monkeypatch.setattr(FlashAttention, "devices", ("cpu",))
+    chosen = choose_backends({"a": Layer()}, from_flat({"attention_backend": "flash"}), Registry.load())
+    assert chosen.layout.block_size == 256
+    (planned,) = chosen.build(chosen.layout, Ops()).planned
+    assert planned.backend.spec.block_size == 256
+    with pytest.raises(PluginError, match="'flash' cannot be used here: its blocks hold a multiple of 256 tokens"):
+        choose_backends({"a": Layer()}, from_flat({"attention_backend": "flash", "block_size": 16}), Registry.load())
 
 
 def test_the_second_version_serves_what_the_first_cannot() -> None:

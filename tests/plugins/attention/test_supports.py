@@ -30,13 +30,13 @@ def test_a_common_layer_is_supported_on_a_gpu(backend: type[AttentionBackend]) -
 
 
 def test_three_faults_give_three_reasons_in_order() -> None:
-    spec = replace(ON_GPU, head_dim=512, kv_dtype=torch.int8, mla=True)
+    spec = replace(ON_GPU, head_dim=512, kv_dtype=torch.int8, kind="cross")
     reason = TritonAttention.supports(spec)
     assert reason is not None
     assert reason.split("; ") == [
         "head size 512 not supported (at most 256)",
         "KV-cache dtype int8 not supported (there are: bfloat16, float16, float32, float8_e4m3fn, float8_e5m2)",
-        "MLA not supported",
+        "attention kind 'cross' not supported (there are: 'decoder')",
     ]
 
 
@@ -49,7 +49,6 @@ def test_three_faults_give_three_reasons_in_order() -> None:
         ({"kv_dtype": torch.float8_e8m0fnu}, "KV-cache dtype float8_e8m0fnu not supported"),
         ({"block_size": 0}, "block size 0 not supported"),
         ({"kind": "cross"}, "attention kind 'cross' not supported (there are: 'decoder'"),
-        ({"mla": True}, "MLA not supported"),
     ],
 )
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -33,10 +33,12 @@ def test_inputs_equal_the_reference(rows, decode, more_tokens, more_rows):
     packed[:, : len(rows)] = torch.tensor([list(range(len(rows)))[::-1], computed, counts])
     token_ids = torch.from_numpy(np.arange(8 * 64, dtype=np.int32).reshape(8, 64))
     tables = [torch.randperm(8 * 20).view(8, 20).int() for _ in range(2)]
-    max_blocks = max(-(-(before + count) // 3) for before, count in zip(computed, counts, strict=True))
+    sizes_of_blocks = [3, 7]
+    lengths = [before + count for before, count in zip(computed, counts, strict=True)]
+    max_blocks = [-(-max(lengths) // size) for size in sizes_of_blocks]
     total = sum(counts)
-    sizes = StepSizes(total + more_tokens, max_blocks, 3)
-    buffers = [StepBuffers.allocate(64, 8, 20, 2, torch.device("cpu")) for _ in range(2)]
+    sizes = StepSizes(total + more_tokens, max_blocks, sizes_of_blocks)
+    buffers = [StepBuffers.allocate(64, 8, [20, 20], torch.device("cpu")) for _ in range(2)]
     for ops, into in zip((Ops, CpuOps), buffers, strict=True):
         ops.build_inputs(into, token_ids, tables, packed, sizes)
     for name in ("input_ids", "positions", "query_start", "seq_lens"):

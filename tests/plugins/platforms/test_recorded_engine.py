@@ -29,6 +29,7 @@ from frame.core.interfaces.step import StepPlan
 from frame.core.ops import Ops
 from frame.core.plugin_host.registry import Registry
 from frame.core.worker.worker import Worker
+from frame.interfaces import pool_bytes
 from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform, HostMemory
 from frame.plugins.platforms.cuda.graphs.capture import Recorded
@@ -167,9 +168,8 @@ def test_memory_for_recordings_is_not_the_caches(start: Callable[..., Any], monk
             recorder,
             _,
         ):
-            block = (
-                3 * engine.executor.call("run", {"function": lambda worker: worker.started.memory.layout.page_bytes})[0]
-            )
+            layout = engine.executor.call("run", {"function": lambda worker: worker.started.memory.layout})[0]
+            (block,) = pool_bytes(layout)
             found.append((recorder.num_forgotten, recorder.num_recorded, round(engine.info.num_blocks * block / 2**20)))
     # two are recorded on trial, of the eight that may come: four sizes, deterministic and not
     assert found == [(1, 4, 112), (1, 4, 64), (0, 2, 114)]

@@ -1,0 +1,86 @@
+"""A model with layers that keep a state of each request instead of its tokens, served by the engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from frame import LLM, SamplingParams
+from frame.core.plugin_host.registry import Registry
+from frame.testing import ModelSuite
+from frame.testing.engines import drain, greedy, request, tokens_of
+
+TIGHT = {"num_gpu_blocks_override": 18, "block_size": 8, "max_model_len": 80, "enable_prefix_caching": False}
+
+
+class TestStates(ModelSuite):
+    target = "tests.contract.recurrent:Recurrent"
+    tags: ClassVar = {"tiny": "tests.contract.wrong_more:write_llama"}
+
+    def reference(self, folder: Path, given: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """transformers' Llama, and the recurrence in a loop over all tokens behind it."""
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        found = []
+        for prompt in given:
+            ids = list(prompt)
+            for _ in range(count):
+                with torch.inference_mode():
+                    state = torch.zeros(model.config.hidden_size)
+                    for hidden in model.model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]:
+                        state = hidden + 0.5 * state
+                    ids.append(int(model.lm_head(state).argmax()))
+            found.append(ids[len(prompt) :])
+        return found
+
+    def test_many_requests_that_are_preempted_and_computed_in_chunks_keep_their_tokens(self) -> None:
+        given = self.given() * 4
+        want = self.reference(self.checkpoint_folder, given[: len(given) // 4], self.num_tokens) * 4
+        with self.served(**TIGHT, max_num_batched_tokens=24, max_num_seqs=5) as engine:
+            assert greedy(engine, given, self.num_tokens) == want
+            stats = engine.stats()
+            assert stats.preemptions > 0, "the cache was to be too small for all"
+            assert engine.scheduler._kv._states[1].num_free == 5, "each request gave back its state"
+            assert stats.kv_usage == 0
+
+    def test_prefix_caching_is_off_and_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING, "frame.engine"), self.served() as engine:
+            prompt = self.given()[1]
+            first, again = (drain(engine, [request(name, prompt, 4)])[name] for name in "ab")
+        assert "prefix caching is off: layer 'model.state' keeps a running state of each request" in caplog.text
+        assert tokens_of(first) == tokens_of(again)
+        assert again[0].num_cached in (None, 0)
+
+    @pytest.mark.parametrize(
+        ("settings", "what"),
+        [
+            ({"kv_connector": "disk", "plugin": {"disk": {"folder": "blocks"}}}, "leave kv_connector out"),
+            ({"speculator": "ngram", "num_speculative_tokens": 2}, "leave the speculator out"),
+        ],
+    )
+    def test_what_a_state_cannot_do_ends_the_start(self, settings: dict[str, Any], what: str, tmp_path: Path) -> None:
+        if "plugin" in settings:
+            settings = {**settings, "plugin": {"disk": {"folder": str(tmp_path)}}}
+        with (
+            pytest.raises(ValueError, match=f"layer 'model.state' keeps a running state .*{what}"),
+            self.served(**settings),
+        ):
+            pass
+
+    def test_it_runs_through_the_public_class(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Registry, "load", classmethod(lambda *given, **named: self.registry()))
+        given, settings = self.given(), self.model_config()
+        llm = LLM(
+            model=str(self.checkpoint_folder), hf_overrides=dict(settings.model.hf_overrides), dtype="float32",
+            max_model_len=128, num_gpu_blocks_override=64, skip_tokenizer_init=True,
+        )  # fmt: skip
+        params = SamplingParams(temperature=0, max_tokens=self.num_tokens, ignore_eos=True, detokenize=False)
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in given], params)
+        found = [list(output.outputs[0].token_ids) for output in outputs]
+        assert found == self.reference(self.checkpoint_folder, given, self.num_tokens)
