@@ -62,3 +62,9 @@ def test_a_dead_link_is_found(link: str, tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "README.md").write_text("# A heading\n", encoding="utf-8")
     monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
     assert list(dead_links("page.md", known)) == [f"page.md: {link}"]
+
+
+def test_a_decision_record_fits_on_a_page() -> None:
+    folder = ROOT / "docs" / "decisions"
+    lines = {page.name: page.read_text(encoding="utf-8").count("\n") for page in folder.glob("*.md")}
+    assert {name: count for name, count in lines.items() if count > 60} == {}
