@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from fastapi import Request, Response
 
+    from .client import EngineInfo
     from .engine import EngineStats
     from .pooling_params import PoolingFacts, PoolingParams
     from .sampling import SamplingParams
@@ -103,6 +104,28 @@ class Generation(Protocol):
         """
 
 
+class Histogram(NamedTuple):
+    """A distribution: `counts[i]` values lie above `bounds[i - 1]` and are at most `bounds[i]`, the last above all."""
+
+    bounds: tuple[float, ...]
+    counts: list[float]
+    sum: float
+
+
+class RequestCounts(NamedTuple):
+    """Requests of a server since its start, by the names that `frame_…` metrics have.
+
+    `counters` are tokens, `ends` requests by finish reason, `responses` HTTP responses by class ("2xx"). `histograms`
+    are in seconds or tokens, as their names say. `in_flight` is as `HttpRequests.load`.
+    """
+
+    counters: dict[str, float]
+    ends: dict[str, float]
+    responses: dict[str, float]
+    histograms: dict[str, Histogram]
+    in_flight: int
+
+
 class HttpRequests(Protocol):
     """A request's body, owner and connection, and how many there are."""
 
@@ -125,6 +148,9 @@ class HttpRequests(Protocol):
     def load(self) -> int:
         """HTTP requests that are being answered, in all API processes."""
 
+    def counts(self) -> RequestCounts:
+        """What all API processes have counted since the server started."""
+
 
 class EngineControl(Protocol):
     """The engine's state, and orders to it."""
@@ -142,8 +168,9 @@ class EngineControl(Protocol):
     async def stats(self) -> EngineStats:
         """Counters and gauges of the engine; the last known ones while it is away."""
 
-    def exposition(self, stats: EngineStats, encode: Callable[[Any], bytes]) -> bytes:
-        """All metrics in a text format: `encode` writes a collector of prometheus_client."""
+    @property
+    def info(self) -> EngineInfo | None:
+        """Facts of the engine; None before the first one was ready."""
 
 
 class RouteAnswer(NamedTuple):

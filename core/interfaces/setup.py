@@ -205,6 +205,7 @@ class EndpointSettings:
     rpc_methods: tuple[str, ...] = ()
     weights_root: str | None = None
     max_upload_bytes: int = 100 << 20
+    vllm_metrics: bool = False
 
 
 @dataclass(frozen=True)

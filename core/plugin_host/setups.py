@@ -98,8 +98,8 @@ def grammar_setup(config: FrameConfig, vocabulary: Vocabulary) -> GrammarSetup:
 
 def endpoint_setup(config: FrameConfig, serving: Any) -> EndpointSetup:
     """For the endpoints of an API process, to which `serving` is a `Serving`."""
-    values: dict[str, Any] = {}
-    for name in EndpointSettings.__dataclass_fields__:
+    values: dict[str, Any] = {"vllm_metrics": config.observability.vllm_metrics}
+    for name in EndpointSettings.__dataclass_fields__.keys() - values:
         value = getattr(config.server, name)
         values[name] = tuple(value) if isinstance(value, list) else value
     return EndpointSetup(serving, EndpointSettings(**values))

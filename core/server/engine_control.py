@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..interfaces.client import EngineDeadError
+from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineStats
 from ..interfaces.errors import RequestError
 
@@ -47,6 +46,7 @@ class ClientControl:
             self._stats = await asyncio.wait_for(self._host.client.stats(), _STATS_SECONDS)
         return self._stats
 
-    def exposition(self, stats: EngineStats, encode: Callable[[Any], bytes]) -> bytes:
-        """All metrics in a text format."""
-        return self._host.metrics.exposition(stats, self._host.client.known_info, encode)
+    @property
+    def info(self) -> EngineInfo | None:
+        """Facts of the engine; None before the first one was ready."""
+        return self._host.client.known_info

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ..interfaces.errors import RequestError
 from ..interfaces.schema import BoundedModel
+from ..interfaces.serving import RequestCounts
 from .client_disconnect import event_stream, race_request
 from .ingress import JSON_BODY, OWNER
 from .refusals import field_error
@@ -59,3 +60,7 @@ class ServedRequests:
     def load(self) -> int:
         """HTTP requests that are being answered, in all API processes."""
         return self._host.metrics.in_flight
+
+    def counts(self) -> RequestCounts:
+        """What all API processes have counted since the server started."""
+        return self._host.metrics.counts()

@@ -77,7 +77,7 @@ class ServingHost:
         self._parsers: OutputParsers | None = None
         self.models = HostModels(self)
         name = self.models.names[0]
-        self.metrics = ServerMetrics(name, vllm_names=config.observability.vllm_metrics, file=metrics_file)
+        self.metrics = ServerMetrics(metrics_file)
         self.reporter = Reporter(name)
         self.text = FrontTexts(self)
         self.generation = TimedGeneration(self)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from frame import __version__
 from frame.interfaces import Endpoint, RequestError
 
+from .exposition import Exposition
 from .json_response import json_response
 from .load_report import LoadReports
 
@@ -69,9 +70,11 @@ class ServerEndpoint(Endpoint):
 
     async def _metrics(self, request: Request) -> Response:
         """All metrics, as OpenMetrics where the Accept header asks for it, else as Prometheus' text."""
-        engine = self.serving.engine
+        engine, model = self.serving.engine, self.serving.models.names[0]
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(engine.exposition(await engine.stats(), encode), headers={"content-type": content_type})
+        stats, counts = await engine.stats(), self.serving.http.counts()
+        metrics = Exposition(model, counts, stats, engine.info, self.settings.vllm_metrics)
+        return Response(metrics.encoded(encode), headers={"content-type": content_type})
 
     async def _load(self) -> Response:
         """How many requests are being answered, for load balancers."""

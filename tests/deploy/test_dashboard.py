@@ -20,6 +20,7 @@ import yaml
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineStats
 from frame.core.server.metrics import ServerMetrics
+from frame.plugins.endpoints.exposition import Exposition
 from tests.server.running import REAL, Running, server, until
 
 FOLDER = Path(__file__).parents[2] / "deploy"
@@ -35,7 +36,7 @@ def names(expression: str) -> set[str]:
 
 
 def test_it_asks_for_metrics_that_there_are() -> None:
-    text = ServerMetrics("m").exposition(EngineStats(), INFO).decode()
+    text = Exposition("m", ServerMetrics().counts(), EngineStats(), INFO).encoded().decode()
     there = {line.partition("{")[0] for line in text.splitlines() if not line.startswith("#")}
     for title, expression in EXPRESSIONS:
         assert names(expression), title
@@ -128,7 +129,7 @@ def test_every_expression_has_an_answer(prometheus: Prometheus, title: str, expr
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool (apt-get install prometheus)")
 def test_prometheus_finds_no_fault_with_names_and_settings(tmp_path: Path) -> None:
-    text = ServerMetrics("m", vllm_names=True).exposition(EngineStats(), INFO)
+    text = Exposition("m", ServerMetrics().counts(), EngineStats(), INFO, vllm_names=True).encoded()
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
     assert b"error while linting" not in done.stderr, done.stderr.decode()
     settings = (FOLDER / "prometheus.yaml").read_text().replace("/run/secrets/frame_key", str(tmp_path / "key"))

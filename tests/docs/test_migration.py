@@ -20,6 +20,7 @@ from frame.core.interfaces.engine import EngineStats
 from frame.core.plugin_host.registry import Registry
 from frame.core.server.metrics import ServerMetrics
 from frame.interfaces import Setup
+from frame.plugins.endpoints.exposition import Exposition
 from tests.server.running import FAKE, Running, server
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -76,7 +77,7 @@ def test_routes_of_operators_answer(running: Running) -> None:
 
 def test_the_list_of_metrics_is_whole() -> None:
     info = EngineInfo(max_model_len=1, vocab_size=1, num_blocks=1, block_size=1, platform="", attention=[], dtype="")
-    text = ServerMetrics("m").exposition(EngineStats(), info).decode()
+    text = Exposition("m", ServerMetrics().counts(), EngineStats(), info).encoded().decode()
     there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     listed = re.findall(r"`(frame_\w+)`", " ".join(row[0] for row in rows("operating.md", "Metrics")))
     assert len(listed) == len(set(listed))

@@ -41,7 +41,7 @@ class Streams:
 
 def generation(streams: Streams) -> TimedGeneration:
     host: Any = SimpleNamespace(
-        config=FrameConfig(), llm=streams, metrics=ServerMetrics("demo"), reporter=Reporter("demo"), end=None
+        config=FrameConfig(), llm=streams, metrics=ServerMetrics(), reporter=Reporter("demo"), end=None
     )
     return TimedGeneration(host)
 

@@ -19,6 +19,7 @@ from frame.core.server.metrics import ServerMetrics
 from frame.core.server.request_timer import RequestTimer
 from frame.core.server.tallies import Distribution, Tallies
 from frame.core.server.token_pace import TokenPace
+from frame.plugins.endpoints.exposition import Exposition
 from tests.server.running import FAKE, server, until
 
 INFO = EngineInfo(
@@ -39,7 +40,7 @@ VLLM = (
 COUNT = """
 import sys
 from frame.core.server.metrics import ServerMetrics
-metrics = ServerMetrics("m", file=int(sys.argv[1]))
+metrics = ServerMetrics(int(sys.argv[1]))
 metrics.pace.begin(5)
 metrics.pace.count()
 metrics.entered()
@@ -48,8 +49,13 @@ sys.stdin.read()
 """
 
 
-def samples(metrics: ServerMetrics) -> dict[str, float]:
-    text = metrics.exposition(EngineStats(running=2, kv_usage=0.5), INFO).decode()
+def exposition(stats: EngineStats, metrics: ServerMetrics | None = None, *, vllm_names: bool = True) -> str:
+    counts = (metrics or ServerMetrics()).counts()
+    return Exposition("m", counts, stats, INFO, vllm_names).encoded().decode()
+
+
+def samples(metrics: ServerMetrics | None = None, *, vllm_names: bool = False) -> dict[str, float]:
+    text = exposition(EngineStats(running=2, kv_usage=0.5), metrics, vllm_names=vllm_names)
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -60,9 +66,9 @@ def samples(metrics: ServerMetrics) -> dict[str, float]:
 
 
 def test_own_names_alone_unless_asked() -> None:
-    own = samples(ServerMetrics("m"))
+    own = samples()
     assert all(name.startswith("frame_") for name in own)
-    both = samples(ServerMetrics("m", vllm_names=True))
+    both = samples(vllm_names=True)
     assert {name for name in both if name.startswith("frame_")} == set(own)
     theirs = {name.partition("{")[0].removeprefix("vllm:") for name in both if name.startswith("vllm:")}
     assert set(VLLM) <= theirs
@@ -71,7 +77,7 @@ def test_own_names_alone_unless_asked() -> None:
 
 def test_what_a_connector_reports_is_shown_under_its_names() -> None:
     stats = EngineStats(connector_counters={"disk_saved_blocks": 3.0, "odd_total": 1.0}, connector_gauges={"kept": 2.5})
-    text = ServerMetrics("m", vllm_names=True).exposition(stats, INFO).decode()
+    text = exposition(stats)
     found = {sample.name: sample for family in text_string_to_metric_families(text) for sample in family.samples}
     assert found["frame_kv_connector_disk_saved_blocks_total"].value == 3
     assert found["frame_kv_connector_odd_total"].value == 1
@@ -81,7 +87,7 @@ def test_what_a_connector_reports_is_shown_under_its_names() -> None:
 
 
 def test_names_are_what_prometheus_recommends() -> None:
-    text = ServerMetrics("m", vllm_names=True).exposition(EngineStats(), INFO).decode()
+    text = exposition(EngineStats())
     for line in text.splitlines():
         if line.startswith("# TYPE"):
             name, kind = line.split()[2:]
@@ -90,7 +96,7 @@ def test_names_are_what_prometheus_recommends() -> None:
 
 
 def test_a_request_is_counted_once_in_every_distribution() -> None:
-    metrics = ServerMetrics("m")
+    metrics = ServerMetrics()
     timer = RequestTimer(metrics, SamplingParams(n=2, max_tokens=7))
     timer.prompt(10, 4)
     times = RequestMetrics(10.0, first_scheduled_time=9.9, first_token_time=10.5)  # clocks of two processes
@@ -123,7 +129,7 @@ def test_a_request_is_counted_once_in_every_distribution() -> None:
 
 
 def test_an_answer_in_one_piece_has_the_times_of_a_streamed_one() -> None:
-    metrics = ServerMetrics("m")
+    metrics = ServerMetrics()
     timer = RequestTimer(metrics, SamplingParams(max_tokens=5))
     times = RequestMetrics(10.0, first_scheduled_time=10.1, first_token_time=10.5, last_token_time=12.5)
     timer.tokens(5, 5, times)
@@ -136,7 +142,7 @@ def test_an_answer_in_one_piece_has_the_times_of_a_streamed_one() -> None:
 
 
 def test_a_request_that_never_ran_counts_as_aborted() -> None:
-    metrics = ServerMetrics("m")
+    metrics = ServerMetrics()
     RequestTimer(metrics, SamplingParams(max_tokens=None)).close()
     found = samples(metrics)
     assert found["frame_request_success_total{finished_reason=abort}"] == 1
@@ -146,7 +152,7 @@ def test_a_request_that_never_ran_counts_as_aborted() -> None:
 
 def test_processes_count_together_and_successors_go_on_from_the_counts_of_the_dead() -> None:
     file = os.memfd_create("metrics")
-    metrics = ServerMetrics("m", file=file)
+    metrics = ServerMetrics(file)
     metrics.pace.begin(1)
     metrics.entered()
     for tokens in (6, 11):
@@ -188,14 +194,14 @@ def test_times_gathered_between_tokens_are_those_counted_one_by_one() -> None:
 
 
 def test_gathered_tokens_wait_for_a_moment_only() -> None:
-    metrics = ServerMetrics("m")
+    metrics = ServerMetrics()
     for moment in (0.0, 1.0):
         metrics.pace.add(1, 0.1, 1, now=100 + moment)
     assert metrics.cells[2] == 2
 
 
 def test_statuses_are_counted_by_class() -> None:
-    metrics = ServerMetrics("m")
+    metrics = ServerMetrics()
     metrics.entered()
     metrics.left(200)
     for status in (404, 401, 503, 0):

@@ -6,6 +6,7 @@ import pytest
 
 from frame import LLM, SamplingParams
 from frame.core.server.metrics import ServerMetrics
+from frame.plugins.endpoints.exposition import Exposition
 
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
 PROMPTS = ["one two three four five, one two three four five, one two", "hello"]
@@ -44,7 +45,7 @@ def test_texts_are_the_same_in_fewer_steps(plain, settings):
     assert found["frame_spec_decode_num_draft_tokens"].value == stats.num_draft_tokens
     assert found["frame_spec_decode_num_drafts"].value == stats.num_drafts
     assert sum(found["frame_spec_decode_num_accepted_tokens_per_pos"].values) == stats.num_accepted_tokens
-    text = ServerMetrics("demo").exposition(stats).decode()
+    text = Exposition("demo", ServerMetrics().counts(), stats).encoded().decode()
     assert f'spec_decode_num_accepted_tokens_total{{engine="0",model_name="demo"}} {stats.num_accepted_tokens}' in text
     assert 'spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="demo",position="3"}' in text
     llm.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -17,14 +17,16 @@ from frame.core.front.outputs import CompletionOutput, RequestOutput
 from frame.core.front.pooled_outputs import PoolingOutput, PoolingRequestOutput
 from frame.core.front.prompts import parse_prompt
 from frame.core.front.turn import AssistantTurn, OutputParsers
+from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.endpoint import RequestError
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingFacts, PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.schema import BoundedModel, Limits, SamplingFields
-from frame.core.interfaces.serving import Batches
+from frame.core.interfaces.serving import Batches, RequestCounts
 from frame.core.server.client_disconnect import event_stream, race_request
 from frame.core.server.ingress import JSON_BODY, OWNER
+from frame.core.server.metrics import ServerMetrics
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BoundedModel)
@@ -195,7 +197,11 @@ class FakeServing:
         """One request, the one that asks."""
         return 1
 
-    def exposition(self, stats: EngineStats, encode: Callable[[Any], bytes]) -> bytes:
-        """One metric, in any format."""
-        del encode
-        return b"frame_test_running %d\n" % stats.running
+    @property
+    def info(self) -> EngineInfo | None:
+        """None, as before an engine was ready."""
+        return None
+
+    def counts(self) -> RequestCounts:
+        """Nothing was counted yet."""
+        return ServerMetrics().counts()

@@ -1,0 +1,163 @@
+"""The metrics of a server in the formats of Prometheus.
+
+They are named `frame_…`; a setting adds those that vLLM has too a second time, under vLLM's names. Knows no route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from frame.interfaces import EngineInfo, EngineStats, Histogram, RequestCounts
+
+#: (name, help, field of `EngineStats`)
+_ENGINE_GAUGES = (
+    ("num_requests_running", "Running requests in the engine.", "running"),
+    ("num_requests_waiting", "Waiting requests in the engine.", "waiting"),
+    ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "kv_usage"),
+    ("kv_cache_blocks", "Blocks of the KV cache.", "num_blocks"),
+    ("step_seconds", "Duration of the newest step.", "step_seconds"),
+)
+_ENGINE_COUNTERS = (
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
+    ("num_preemptions", "Preemptions: requests that gave back their blocks and were computed again.", "preemptions"),
+    ("engine_steps", "Steps that the engine has run.", "steps"),
+    ("engine_busy_seconds", "Seconds that the engine spent in steps.", "busy_seconds"),
+    ("spec_decode_num_drafts", "Steps of a request in which drafts were checked.", "num_drafts"),
+    ("spec_decode_num_draft_tokens", "Draft tokens that were checked.", "num_draft_tokens"),
+    ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "num_accepted_tokens"),
+)
+#: Helps of what the API processes count, by name.
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of requests.",
+    "prompt_tokens_cached": "Prompt tokens that were found in the KV cache.",
+    "generation_tokens": "Tokens generated.",
+}
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": "From arrival to the first token.",
+    "inter_token_latency_seconds": "Between two tokens of a request.",
+    "request_time_per_output_token_seconds": "Mean time between a request's tokens.",
+    "e2e_request_latency_seconds": "Whole requests.",
+    "request_queue_time_seconds": "From arrival to the first step.",
+    "request_prefill_time_seconds": "From the first step to the first token.",
+    "request_decode_time_seconds": "From the first to the last token.",
+    "request_inference_time_seconds": "From the first step to the last token.",
+    "request_prompt_tokens": "Prompt tokens of a request.",
+    "request_generation_tokens": "Tokens generated for a request.",
+    "request_params_max_tokens": "max_tokens of a request.",
+    "request_params_n": "n of a request.",
+}
+#: Names that older dashboards for vLLM use: vLLM's name → ours.
+_FORMER = {
+    "time_per_output_token_seconds": "inter_token_latency_seconds",
+    "gpu_cache_usage_perc": "kv_cache_usage_perc",
+    "gpu_prefix_cache_queries": "prefix_cache_queries",
+    "gpu_prefix_cache_hits": "prefix_cache_hits",
+    "request_max_num_generation_tokens": "request_generation_tokens",
+}
+#: Metrics of frame that vLLM does not have.
+_OWN = frozenset(("kv_cache_blocks", "step_seconds", "engine_steps", "engine_busy_seconds", "requests_in_flight"))
+
+
+@dataclass(frozen=True)
+class Exposition:
+    """The metrics at one moment, as a collector of prometheus_client.
+
+    `model_name` is the label that every metric carries; `vllm_names` adds the second names.
+    """
+
+    model_name: str
+    counts: RequestCounts
+    stats: EngineStats
+    info: EngineInfo | None = None
+    vllm_names: bool = False
+
+    def encoded(self, encode: Callable[[Any], bytes] = generate_latest) -> bytes:
+        """Everything in the Prometheus text format, or as `encode` writes it."""
+        return encode(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, under one name or both."""
+        own = {family.name: family for family in (*self._of_engine(), *self._of_requests())}
+        for name, family in (own | {family.name: family for family in self._of_connector()}).items():
+            yield _named(family, f"frame_{name}")
+        if self.vllm_names:
+            theirs = {name: name for name in own if name not in _OWN} | _FORMER
+            for name, ours in theirs.items():
+                yield _named(own[ours], f"vllm:{name}")
+
+    def _of_requests(self) -> Iterator[Metric]:
+        """What the API processes counted."""
+        model, label, counts = [self.model_name], ["model_name"], self.counts
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=label)
+            counter.add_metric(model, counts.counters[name])
+            yield counter
+        yield self._by_label("request_success", "Requests by how they ended.", "finished_reason", counts.ends)
+        yield self._by_label("http_responses", "HTTP responses by class of status.", "status", counts.responses)
+        for name, text in _HISTOGRAMS.items():
+            yield _histogram(name, text, self.model_name, counts.histograms[name])
+        load = GaugeMetricFamily("requests_in_flight", "HTTP requests that are being answered.", labels=label)
+        load.add_metric(model, counts.in_flight)
+        yield load
+
+    def _by_label(self, name: str, text: str, label: str, numbers: Mapping[str, float]) -> Metric:
+        counter = CounterMetricFamily(name, text, labels=["model_name", label])
+        for value, number in numbers.items():
+            counter.add_metric([self.model_name, value], number)
+        return counter
+
+    def _of_engine(self) -> Iterator[Metric]:
+        labels, names = [self.model_name, "0"], ["model_name", "engine"]
+        for name, text, field in _ENGINE_GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=names)
+            gauge.add_metric(labels, getattr(self.stats, field))
+            yield gauge
+        for name, text, field in _ENGINE_COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=names)
+            counter.add_metric(labels, getattr(self.stats, field))
+            yield counter
+        places = CounterMetricFamily(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens that were accepted, by position.",
+            labels=[*names, "position"],
+        )
+        for place, count in enumerate(self.stats.num_accepted_per_place):
+            places.add_metric([*labels, str(place)], count)
+        yield places
+        if self.info is not None:
+            info = self.info
+            facts = {"block_size": info.block_size, "num_gpu_blocks": info.num_blocks, "cache_dtype": info.dtype}
+            config = GaugeMetricFamily("cache_config_info", "Facts of the KV cache.", labels=[*names, *facts])
+            config.add_metric([*labels, *map(str, facts.values())], 1)
+            yield config
+
+    def _of_connector(self) -> Iterator[Metric]:
+        """The values that the workers of the KV connector reported."""
+        labels, text = {"model_name": self.model_name, "engine": "0"}, "Reported by the KV connector."
+        for kind, numbers in (("gauge", self.stats.connector_gauges), ("counter", self.stats.connector_counters)):
+            for name, value in numbers.items():
+                family = Metric(f"kv_connector_{name.removesuffix('_total')}", text, kind)
+                family.add_sample(family.name + "_total" * (kind == "counter"), labels, value)
+                yield family
+
+
+def _histogram(name: str, text: str, model_name: str, histogram: Histogram) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=["model_name"])
+    names = [*map(str, map(float, histogram.bounds)), "+Inf"]
+    family.add_metric([model_name], list(zip(names, accumulate(histogram.counts), strict=True)), histogram.sum)
+    return family
+
+
+def _named(family: Metric, name: str) -> Metric:
+    """The same samples under another name."""
+    copy = Metric(name, family.documentation, family.type)
+    for sample in family.samples:
+        copy.add_sample(name + sample.name.removeprefix(family.name), sample.labels, sample.value)
+    return copy
