@@ -19,7 +19,6 @@ from ..plugin_host.model_sources import fetch_model
 from ..plugin_host.registry import Registry
 from ..processes.background_client import BackgroundEngine
 from .front import Front, tokenizer_source
-from .metrics import Metric
 from .output_streams import RequestStreams
 from .outputs import RequestOutput
 from .pooled_outputs import PoolingOutput, PoolingRequestOutput
@@ -218,12 +217,6 @@ class AsyncLLM:
     async def stats(self) -> EngineStats:
         """The present values of the engine's own counters and gauges."""
         return await self._client.stats()
-
-    async def get_metrics(self) -> list[Metric]:
-        """All metrics; raises `RuntimeError` unless statistics are kept (disable_log_stats=False)."""
-        if self.front.statistics is None:
-            raise RuntimeError("metrics are not kept: pass disable_log_stats=False")
-        return self.front.statistics.snapshot(await self._client.stats())
 
     async def do_log_stats(self) -> None:
         """Logs one line of statistics."""

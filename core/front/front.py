@@ -20,8 +20,8 @@ from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from .input_processor import Admission, Limits, default_sampling_params
-from .metrics import RequestStatistics
-from .pooling import PoolingRecord, make_pooling_admission
+from .outputs import RequestMetrics
+from .pooling import PoolingAdmission, PoolingRecord
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
 from .request_record import Record, RequestRecord
 from .template import ChatOptions, read_template, render_chat
@@ -59,11 +59,14 @@ class Front:
         self.source.get_or_none()  # load at the start, not with the first request
         self.default_sampling_params = default_sampling_params(checkpoint.generation)
         self.chat_template = read_template(config.model.chat_template)
-        self.statistics = None if config.observability.disable_log_stats else RequestStatistics()
+        #: called for each finished request with its times and the (finish reason, number of tokens) of its outputs
+        self.on_finished: Callable[[RequestMetrics, Sequence[tuple[str, int]]], None] | None = None
         self._stream_interval = config.scheduler.stream_interval
         self.pooling = info.pooling
         self._admission = Admission(self._limits(info), self.source, validators)
-        self._pooling = make_pooling_admission(config, self._admission.limits, info.pooling, self.source)
+        self._pooling: PoolingAdmission | None = None
+        if info.pooling is not None:
+            self._pooling = PoolingAdmission(self._admission.limits, info.pooling, self.source, config.pooler)
         self._records: dict[str, Record] = {}
         self._sequences: dict[str, tuple[Record, Any]] = {}
 
@@ -139,23 +142,35 @@ class Front:
         kv_transfer: dict[str, Any] | None,
     ) -> Record:
         if isinstance(params, PoolingParams):
-            pooled = self._pooling.admit(request_id, prompt, params, priority=priority, kv_transfer=kv_transfer)
-            return PoolingRecord(pooled, self._pooling.facts)
+            pooling = self._pooling_for(params)
+            pooled = pooling.admit(request_id, prompt, params, priority=priority, kv_transfer=kv_transfer)
+            return PoolingRecord(pooled, pooling.facts)
         self.require("generate")
         admitted = self._admission.admit(request_id, prompt, params, priority=priority, kv_transfer=kv_transfer)
         return RequestRecord(admitted, self.source.get_or_none() if params.detokenize else None, self._stream_interval)
 
     def require(self, task: str) -> None:
         """Raises `InvalidRequest` unless the model does `task`: "generate" or one of `PoolingTask`."""
-        served = ["generate"] if self.pooling is None else list(self.pooling.tasks)
-        if task not in served:
-            kind = "generates text" if self.pooling is None else "pools"
-            raise InvalidRequest(f"the model {kind}, so it cannot do {task!r}; it can: {', '.join(served)}", "model")
+        if task not in (["generate"] if self.pooling is None else self.pooling.tasks):
+            raise self._cannot(task)
+
+    def _cannot(self, task: str) -> InvalidRequest:
+        if self.pooling is None:
+            kind, choices = "generates text", "generate (--runner pooling makes it pool)"
+        else:
+            kind, choices = "pools", ", ".join(self.pooling.tasks)
+        return InvalidRequest(f"the model {kind}, so it cannot do {task!r}; it can: {choices}", "model")
+
+    def _pooling_for(self, params: PoolingParams) -> PoolingAdmission:
+        """The admission of pooling requests; raises `InvalidRequest` where the model generates text."""
+        if self._pooling is None:
+            raise self._cannot(params.task or "encode")
+        return self._pooling
 
     def tokenize(self, prompt: ParsedPrompt, params: SamplingParams | PoolingParams) -> ParsedPrompt:
         """The prompt with its ids, as `submit` would make them; callers run it on another thread for long texts."""
         if isinstance(params, PoolingParams):
-            return self._pooling.tokenize(prompt, params)
+            return self._pooling_for(params).tokenize(prompt, params)
         return self._admission.tokenize(prompt, params)
 
     def pair(self, first: str, second: str, params: PoolingParams, chat_template: str | None = None) -> ParsedPrompt:
@@ -165,10 +180,10 @@ class Front:
         """
         template = chat_template or self.chat_template
         if template is None:
-            return self._pooling.pair(first, second, params)
+            return self._pooling_for(params).pair(first, second, params)
         messages = [{"role": "query", "content": first}, {"role": "document", "content": second}]
         chat = self.render_chat(messages, ChatOptions(chat_template=template, add_generation_prompt=False))
-        return self._pooling.tokenize(ParsedPrompt(chat.text, chat.token_ids), params)
+        return self._pooling_for(params).tokenize(ParsedPrompt(chat.text, chat.token_ids), params)
 
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[Any], list[str]]:
         """Turns engine outputs into request outputs, and engine ids to abort because a stop string ended them."""
@@ -264,6 +279,6 @@ class Front:
             outputs.append(output)
             if output.finished:
                 del self._records[request_id]
-                if self.statistics is not None:
-                    self.statistics.observe(record.metrics, record.ends())
+                if self.on_finished is not None:
+                    self.on_finished(record.metrics, record.ends())
         return outputs

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..config.tree import FrameConfig
+from ..config.tree import PoolerConfig
 from ..interfaces.engine import EngineOutput, EngineRequest, Fault, FinishReason
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams, PoolingTask
 from ..interfaces.sampling import SamplingParams
@@ -29,14 +29,6 @@ _NO_SAMPLING = SamplingParams(max_tokens=1)
 
 
 @dataclass(frozen=True)
-class ChunkedInputs:
-    """Whether texts that are longer than the model's limit are embedded in parts, and how long such a text may be."""
-
-    enabled: bool = False
-    max_len: int | None = None
-
-
-@dataclass(frozen=True)
 class AdmittedPooling:
     """One pooling request as admitted; several engine requests when its text is embedded in parts."""
 
@@ -48,13 +40,17 @@ class AdmittedPooling:
 
 
 class PoolingAdmission:
-    """Admits requests of a pooling engine."""
+    """Admits requests of a pooling engine.
 
-    def __init__(self, limits: Limits, facts: PoolingFacts, tokenizer: TokenizerSource, chunked: ChunkedInputs) -> None:
+    `pooler` says whether texts that are longer than the model's limit are embedded in parts, and how long they may be.
+    """
+
+    def __init__(self, limits: Limits, facts: PoolingFacts, tokenizer: TokenizerSource, pooler: PoolerConfig) -> None:
         self.limits = limits
         self.facts = facts
         self._tokenizer = tokenizer
-        self._chunked = chunked
+        self._splits_long_texts = pooler.enable_chunked_processing
+        self._max_embed_len = pooler.max_embed_len
 
     def admit(
         self,
@@ -119,8 +115,8 @@ class PoolingAdmission:
 
     def _encode(self, text: str, keep: int | None) -> list[int]:
         tokenizer = self._tokenizer.get()
-        longest = (self._chunked.max_len or self.limits.max_model_len) * tokenizer.max_token_chars
-        unbounded = keep is not None or (self._chunked.enabled and self._chunked.max_len is None)
+        longest = (self._max_embed_len or self.limits.max_model_len) * tokenizer.max_token_chars
+        unbounded = keep is not None or (self._splits_long_texts and self._max_embed_len is None)
         if len(text) > longest and not unbounded:
             raise InvalidRequest(
                 f"the prompt has {len(text)} characters; the {longest // tokenizer.max_token_chars} tokens that are "
@@ -134,14 +130,14 @@ class PoolingAdmission:
 
     def _parts(self, ids: list[int], prompt: ParsedPrompt, params: PoolingParams) -> list[list[int]]:
         """The prompt, or the parts that it is embedded in."""
-        limit, most = self.limits.max_model_len, self._chunked.max_len
+        limit, most = self.limits.max_model_len, self._max_embed_len
         if len(ids) <= limit:
             return [ids]
         whole = params.task != "embed" or prompt.second_segment >= 0
-        if whole or not self._chunked.enabled or (most is not None and len(ids) > most):
+        if whole or not self._splits_long_texts or (most is not None and len(ids) > most):
             remedy = "shorten it, or set truncate_prompt_tokens"
             if not whole:
-                remedy += f" (max_embed_len is {most})" if self._chunked.enabled else " or enable_chunked_processing"
+                remedy += f" (max_embed_len is {most})" if self._splits_long_texts else " or enable_chunked_processing"
             raise InvalidRequest(f"the prompt has {len(ids)} tokens, but the model takes {limit}; {remedy}", "prompt")
         frame = SpecialFrame([], [], []) if prompt.text is None else self._tokenizer.get().frame
         return frame.parts(frame.bare(ids), limit)
@@ -188,46 +184,10 @@ class PoolingAdmission:
             raise InvalidRequest(f"dimensions must be one of {choices}, got {dimensions}", "dimensions")
 
 
-class NoPooling(PoolingAdmission):
-    """Refuses pooling requests on engines that generate."""
-
-    def __init__(self) -> None:
-        self.facts = PoolingFacts(tasks=[], size=0)
-
-    def admit(
-        self,
-        request_id: str,
-        prompt: ParsedPrompt,
-        params: PoolingParams,
-        *,
-        priority: int = 0,
-        kv_transfer: dict[str, Any] | None = None,
-    ) -> AdmittedPooling:
-        """Refuses."""
-        del request_id, prompt, priority, kv_transfer
-        raise InvalidRequest(
-            f"the model generates text, so it cannot do {params.task or 'encode'!r}; it can: generate "
-            "(--runner pooling makes it pool)",
-            "model",
-        )
-
-
-def make_pooling_admission(
-    config: FrameConfig, limits: Limits, facts: PoolingFacts | None, tokenizer: TokenizerSource
-) -> PoolingAdmission:
-    """The pooling admission of an engine with these `facts`; `NoPooling` for None."""
-    if facts is None:
-        return NoPooling()
-    pooler = config.pooler
-    return PoolingAdmission(
-        limits, facts, tokenizer, ChunkedInputs(pooler.enable_chunked_processing, pooler.max_embed_len)
-    )
-
-
 class PooledPart:
-    """The record of one engine request."""
+    """One engine request of a pooling request, and what the engine returned for it."""
 
-    quiet = flows = False
+    quiet = takes_fast_path = False
 
     def __init__(self, index: int, request: EngineRequest) -> None:
         self.index = index

@@ -12,7 +12,7 @@ from frame.core.front.async_llm import AsyncLLM
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.template import ChatOptions
 from frame.core.plugin_host.registry import Registry
-from frame.interfaces import EngineDeadError, EngineOutput, RequestOutputKind, SamplingParams
+from frame.interfaces import EngineDeadError, EngineOutput, PoolingParams, RequestOutputKind, SamplingParams
 
 from .engines import FakeEngine
 from .test_front import checkpoint
@@ -111,6 +111,14 @@ async def test_an_unknown_keyword_is_refused(make):
     llm, _ = make(lambda request: [1])
     with pytest.raises(InvalidRequest, match=r"generate has no keyword 'prioritty' \(did you mean priority\?\)"):
         await collect(llm.generate("a", None, "r", prioritty=1))
+
+
+async def test_pooling_of_a_text_is_refused_where_the_model_generates(make):
+    llm, _ = make(lambda request: [1])
+    with pytest.raises(InvalidRequest, match="the model generates text, so it cannot do 'encode'"):
+        await collect(llm.encode("a", None, "r"))
+    with pytest.raises(InvalidRequest, match="the model generates text, so it cannot do 'score'"):
+        await llm.pair("a", "b", PoolingParams(task="score"))
 
 
 async def test_deltas_join_to_the_text(make, tokenizer):

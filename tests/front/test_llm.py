@@ -4,12 +4,12 @@ import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.front.front import Front
-from frame.core.front.metrics import Counter, Gauge, Histogram, Vector
 from frame.core.front.prompts import InvalidRequest
 from frame.interfaces import RequestOutputKind, SamplingParams
 from frame.offline.beam import BeamSearchParams
 from frame.offline.engine import LLMEngine
 from frame.offline.llm import LLM
+from frame.offline.metrics import Counter, Gauge, Histogram, Vector
 
 from .engines import INFO, FakeEngine
 from .test_front import checkpoint

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from frame import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
-from frame.core.front.metrics import Counter, Gauge, Histogram, Vector
 from frame.interfaces import LogitsProcessor
+from frame.offline.metrics import Counter, Gauge, Histogram, Vector
 from frame.testing.checkpoints import make_checkpoint
 
 SMALL = {"max_model_len": 128, "num_gpu_blocks_override": 200, "dtype": "float32", "max_num_seqs": 64}

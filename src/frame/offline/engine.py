@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from frame.core.config.tree import FrameConfig
 from frame.core.front.front import Front
-from frame.core.front.metrics import Metric
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.unserved import refuse_unserved, sleep_keeps
 from frame.core.interfaces.client import EngineCore
@@ -16,6 +15,8 @@ from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.startup.openmp import LATE, import_torch, spins_long
+
+from .metrics import Metric, RequestStatistics
 
 if TYPE_CHECKING:
     from frame.vllm_names.engine_args import EngineArgs
@@ -30,6 +31,10 @@ class LLMEngine:
         self.config = config
         self.core = core
         self.front = front
+        self._statistics: RequestStatistics | None = None
+        if not config.observability.disable_log_stats:
+            self._statistics = RequestStatistics()
+            front.on_finished = self._statistics.observe
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
@@ -124,9 +129,9 @@ class LLMEngine:
 
     def get_metrics(self) -> list[Metric]:
         """Every metric now; raises `RuntimeError` unless statistics are kept (disable_log_stats=False)."""
-        if self.front.statistics is None:
+        if self._statistics is None:
             raise RuntimeError("metrics are not kept: pass disable_log_stats=False")
-        return self.front.statistics.snapshot(self.core.stats())
+        return self._statistics.snapshot(self.core.stats())
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Empties the prefix cache; running requests are recomputed if asked, else their blocks make this False."""

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from frame.core.config.flat import from_flat
-from frame.core.front.metrics import Metric
 from frame.core.front.outputs import RequestOutput
 from frame.core.front.prompts import InvalidRequest, ParsedPrompt, TokensPrompt, as_prompts, parse_prompt
 from frame.core.front.template import ChatOptions, ContentFormat
@@ -18,6 +17,7 @@ from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 
 from .beam import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from .engine import LLMEngine
+from .metrics import Metric
 from .pooling import PoolingCalls
 from .progress_bar import Progress, ProgressOption
 

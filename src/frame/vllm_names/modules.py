@@ -47,7 +47,7 @@ _CONFIGS = {
     )
 }  # fmt: skip
 _NO_TREE = "frame has one tree of settings: frame.EngineArgs(…).create_engine_config()"
-_METRICS = {name: f"frame.core.front.metrics:{name}" for name in ("Counter", "Gauge", "Histogram", "Metric", "Vector")}
+_METRICS = {name: f"frame.offline.metrics:{name}" for name in ("Counter", "Gauge", "Histogram", "Metric", "Vector")}
 
 #: Module below `frame` → its names → "module:name" of ours, or the reason why there is none.
 MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType({

@@ -1,4 +1,4 @@
-"""Metrics of an engine as typed snapshots. Knows no exporter: the HTTP server has its own."""
+"""The typed metrics of `LLM.get_metrics`. Knows no exporter: the HTTP server has its own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import get_args
 
-from ..interfaces.engine import EngineStats, FinishReason
-from .outputs import RequestMetrics
+from frame.core.front.outputs import RequestMetrics
+from frame.core.interfaces.engine import EngineStats, FinishReason
 
 FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -25,14 +25,14 @@ class Metric:
 
 @dataclass
 class Counter(Metric):
-    """Grows only."""
+    """A metric that only grows."""
 
     value: float
 
 
 @dataclass
 class Gauge(Metric):
-    """Goes up and down."""
+    """A metric that goes up and down."""
 
     value: float
 
@@ -54,6 +54,8 @@ class Histogram(Metric):
 
 
 class _Distribution:
+    """Counts observations by upper bounds."""
+
     def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
