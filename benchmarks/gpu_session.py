@@ -1,12 +1,16 @@
 """One lease of a GPU, used well: tests and measurements in the order of their worth, each with a limit of time.
 
     python benchmarks/gpu_session.py --out $OUT --seconds 580            # what fits, the most valuable first
-    python benchmarks/gpu_session.py --out $OUT --parts prefill,leaks    # some of them
+    python benchmarks/gpu_session.py --out $OUT --plan tests             # every test that needs a GPU
+    python benchmarks/gpu_session.py --out $OUT --plan targets --peer-python /path/to/venv/bin/python
+    python benchmarks/gpu_session.py --out $OUT --parts prefill,leaks    # some parts
     python benchmarks/gpu_session.py --out DIR --smoke                   # the same script, tiny, on any machine
 
 A part is a process of its own: its output goes to OUT/PART.log, its figures to OUT/PART.json, and how it ended to
 OUT/session.json, which is written anew after each part. A part that no longer fits is left out and named, so that the
-next call can begin with it (`--skip` takes the names of those that are done).
+next call can begin with it (`--skip` takes the names of those that are done). The plan `targets` runs frame and its
+peer, vLLM, on the shapes that `table.py` names targets for, and writes that table from OUT/target-*.json to
+OUT/table.log, so that calls which share OUT add to it; the peer's packages may be those of another interpreter.
 """
 
 from __future__ import annotations
@@ -49,9 +53,11 @@ PARTS = (
     Part("engine-tests", gpu_tests("tests/gpu/test_cascade_engine.py tests/gpu/test_graphs.py "
                                    "tests/gpu/test_engine.py"), 300),
     Part("sanitize", "benchmarks/sanitize.sh", 320),
-    Part("kernel-tests", gpu_tests("tests/gpu/test_s*.py tests/gpu/test_l*_kernels.py tests/gpu/test_attention*.py "
+    Part("kernel-tests", gpu_tests("tests/gpu/test_s*_kernels.py tests/gpu/test_l*_kernels.py "
+                                   "tests/gpu/test_attention.py tests/gpu/test_attention_fp8.py "
                                    "tests/gpu/test_linear_*.py tests/gpu/test_prefill_attention.py "
-                                   "tests/gpu/test_expert_kernels.py") + " -n 8", 300),
+                                   "tests/gpu/test_expert_kernels.py tests/gpu/test_cascade.py "
+                                   "tests/gpu/test_library.py") + " -n 8", 300),
     Part("start", gpu_tests("tests/gpu/test_start.py"), 90),
     Part("cold", "python benchmarks/offline_gpu.py --models qwen3-0.6b", 60),
     Part("deterministic", "python benchmarks/deterministic.py --json {json}", 240,
@@ -74,12 +80,30 @@ PARTS = (
          "python -m benchmarks.server_share --streams 4 --tokens-in 8 --tokens-out 16 --clients 1 --rounds 1"),
     Part("doctor", "frame doctor --json", 60, "frame doctor --json"),
     Part("throughput", "python benchmarks/offline_gpu.py --models qwen3-0.6b,llama-8b", 420),
+    Part("products", "python -m benchmarks.kernels.products --rows 1,8,64,128,256,2048 --json {json}", 240),
+    Part("shared-prefix", f"python {_KERNELS}/cascade.py --sweep --json {{json}}", 120),
+    *(Part(f"target-{name}-{engine}",
+           f"{python} benchmarks/offline_gpu.py --engine {engine} {shape} --json {{json}}", 300)
+      for name, shape in (("14b", "--models qwen3-14b"), ("8b", "--models llama-8b --runs 2,6"),
+                          ("0.6b", "--models qwen3-0.6b --runs 2"))
+      for engine, python in (("frame", "python"), ("vllm", "{peer}"))),
+    Part("table", "python benchmarks/table.py {out}/target-*.json", 30),
 )  # fmt: skip
+#: Parts in the order in which a call runs them that asks for a plan.
+PLANS = {
+    "tests": ("kernel-tests", "start", "engine-tests", "leaks", "libraries"),
+    "targets": (
+        *(part.name for part in PARTS if part.name.startswith("target-")),
+        "table",
+        "products",
+        "shared-prefix",
+    ),
+}
 
 
-def run(part: Part, command: str, seconds: float, out: Path) -> dict[str, object]:
-    """Runs one part; how it ended."""
-    command = command.format(json=out / f"{part.name}.json", out=out)
+def run(part: Part, command: str, seconds: float, out: Path, peer: str = sys.executable) -> dict[str, object]:
+    """Runs one part, `peer` the other engine's interpreter; how it ended."""
+    command = command.format(json=out / f"{part.name}.json", out=out, peer=peer)
     words = shlex.split(command) if "*" not in command else ["bash", "-c", command]
     paths = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = {**os.environ, "PATH": paths, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
@@ -103,11 +127,13 @@ def run(part: Part, command: str, seconds: float, out: Path) -> dict[str, object
 
 def chosen(options: argparse.Namespace) -> list[tuple[Part, str]]:
     """The parts asked for and their commands, in order."""
-    names = options.parts.split(",") if options.parts else [part.name for part in PARTS]
-    unknown = sorted(set(names + options.skip.split(",")) - {part.name for part in PARTS} - {""})
+    parts = {part.name: part for part in PARTS}
+    names = options.parts.split(",") if options.parts else PLANS.get(options.plan, tuple(parts))
+    skipped = options.skip.split(",")
+    unknown = sorted({*names, *skipped} - parts.keys() - {""})
     if unknown:
-        raise SystemExit(f"no part {unknown[0]!r}; there are: {', '.join(part.name for part in PARTS)}")
-    wanted = [part for part in PARTS if part.name in names and part.name not in options.skip.split(",")]
+        raise SystemExit(f"no part {unknown[0]!r}; there are: {', '.join(parts)}")
+    wanted = [parts[name] for name in names if name not in skipped]
     pairs = [(part, part.smoke if options.smoke else part.command) for part in wanted]
     return [(part, command) for part, command in pairs if command]
 
@@ -118,6 +144,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=580.0, help="Of all parts together.")
     parser.add_argument("--parts", default="", help="Comma-separated: " + ", ".join(part.name for part in PARTS))
+    parser.add_argument("--plan", default="", choices=["", *PLANS], help="A list of parts and their order.")
+    parser.add_argument("--peer-python", default=sys.executable, help="The interpreter that can import vLLM.")
     parser.add_argument("--skip", default="", help="Parts that are done.")
     parser.add_argument("--smoke", action="store_true", help="Tiny stand-ins, which need no GPU.")
     options = parser.parse_args()
@@ -129,7 +157,7 @@ def main() -> None:
         if left < min(60, part.seconds):
             results.append({"part": part.name, "status": "left out", "seconds": 0.0, "last line": ""})
         else:
-            results.append(run(part, command, min(part.seconds, left), options.out))
+            results.append(run(part, command, min(part.seconds, left), options.out, options.peer_python))
         print("{part}: {status}, {seconds} s: {last line}".format(**results[-1]), flush=True)
         (options.out / "session.json").write_text(json.dumps(results, indent=1))
 

@@ -67,7 +67,8 @@ def _span(bounds: tuple[int, int]) -> str:
     return f"{bounds[0]}" if bounds[0] == bounds[1] else f"{bounds[0]}–{bounds[1]}"
 
 
-SHORT = [Run(1, (32, 32), (256, 256)), Run(64, (512, 512), (256, 256)), Run(512, (256, 768), (128, 384))]
+LLAMA_MIXED = Run(512, (256, 768), (128, 384))
+SHORT = [Run(1, (32, 32), (256, 256)), Run(64, (512, 512), (256, 256)), LLAMA_MIXED]
 RAGGED = Run(256, (100, 1024), (100, 1024))
 SHARED = Run(64, (64, 64), (128, 128), shared=16384)
 LONG = [Run(8, (512, 512), (256, 256)), Run(32, (8192, 8192), (1, 1)), Run(64, (8000, 8000), (128, 128)), SHARED]

@@ -32,8 +32,9 @@ def test_the_best_of_each_engine_their_ratio_and_the_floor(tmp_path: Path) -> No
     files = [result(tmp_path, "frame", 2.0), result(tmp_path, "frame", 1.0), result(tmp_path, "vllm", 4.0)]
     lines = table(*files).stdout.splitlines()
     assert lines[0].startswith("a GPU · frame 1, torch 2, triton 3, today · vllm 1")
-    model, run, theirs, ours, ratio, floor, share = (cell.strip() for cell in lines[4].strip("|").split("|"))
+    model, run, theirs, ours, ratio, floor, share, target = (cell.strip() for cell in lines[4].strip("|").split("|"))
     assert (model, run, theirs, ours, ratio) == ("qwen3-14b", RAGGED, "500", "2,000", "4.00")
+    assert target == "≥ 1.12"
     assert abs(2000 / float(floor.replace(",", "")) - float(share)) < 0.01
     assert "| 5.0 s | 5.0 s | 1.0 |" in lines[5]
 
@@ -43,3 +44,8 @@ def test_one_engine_alone_has_no_ratio_and_two_devices_no_table(tmp_path: Path) 
     refused = table(result(tmp_path, "frame", 1.0), result(tmp_path, "vllm", 1.0, "another GPU"))
     assert refused.returncode
     assert "of one device make a table, not of a GPU, another GPU" in refused.stderr
+
+
+def test_a_ratio_below_its_target_is_marked(tmp_path: Path) -> None:
+    lines = table(result(tmp_path, "frame", 2.0), result(tmp_path, "vllm", 2.1)).stdout.splitlines()
+    assert lines[4].endswith("| ≥ 1.12, missed |")
