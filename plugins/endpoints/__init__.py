@@ -4,60 +4,34 @@ from __future__ import annotations
 
 from frame import Provider, hookimpl
 
+_HERE = "frame.plugins.endpoints"
+_BATCHES = "frame.plugins.batches.endpoint"
+#: Name, class, summary, and the class of its options where it has any.
+_ENDPOINTS: tuple[tuple[str, ...], ...] = (
+    ("server", f"{_HERE}.server:ServerEndpoint", "health, version, metrics"),
+    ("page", f"{_HERE}.page:PageEndpoint", "chat and live view in the browser"),
+    ("models", f"{_HERE}.models:ModelsEndpoint", "OpenAI: list of models"),
+    ("completions", f"{_HERE}.completions:CompletionsEndpoint", "OpenAI: text"),
+    ("chat-completions", f"{_HERE}.chat:ChatEndpoint", "OpenAI: chat"),
+    ("messages", f"{_HERE}.messages:MessagesEndpoint", "Anthropic: messages"),
+    ("responses", f"{_HERE}.responses:ResponsesEndpoint", "OpenAI: responses", f"{_HERE}.responses:ResponsesOptions"),
+    ("embeddings", f"{_HERE}.embeddings:EmbeddingsEndpoint", "OpenAI: embeddings"),
+    ("pooling", f"{_HERE}.pooling:PoolingEndpoint", "pool and classify"),
+    ("score", f"{_HERE}.score:ScoreEndpoint", "score pairs; rerank (Jina, Cohere)"),
+    ("batches", f"{_BATCHES}:BatchesEndpoint", "OpenAI: files and batches", f"{_BATCHES}:BatchesOptions"),
+    ("invocations", f"{_HERE}.invocations:InvocationsEndpoint", "SageMaker: any of these"),
+    ("admin", f"{_HERE}.admin:AdminEndpoint", "pause, sleep, reset, shut down"),
+    ("workers", f"{_HERE}.workers:WorkersEndpoint", "calls of worker methods"),
+    ("weights", f"{_HERE}.weights:WeightsEndpoint", "other weights; adapters"),
+    ("generate", f"{_HERE}.generate:GenerateEndpoint", "token ids in and out"),
+    ("tokens", f"{_HERE}.tokens:TokensEndpoint", "tokenize and detokenize"),
+)
+
 
 @hookimpl
 def frame_endpoints() -> list[Provider]:
-    """OpenAI's routes, the tokenizer's and the operator's."""
-    here = "frame.plugins.endpoints"
+    """The routes of OpenAI, Anthropic, vLLM, Jina and Cohere, and those of operators."""
     return [
-        Provider("server", f"{here}.server:ServerEndpoint", api=">=0.2.dev1,<0.3", summary="health, version, metrics"),
-        Provider(
-            "page", f"{here}.page:PageEndpoint", api=">=0.2.dev1,<0.3", summary="chat and live view in the browser"
-        ),
-        Provider("models", f"{here}.models:ModelsEndpoint", api=">=0.2.dev1,<0.3", summary="OpenAI: list of models"),
-        Provider(
-            "completions", f"{here}.completions:CompletionsEndpoint", api=">=0.2.dev1,<0.3", summary="OpenAI: text"
-        ),
-        Provider("chat-completions", f"{here}.chat:ChatEndpoint", api=">=0.2.dev1,<0.3", summary="OpenAI: chat"),
-        Provider("messages", f"{here}.messages:MessagesEndpoint", api=">=0.2.dev1,<0.3", summary="Anthropic: messages"),
-        Provider(
-            "responses",
-            f"{here}.responses:ResponsesEndpoint",
-            api=">=0.2.dev1,<0.3",
-            summary="OpenAI: responses",
-            options=f"{here}.responses:ResponsesOptions",
-        ),
-        Provider(
-            "embeddings", f"{here}.embeddings:EmbeddingsEndpoint", api=">=0.2.dev1,<0.3", summary="OpenAI: embeddings"
-        ),
-        Provider("pooling", f"{here}.pooling:PoolingEndpoint", api=">=0.2.dev1,<0.3", summary="pool and classify"),
-        Provider(
-            "score", f"{here}.score:ScoreEndpoint", api=">=0.2.dev1,<0.3", summary="score pairs; rerank (Jina, Cohere)"
-        ),
-        Provider(
-            "batches",
-            "frame.plugins.batches.endpoint:BatchesEndpoint",
-            api=">=0.2.dev1,<0.3",
-            summary="OpenAI: files and batches",
-            options="frame.plugins.batches.endpoint:BatchesOptions",
-        ),
-        Provider(
-            "invocations",
-            f"{here}.invocations:InvocationsEndpoint",
-            api=">=0.2.dev1,<0.3",
-            summary="SageMaker: any of these",
-        ),
-        Provider(
-            "admin", f"{here}.admin:AdminEndpoint", api=">=0.2.dev1,<0.3", summary="pause, sleep, reset, shut down"
-        ),
-        Provider(
-            "workers", f"{here}.workers:WorkersEndpoint", api=">=0.2.dev1,<0.3", summary="calls of worker methods"
-        ),
-        Provider(
-            "weights", f"{here}.weights:WeightsEndpoint", api=">=0.2.dev1,<0.3", summary="other weights; adapters"
-        ),
-        Provider(
-            "generate", f"{here}.generate:GenerateEndpoint", api=">=0.2.dev1,<0.3", summary="token ids in and out"
-        ),
-        Provider("tokens", f"{here}.tokens:TokensEndpoint", api=">=0.2.dev1,<0.3", summary="tokenize and detokenize"),
+        Provider(name, target, api=">=0.2.dev1,<0.3", summary=summary, options=next(iter(options), None))
+        for name, target, summary, *options in _ENDPOINTS
     ]

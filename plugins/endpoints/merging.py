@@ -1,9 +1,9 @@
-"""Several streams as one, for requests with several prompts."""
+"""Several streams as one stream, and several awaitables as one, for requests with several prompts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -12,9 +12,7 @@ T = TypeVar("T")
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yields the items of all streams as they arrive, each with the number of its stream.
 
-    Closes all streams at the end.
-
-    The first stream that fails ends the others, and its exception is raised here.
+    Closes all streams at the end. The first one that fails ends the others, and its exception is raised.
     """
     if len(streams) == 1:
         try:
@@ -46,6 +44,17 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
                 running -= 1
             else:
                 yield event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+    """All results in order; the first failure cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
             task.cancel()

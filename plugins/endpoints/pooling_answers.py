@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import uuid
 from collections.abc import Sequence
@@ -12,6 +11,8 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from frame.interfaces import Serving
+
+from .merging import together
 
 
 class PoolingUsage(Struct):
@@ -95,13 +96,7 @@ async def pool_all(serving: Serving, body: Any, params: Any, name: str) -> list[
     """The outputs of all inputs of a body, in order; the first failure ends the rest."""
     unique = uuid.uuid4().hex[:8]  # clients choose request ids, and may use one twice at the same time
     pool = serving.generation.pool
-    tasks = [
-        asyncio.ensure_future(pool(prompt, params, f"{name}-{unique}-{number}", priority=body.priority))
+    return await together(
+        pool(prompt, params, f"{name}-{unique}-{number}", priority=body.priority)
         for number, prompt in enumerate(body.prompts())
-    ]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from frame import PoolingParams
 from frame.interfaces import Serving
 
-T = TypeVar("T")
+from .merging import together
 
 
 @dataclass(frozen=True)
@@ -23,17 +22,6 @@ class Score:
 
     value: float
     num_tokens: int
-
-
-async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """All results in order; the first failure cancels the others and is raised."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def score_texts(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import os
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 from frame.interfaces import Command
@@ -19,9 +16,9 @@ from .client import Target
 from .datasets import add_dataset_flags, make_requests
 from .load import Load, Run, ask_model, run_load, wait_ready
 from .metrics import METRICS, parse_goodput, serve_figures
-from .output import add_output_flags, finish, progress_bar, stamp, write_json
-from .record import RequestRecord
+from .output import add_output_flags, finish, progress_bar, stamp
 from .serve_plots import metric_table, serve_plots
+from .serve_results import save_results
 from .text_source import TextSource, text_source
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -78,7 +75,7 @@ class ServeBench(Command):
                 "lower the rate, or run several clients",
                 file=sys.stderr,
             )
-        _save(arguments, plan, results, records)
+        save_results(arguments, results, records)
         return 0
 
 
@@ -267,38 +264,3 @@ def _results(arguments: argparse.Namespace, plan: _Plan, run: Run) -> dict[str, 
         "client_cpu": run.client_cpu,
         **figures,
     }
-
-
-def _save(arguments: argparse.Namespace, plan: _Plan, results: Mapping[str, Any], records: list[RequestRecord]) -> None:
-    if not (arguments.save_result or arguments.save_detailed):
-        return
-    if arguments.save_detailed:
-        results = {**results, **_details(records)}
-    model = plan.model.rstrip("/").rpartition("/")[2]
-    load = f"{arguments.request_rate:g}qps"
-    if arguments.max_concurrency is not None:
-        load += f"-concurrency{arguments.max_concurrency}"
-    name = arguments.result_filename or f"{arguments.backend}-{load}-{model}-{results['date']}.json"
-    path = Path(arguments.result_dir).expanduser() / name
-    write_json(str(path), results)
-    print(f"result: {path}")
-
-
-def _details(records: list[RequestRecord]) -> dict[str, Any]:
-    first = min(record.started for record in records)
-    return json_safe({
-        "input_lens": [record.prompt_len for record in records],
-        "output_lens": [record.output_len for record in records],
-        "start_times": [record.started - first for record in records],
-        "ttfts": [record.ttft for record in records],
-        "itls": [record.itls for record in records],
-        "e2els": [record.latency for record in records],
-        "generated_texts": [record.text for record in records],
-        "errors": [record.error for record in records],
-    })  # fmt: skip
-
-
-def json_safe(values: dict[str, Any]) -> dict[str, Any]:
-    """The same values; characters that UTF-8 cannot encode (half of a surrogate pair) are replaced."""
-    found: dict[str, Any] = json.loads(json.dumps(values).encode("utf-8", "replace"))
-    return found

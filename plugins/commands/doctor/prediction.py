@@ -48,7 +48,7 @@ class Prediction:
 
 
 def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gib_per_s: float) -> Prediction:
-    """Raises `ConfigError` for what cannot be read from config.json and the headers."""
+    """The prediction; raises `ConfigError` where config.json or the headers of the weights cannot be read."""
     sizes = resolve_sizes(config, checkpoint, device)
     shape = read_shape(checkpoint, sizes.kv_dtype)
     there = has_weights(checkpoint.folder)
@@ -59,20 +59,7 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
     weights_bytes = weights.elements * DTYPE_BYTES[sizes.dtype]
     empty = plan_layout(shape.kv_specs, config.cache.block_size)
     budget = kv_budget(config, device, sizes, shape, weights_bytes, empty, checkpoint.vocab_size)
-    layout: KVLayout | None = None
-    try:
-        if not shape.kv_specs:
-            raise ValueError("an encoder has no KV cache")
-        layout = with_blocks(empty, budget.kv_bytes, config.cache.num_gpu_blocks_override)
-    except ValueError:
-        fits_len, full = 0, 0.0
-        if not shape.kv_specs:  # a step takes whole prompts
-            fits_len = min(sizes.max_model_len, sizes.max_num_batched_tokens)
-            full = sizes.max_num_batched_tokens / max(1, sizes.max_model_len)
-    else:
-        fits_len = max_request_len(layout, sizes.max_model_len)
-        needed = blocks_needed(layout, max(1, sizes.max_model_len - 1))
-        full = (layout.pools[0] - 1) / needed if needed else float(sizes.max_num_seqs)
+    layout, fits_len, full = _capacity(config, sizes, shape, empty, budget.kv_bytes)
     return Prediction(
         checkpoint=checkpoint,
         device=device,
@@ -88,6 +75,22 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
         load_seconds=START_SECONDS[device.kind] + weights.read_bytes / (disk_gib_per_s * GIB),
         assumptions=_assumptions(device, shape, disk_gib_per_s, there),
     )
+
+
+def _capacity(
+    config: FrameConfig, sizes: Sizes, shape: Shape, empty: KVLayout, kv_bytes: int
+) -> tuple[KVLayout | None, int, float]:
+    """(the layout of the cache, None where not even two blocks fit; longest request; requests of full length)."""
+    if not shape.kv_specs:  # a step takes whole prompts
+        tokens = sizes.max_num_batched_tokens
+        return None, min(sizes.max_model_len, tokens), tokens / max(1, sizes.max_model_len)
+    try:
+        layout = with_blocks(empty, kv_bytes, config.cache.num_gpu_blocks_override)
+    except ValueError:
+        return None, 0, 0.0
+    needed = blocks_needed(layout, max(1, sizes.max_model_len - 1))
+    full = (layout.pools[0] - 1) / needed if needed else float(sizes.max_num_seqs)
+    return layout, max_request_len(layout, sizes.max_model_len), full
 
 
 def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float, there: bool) -> list[str]:
