@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RequestView:
-    """What a connector may know of a request; a snapshot.
+    """What a connector may know of a request, as it was when the call was made.
 
-    `token_ids` are prompt and output; `block_hashes` the chained hashes of its prompt, one for each full `grain` of the
-    layout (canonical, the same in every process and for every division of the model over ranks, see `KVLayout.model`);
-    `params` is the free `kv_transfer` dictionary of the request.
+    `token_ids` are prompt and output. `block_hashes` are hashes of the prompt, one for each full `grain` of the
+    layout, each over its tokens and the hash before; they are equal in every process, and however the model is divided
+    over ranks (see `KVLayout.model`). `params` are the request's `kv_transfer` parameters.
     """
 
     request_id: str
@@ -42,10 +42,10 @@ class RequestView:
 
 @dataclass(frozen=True)
 class CacheView:
-    """The cache of one layer: `bytes` uint8 [num_blocks, block_bytes], a block being one piece of memory.
+    """The KV cache of one layer: `bytes` uint8 [num_blocks, block_bytes]; each row is a block in one piece of memory.
 
-    Who moves blocks to an equal engine needs no more. `format` says what lies in a block, `group` is the number of the
-    layer's KV group in the layout, whose block ids are rows of `bytes`.
+    A connector that moves blocks to an equal engine needs only `bytes`. `format` says what lies in a block; `group` is
+    the number of the layer's KV group in the layout, whose block ids are the rows of `bytes`.
     """
 
     bytes: Tensor
@@ -54,7 +54,7 @@ class CacheView:
 
 
 class ConnectorScheduler(ABC):
-    """The half in the engine. Built as `Class(setup, options)`. All defaults do nothing."""
+    """The half in the engine, called from the engine's loop. Built as `Class(setup, options)`. Defaults do nothing."""
 
     def __init__(self, setup: ConnectorSetup, options: Any = None) -> None:
         self.setup = setup
@@ -62,57 +62,58 @@ class ConnectorScheduler(ABC):
         self.layout: KVLayout = setup.layout
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
-        """Called once, before the first request: what `ConnectorWorker.handshake` of each rank gave.
+        """Called once, before the first request, with what `ConnectorWorker.handshake` of each rank returned.
 
         Raises `ValueError` when the workers do not fit this half; that ends the start.
         """
 
     @abstractmethod
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
-        """(n, later): n tokens past `num_computed` that can be loaded, and whether the load outlasts the step.
+        """Returns (n, later): n tokens after `num_computed` can be loaded; `later`: the load goes on after the step.
 
-        n is a multiple of the layout's `grain`; None asks to be asked again in a later step; `later` is False when n is
-        0.
-        No side effects: may be called repeatedly. At least one prompt token is always left to compute.
+        Called when a waiting request is about to be admitted, maybe several times, so it must have no side effects. n
+        is a multiple of the layout's `grain`, and leaves at least one prompt token to compute; None means that the
+        scheduler shall ask again in a later step. `later` is False when n is 0.
         """
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
-        """Blocks [group][i] now hold the request's computed tokens, the last `num_external` of which are to be loaded.
+        """Called when a request was given `block_ids` [group][i] for its computed tokens.
 
-        Those of a group hold as many tokens as its block size says; block 0 stands where a window needs none. Blocks
-        for the tokens that the step computes are not among them: the plan's `added` and `appends` name those.
+        The connector must load the last `num_external` of these tokens. The blocks of a group hold as many tokens as
+        its block size says; block id 0 stands where a window needs no block. The blocks for tokens that the step
+        computes are in the plan's `added` and `appends`.
         """
 
     def build_message(self, plan: StepPlan) -> bytes:
-        """The message for the worker side for this step; must not change `plan`; resets per-step state."""
+        """Returns the message of this step for the worker side, and forgets what it held. Must not change `plan`."""
         del plan
         return b""
 
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
-        """Called once, before blocks are freed: (hold, parameters for the response).
+        """Called once a request, before its blocks are freed; returns (hold, parameters for its last output).
 
-        With `hold` the blocks stay until the worker side reports the id as sent.
+        With `hold` the blocks stay until the worker side reports the request's id as sent.
         """
         del request, block_ids
         return False, None
 
     def update(self, report: TransferReport) -> None:
-        """What the worker sides reported, merged over ranks."""
+        """Called after each step with the reports of all ranks, merged."""
 
     def reset(self) -> bool:
-        """Drops cached content (weights changed); returns whether it could."""
+        """Drops what it keeps, because the weights changed; returns whether it could."""
         return True
 
     def close(self) -> None:
-        """The engine ends."""
+        """Called once, when the engine ends."""
 
 
 class ConnectorWorker(ABC):
-    """The half beside the KV memory. Built as `Class(setup, options)`; `rank` is the worker's.
+    """The half beside the KV memory, called from its worker's thread. Built as `Class(setup, options)`.
 
-    Per step: `begin_step(message)` before the forward pass, `hooks.before/after(layer, batch)` around the layers,
-    `end_step(finished)` after it. `begin_step` and `end_step` are also called for steps without tokens. `hooks` are
-    there when `register` returns, and stay: by what they say then steps are recorded or not.
+    In each step the worker calls `begin_step(message)` before the forward pass, `hooks.before/after(layer, batch)`
+    around the layers, and `end_step(finished)` after it; the first and last also in steps without tokens. `hooks` must
+    be set when `register` returns, and stay: the worker reads then whether they let decode steps be recorded.
     """
 
     def __init__(self, setup: ConnectorWorkerSetup, options: Any = None) -> None:
@@ -124,25 +125,25 @@ class ConnectorWorker(ABC):
 
     @abstractmethod
     def register(self, caches: Mapping[str, CacheView]) -> None:
-        """Layer name → its cache, of each layer that keeps something. Called once, before the first step."""
+        """Called once, before the first step, with the cache of each layer that keeps something, by layer name."""
 
     @abstractmethod
     def begin_step(self, message: bytes) -> None:
-        """Starts loads and whatever else the scheduler side asked for.
+        """Starts the loads that the scheduler side's `message` asks for.
 
-        A step that failed has no `end_step`; what it would have saved must not be published.
+        A step that fails gets no `end_step`; what it would have saved must not be published.
         """
 
     @abstractmethod
     def end_step(self, finished: Sequence[str]) -> TransferReport:
-        """Waits for saves that must not be overwritten; reports. `finished` are request ids that ended this step."""
+        """Waits until blocks to be saved may be overwritten, and reports; `finished` are the requests that ended."""
 
     def handshake(self) -> bytes:
-        """What the scheduler side must know of this worker, once `register` was called (see `connect`)."""
+        """Returns what `ConnectorScheduler.connect` needs of this worker; called once, after `register`."""
         return b""
 
     def close(self) -> None:
-        """Drains what is under way."""
+        """Called once, when the worker ends; waits for the transfers that are under way."""
 
 
 class NullConnectorScheduler(ConnectorScheduler):

@@ -1,4 +1,4 @@
-"""Extension points of the command line and of the HTTP server. Knows no engine: it is given a client."""
+"""HTTP routes and subcommands of `frame`, as plugins add them. Endpoints reach the engine through `Serving`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 __all__ = ["KNOWN", "Command", "Endpoint", "ErrorShape", "RequestError"]
 
-#: In the ASGI scope of a request: whether its key was checked, or the server has none; False at health checks.
+#: Key of the ASGI scope whose value says whether the request may be served: its API key was right, or the server has
+#: none. False for health checks, which need no key.
 KNOWN = "frame.known"
 
 
 class Endpoint(ABC):
     """HTTP routes. Built as `Class(setup, options)` in each API process.
 
-    `serving` offers the models, the front and the error shape (`frame.interfaces.Serving`). Every route is behind the
-    API key and the body limits without doing anything for it, and its errors, the host's own too, have the shape
-    `errors`.
+    `serving` gives it models, text, generation and engine. The server checks API keys and sizes of bodies before any
+    route is called, and answers errors of its routes, the server's own included, in the form `errors`.
     """
 
     errors: ClassVar[ErrorShape] = ErrorShape()
-    #: True: these routes are on the admin listener, which has its own address and keys, and not on the public one
+    #: whether the routes are on the admin listener, which has its own address and keys, instead of the public one
     admin: ClassVar[bool] = False
-    #: which servers have these routes: "text" is a usual one, "tokens" one under --tokens-only, without a tokenizer
+    #: which servers have these routes: "tokens" is one under --tokens-only, without a tokenizer, "text" any other
     modes: ClassVar[frozenset[str]] = frozenset(("text",))
-    #: exact paths that GET answers without a key: files that are the same for everybody and tell nothing of this server
+    #: exact paths that GET answers without a key: files that are equal for everybody and say nothing about this server
     public_paths: tuple[str, ...] = ()
     #: exact paths whose POST takes a form with files (multipart/form-data), of at most --max-upload-bytes
     uploads: tuple[str, ...] = ()
@@ -47,22 +47,23 @@ class Endpoint(ABC):
 
     @abstractmethod
     def router(self) -> APIRouter:
-        """The routes, mounted at the root."""
+        """Returns the routes, which the server mounts at the root. Called once."""
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
-        """`app` or middleware around it, once a process: all routes of the public listener, below the ingress.
+        """Returns `app` or middleware around it; called once a process, with all routes of the public listener.
 
-        Requests have passed key, bounds and body by then; `scope[frame.interfaces.KNOWN]` says whether a key was there.
+        The server has checked key, bounds and body of the requests that it sees; `scope[frame.interfaces.KNOWN]` says
+        whether the key was checked.
         """
         return app
 
 
 class Command(ABC):
-    """A subcommand of `frame`. Built as `Class(setup, options)`; imports heavy things inside `run` only."""
+    """A subcommand of `frame`. Built as `Class(setup, options)`, also for `frame --help`: `run` does slow imports."""
 
     #: one line for `frame --help`
     help: str
-    #: command lines that its own `--help` ends with
+    #: command lines at the end of its own `--help`
     examples: tuple[str, ...] = ()
 
     def __init__(self, setup: Setup, options: Any = None) -> None:
@@ -71,8 +72,8 @@ class Command(ABC):
 
     @abstractmethod
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares its arguments."""
+        """Adds its arguments to `parser`."""
 
     @abstractmethod
     def run(self, arguments: argparse.Namespace) -> int:
-        """Does it; returns the exit status."""
+        """Runs the command with parsed arguments; returns the exit status."""

@@ -1,4 +1,4 @@
-"""What crosses between the front (text) and the engine (ids): requests in, tokens out."""
+"""What crosses between the front, which knows text, and the engine, which knows token ids: requests and outputs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ Fault = Literal["request", "load", "engine", "lost"]
 class EngineRequest(msgspec.Struct, kw_only=True):
     """A request as the engine sees it: ids only, one output sequence.
 
-    `seed` is drawn by the front when the caller gave none. `eos_token_ids` end the output unless `ignore_eos`;
-    `max_tokens` is final (never None). `owner` is whose it is, for policies that share out. `salt`, `adapter_name`
-    and `media_keys` enter the block hashes. A `replayed` request was let in by an earlier engine; it carries what
-    it had already emitted in `output_ids`, and at how many positions of the prompt log-probabilities were reported.
-    With `pooling` it ends with its prefill, and its only output is `EngineOutput.pooled`.
+    `seed` is drawn by the front when the caller gave none. `eos_token_ids` end the output unless `ignore_eos`.
+    `arrival` is in seconds of `time.time`. `owner` names whose request it is, for scheduling policies that divide the
+    engine among owners. `salt`, `adapter_name` and `media_keys` enter the block hashes. A `replayed` request was
+    admitted by an earlier engine: `output_ids` are the tokens that it had emitted, and `num_prompt_logprobs` the
+    positions of the prompt whose log-probabilities it had reported. With `pooling` it ends with its prefill, and its
+    only output is `EngineOutput.pooled`.
     """
 
     request_id: str
@@ -45,13 +46,14 @@ class EngineRequest(msgspec.Struct, kw_only=True):
 
 
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What one step added to one request. `stop_reason` is the stop token id, None for EOS or length.
+    """What one step added to one request.
 
-    `num_cached` (first output only) counts prompt tokens taken from the prefix cache or a connector, and `scheduled` is
-    when the request left the queue for the first time, in seconds of `time.time`. `num_drafts` were checked in this
-    step, of which the first `num_accepted` held. `fault` says where an `error` lies: the request could never have run,
-    the engine has too much to do, something broke, or the engine is gone and the request may be replayed on the next
-    one. `pooled` float32 [rows, size] is the whole answer of a pooling request.
+    `stop_reason` is the stop token's id, None for an end token or a length. The first output has `num_cached`, prompt
+    tokens that came from the prefix cache or a connector, and `scheduled`, when the request first left the queue, in
+    seconds of `time.time`. The step checked `num_drafts` draft tokens, and the first `num_accepted` of them were right.
+    `fault` says what an `error` means: the request could never run ("request"), the engine has too much to do ("load"),
+    something broke ("engine"), or the engine is gone and the next one may be sent the request ("lost"). `pooled`
+    float32 [rows, size] is the answer to a pooling request.
     """
 
     request_id: str
@@ -73,11 +75,12 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 class EngineStats(msgspec.Struct, kw_only=True):
     """Counters and gauges of one engine since its start; times in seconds.
 
-    `prefix_queries` and `prefix_hits` count prompt tokens looked up and found. `step_seconds` is the host and device
-    time of the newest step that computed tokens, 0 where no request is unfinished, `busy_seconds` that of all
-    together. `num_drafts` times a request's drafts were checked, together `num_draft_tokens`, of which
-    `num_accepted_tokens` held; `num_accepted_per_place` says how many did at each place after the last known token.
-    `connector_counters` and `connector_gauges` are what the KV connector's workers reported, by their names.
+    `kv_usage` is the share of KV blocks in use, 0 to 1. `prefix_queries` counts prompt tokens that were looked up in
+    the prefix cache, `prefix_hits` those that were found. `step_seconds` is the host and device time of the newest step
+    that computed tokens, 0 while no request is unfinished; `busy_seconds` is that of all steps. Drafts of requests were
+    checked `num_drafts` times: `num_draft_tokens` tokens, of which `num_accepted_tokens` were right;
+    `num_accepted_per_place` counts these by their place after the last known token. `finished` counts requests by
+    finish reason. `connector_counters` and `connector_gauges` are what the KV connector's workers reported, by name.
     """
 
     running: int = 0

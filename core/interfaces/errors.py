@@ -1,6 +1,6 @@
-"""How HTTP errors look: one class for each family of APIs. The default is OpenAI's, which most clients read.
+"""The error that ends an HTTP request, and the form in which an API family answers it. The default is OpenAI's.
 
-Knows no route and no server; the HTTP host asks the endpoint that a request was for.
+Knows no route; the server asks the endpoint that a request was for.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _TYPES: Mapping[int, str] = MappingProxyType({
 
 
 class RequestError(Exception):
-    """Ends a request with an HTTP status and one sentence; `param` names the field at fault, `code` is for programs.
+    """Ends a request with an HTTP status and one sentence; `param` names the wrong field, `code` is for programs.
 
-    `retry_after` is for clients that may try again, in seconds.
+    `retry_after` are the seconds after which a client may try again.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class RequestError(Exception):
 
 
 class ErrorShape:
-    """What clients read under every status from 400 on: `{"error": {"message", "type", "param", "code"}}`.
+    """Makes the bodies of answers with a status from 400 on: `{"error": {"message", "type", "param", "code"}}`.
 
-    Messages arrive as one bounded line. An API family of another shape overrides `body`, and `event` where its streams
-    name their events.
+    The server shortens messages to one line before. An API family of another form overrides `body`, and `event` if its
+    streams name their events.
     """
 
     def body(self, error: RequestError) -> dict[str, Any]:
-        """The body, as an object that encodes to JSON."""
+        """Returns the body, as an object that encodes to JSON."""
         kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "internal_server_error")
         code = error.code if error.code is not None else error.status
         return {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
 
     def event(self, error: RequestError) -> bytes:
-        """The last event of a stream that fails after status 200 went out."""
+        """Returns the last event of a stream that fails after its status 200 was sent."""
         return b"data: " + msgspec.json.encode(self.body(error)) + b"\n\n"

@@ -1,4 +1,4 @@
-"""An executor: where workers run and how steps reach them. Knows no scheduling and no text."""
+"""An executor: makes the workers of an engine, in this process or others, and brings steps to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DeadWorkerError(RuntimeError):
-    """A worker is gone. `killed`: by SIGKILL, which need not be the doing of what it computed."""
+    """A worker's process is gone. `killed`: by SIGKILL, so that the step it computed need not be the cause."""
 
     def __init__(self, message: str, *, killed: bool = False) -> None:
         super().__init__(message)
@@ -25,13 +25,16 @@ class DeadWorkerError(RuntimeError):
 
 
 class StepHandle(Protocol):
-    """A launched step."""
+    """A step that was launched, and may not be finished."""
 
     def ready(self) -> bool:
         """Whether `results` would return at once."""
 
     def results(self) -> list[StepResult]:
-        """Waits for the step; what each worker answers whose facts say `answers`, by rank. Raises what one raised."""
+        """Waits for the step; returns by rank the results of the workers whose facts say `answers`.
+
+        Raises what a worker raised.
+        """
 
 
 class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,12 +55,13 @@ class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker knows once its model is loaded, from which the engine plans the KV cache of all workers.
+    """What a worker knows once its model is loaded; the engine plans the KV cache of all workers from it.
 
-    `kv_specs` are those of all layers of the model that keep something, by name; their blocks hold a multiple of
-    `block_multiples` tokens, where a backend asks for that. `kv_bytes` is what a cache may take here, in which a block
-    of each pool takes `pool_bytes`. `digest` names all that decides the bits of this worker's blocks besides the
-    tokens, `model` weights and element types alone, which all workers share. `answers`: its steps have results.
+    `kv_specs` are the specs of all layers of the model that keep something, by layer name; their blocks hold a multiple
+    of `block_multiples` tokens, where a backend asks for that. `kv_bytes` is what a cache may take here, and a block of
+    each pool takes `pool_bytes` of it. `digest` hashes everything besides the tokens that decides the bits of this
+    worker's blocks, `model` weights and element types alone, which all workers share. `answers`: its steps have
+    results.
     """
 
     kv_specs: dict[str, AnyKVSpec]
@@ -71,10 +75,10 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says once its KV cache is there and it takes steps.
+    """What a worker reports once its KV cache is allocated and it takes steps.
 
-    `handshake` is what its KV connector tells the engine's side, `records` whether shapes are left to be recorded,
-    `stages` are (name, seconds) of its start. `pooling` says what a pooling model can do.
+    `handshake` is what its KV connector tells the scheduler side, `records` whether shapes are left to record. `stages`
+    are (name, seconds) of its start. `pooling` says what a pooling model can do; None for one that generates.
     """
 
     handshake: bytes = b""
@@ -87,7 +91,7 @@ class WorkerProtocol(Protocol):
     """What an executor may call on a worker, in this process or another."""
 
     def load(self) -> WorkerFacts:
-        """Initialises the device and loads the model."""
+        """Initialises the device and loads the model. Called once, first."""
 
     def allocate(self, layout: KVLayout) -> WorkerReady:
         """Allocates the KV cache and warms up; called once, after `load`."""
@@ -96,13 +100,13 @@ class WorkerProtocol(Protocol):
         """Applies state changes and runs the forward pass."""
 
     def sample(self, masks: bytes = b"") -> StepHandle:
-        """Samples the step executed last."""
+        """Draws tokens for the step that was executed last; `masks` as in `Executor.sample`."""
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Calls a control method by name: the RPC of `collective_rpc`, profiling, sleep.
+        """Calls a control method by name: methods of `collective_rpc`, profiling, sleep.
 
-        Raises `TimeoutError` when there is no answer after `timeout` seconds, which then goes unheard; `ValueError`
-        for a timeout where the worker runs in the calling thread.
+        Raises `TimeoutError` when there is no answer after `timeout` seconds; a later answer is dropped. A worker in
+        the calling thread cannot be timed, and raises `ValueError` for a timeout.
         """
 
     def check(self) -> None:
@@ -113,7 +117,7 @@ class WorkerProtocol(Protocol):
 
 
 class WorkerFactory(Protocol):
-    """Makes workers for an executor, which decides where they live."""
+    """Makes the workers of an engine for its executor, which decides in which process each runs."""
 
     def local(self, placement: Placement) -> WorkerProtocol:
         """A worker in the calling process."""
@@ -122,13 +126,13 @@ class WorkerFactory(Protocol):
         """A worker in a process of its own (`python -m frame worker`); it ends with its parent."""
 
     def recipe(self, placement: Placement) -> bytes:
-        """All that a process elsewhere needs to make the worker with `worker_of`, as JSON."""
+        """JSON from which a process elsewhere makes the worker with `worker_of`."""
 
 
 class Executor(ABC):
-    """Owns the workers of one engine. Built as `Class(setup, options)`; makes no worker before `load`, or at once.
+    """Owns the workers of one engine. Built as `Class(setup, options)`; it may make workers then or in `load`.
 
-    What `load` and `allocate` give is by rank, an entry for each of the setup's placements.
+    `load` and `allocate` return one entry for each of the setup's placements, in order of rank.
     """
 
     #: steps that may be launched before the oldest is answered
@@ -141,7 +145,7 @@ class Executor(ABC):
 
     @classmethod
     def supports(cls, mesh: Mesh) -> str | None:
-        """None, or why it cannot run the workers of `mesh`; one is what the default can."""
+        """None when it can run the workers of `mesh`, else why not. By default it can run one."""
         return None if mesh.size == 1 else "it runs one worker"
 
     @abstractmethod
@@ -150,7 +154,7 @@ class Executor(ABC):
 
     @abstractmethod
     def allocate(self, layout: KVLayout) -> list[WorkerReady]:
-        """Has each worker allocate its part of the KV cache; then they take steps. Raises as `load` does."""
+        """Has each worker allocate its part of the KV cache, after which it takes steps. Raises as `load` does."""
 
     @abstractmethod
     def execute(self, plan: StepPlan) -> None:
@@ -158,17 +162,17 @@ class Executor(ABC):
 
     @abstractmethod
     def sample(self, masks: bytes = b"") -> StepHandle:
-        """Asks for the tokens of the step executed last; `masks` are packed `TokenMasks`, or empty."""
+        """Has the workers draw tokens for the step executed last; `masks` are packed `TokenMasks`, or empty."""
 
     @abstractmethod
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
-        """Calls a method of every worker by name; returns the answers by rank. Plain data only across processes.
+        """Calls a method of every worker by name; returns the answers by rank. Other processes take plain data only.
 
-        `timeout` as in `WorkerProtocol.call`; only given where a caller of `collective_rpc` asked for it.
+        `timeout` is as in `WorkerProtocol.call`, and given only if a caller of `collective_rpc` asks for it.
         """
 
     def check(self) -> None:
         """Raises `DeadWorkerError`, or another `RuntimeError`, when a worker is dead."""
 
     def close(self) -> None:
-        """Stops the workers; leaves no process behind. May be called twice."""
+        """Stops the workers, and leaves no process behind. May be called twice."""

@@ -1,7 +1,7 @@
 """A grammar backend: compiles constraints, follows outputs through them, and says which tokens may come next.
 
-It works on token ids in the engine process. When to compile, where a hostile grammar is tried first, what is kept and
-when masks are computed is the engine's. Knows no request and no tensor.
+It works on token ids in the engine process. The engine decides when to compile, tries each grammar first in a process
+of its own, keeps compiled ones, and decides when masks are computed. Knows no request and no tensor.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Vocabulary(Protocol):
-    """What token ids stand for."""
+    """The tokens of a model: how many there are, and the text of each."""
 
     @property
     def size(self) -> int:
-        """Ids of the model, some of which may be no token."""
+        """The number of ids that the model scores; some may stand for no token."""
 
     @property
     def definition(self) -> str:
-        """The tokenizer as tokenizer.json holds it."""
+        """The text of tokenizer.json."""
 
     @property
     def eos_token_ids(self) -> Sequence[int]:
@@ -41,11 +41,11 @@ class Vocabulary(Protocol):
 
 
 class GrammarMatcher(ABC):
-    """Where one output stands in its grammar. One thread at a time uses it."""
+    """The state of one output in its grammar. One thread at a time calls it."""
 
     @abstractmethod
     def advance(self, token_id: int) -> bool:
-        """Takes the next token; False when the grammar does not allow it, and then the matcher is of no more use."""
+        """Takes the next token; False when the grammar does not allow it, after which the matcher is useless."""
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class GrammarMatcher(ABC):
 
     @property
     def error(self) -> str | None:
-        """Why the matcher is of no more use: a limit was hit, or no token can follow. One sentence, or None."""
+        """One sentence when the matcher is useless: a limit was reached, or no token can follow. Else None."""
         return None
 
 
@@ -64,11 +64,11 @@ class Grammar(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """About how much memory it takes now, which may grow as outputs follow it; the engine bounds the sum."""
+        """About how many bytes it takes now, which may grow with its matchers; the engine bounds the sum of all."""
 
     @abstractmethod
     def matcher(self) -> GrammarMatcher:
-        """A new matcher at the beginning; quick."""
+        """Returns a new matcher, at the beginning of an output. Must be quick: the engine's loop waits."""
 
 
 class GrammarBackend(ABC):
@@ -85,24 +85,24 @@ class GrammarBackend(ABC):
 
     @classmethod
     def supports(cls) -> str | None:
-        """None when it can be used here, else why not: for example, a library is not installed."""
+        """None when it can be used here, else why not, for example because a library is not installed."""
         return None
 
     @abstractmethod
     def normalize(self, params: StructuredOutputsParams) -> str:
-        """The constraint in the backend's own notation. Raises `ValueError` with one sentence for the caller."""
+        """Returns the constraint in the backend's own notation. Raises `ValueError`, one sentence for the client."""
 
     @abstractmethod
     def compile(self, text: str) -> Grammar:
-        """Compiles what `normalize` gave. Raises `ValueError` with one sentence for the caller."""
+        """Compiles what `normalize` returned. Raises `ValueError`, one sentence for the client."""
 
     @abstractmethod
     def fill_masks(self, matchers: Sequence[GrammarMatcher], words: np.ndarray) -> None:
-        """Writes what may come next: bit v % 32 of `words[i, v // 32]` for token v after `matchers[i]`.
+        """Sets bit v % 32 of `words[i, v // 32]` where token v may follow `matchers[i]`, and clears all others.
 
-        `words` is int32 [len(matchers), ceil(vocabulary.size / 32)]. An end of output is allowed where the grammar is
-        complete. Row i means nothing where `matchers[i].error` is set afterwards.
+        `words` is int32 [len(matchers), ceil(vocabulary.size / 32)]. End tokens may follow where the grammar is
+        complete. The engine ignores row i if `matchers[i].error` is set afterwards.
         """
 
     def close(self) -> None:
-        """Ends threads. Called once, when nothing else runs."""
+        """Ends its threads. Called once, when no other call runs or follows."""

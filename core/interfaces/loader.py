@@ -1,7 +1,4 @@
-"""A weight loader: named tensors of a checkpoint, read lazily. Knows no model.
-
-`LazyTensor.read` is the only call that touches bytes, and it reads only the rows asked for.
-"""
+"""A weight loader: the tensors of a checkpoint by name. Only `LazyTensor.read` reads weights. Knows no model."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class LazyTensor(ABC):
 
     @abstractmethod
     def read(self, index: tuple[slice, ...] = ()) -> Tensor:
-        """The slice `index` (all of it when empty) as a CPU tensor that may alias the file: copy before writing."""
+        """Reads the slice `index` (() for all) to a CPU tensor, which may alias the file: copy before writing."""
 
 
 class WeightLoader(ABC):
@@ -39,23 +36,23 @@ class WeightLoader(ABC):
 
     @abstractmethod
     def supports(self, folder: Path) -> str | None:
-        """None, or the reason why `folder` cannot be read by this loader."""
+        """None when this loader can read `folder`, else why not. Reads no weight."""
 
     @abstractmethod
     def tensors(self) -> Iterator[LazyTensor]:
-        """Every tensor of the checkpoint once, in file order. Raises `ValueError` naming a corrupt file."""
+        """Yields every tensor once, in the order of files. Raises `ValueError` naming a corrupt file."""
 
     @property
     def complete(self) -> bool:
-        """Whether every parameter must be covered (False for loaders that fill in values themselves)."""
+        """Whether the checkpoint must have a tensor for every parameter; False for loaders that `fill` the others."""
         return True
 
     def fill(self, name: str, parameter: Tensor) -> None:
-        """Called for parameters that `tensors` did not cover when `complete` is False."""
+        """Sets a parameter for which `tensors` yielded nothing; called only if `complete` is False."""
         raise NotImplementedError(f"{type(self).__name__} does not fill parameters")
 
 
 def fill_each(pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
-    """Copies what each function reads into its tensor, one after the other: `Streams.fill` without a device."""
+    """Copies the tensor that each function reads into the one beside it, one pair after the other."""
     for target, read in pieces:
         target.copy_(read())

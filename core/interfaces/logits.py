@@ -1,6 +1,6 @@
-"""A logits processor: changes the logits of the requests that opted in, before sampling.
+"""A logits processor: changes the logits of the requests that opted in, before tokens are drawn.
 
-State follows slots. Knows no scheduler and no text.
+What it keeps of a request it keeps by the request's slot. Knows no scheduler and no text.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from .sampling import SamplingParams
 if TYPE_CHECKING:
     from .setup import ProcessorSetup
 
-#: What a request may bring: (output ids, its logits [vocab_size]) -> logits, or with the prompt's ids in front.
+#: A callable of a request: (output ids, logits [vocab_size]) → logits, or with the prompt's ids as first argument.
 RequestLogitsProcessor = Callable[..., Tensor]
 
 
 class LogitsProcessor(ABC):
     """Built once per worker as `Class(setup, options)`.
 
-    `argmax_invariant`: it never changes which token is the most likely, so all-greedy batches skip it.
-    `needs_output_ids`: `apply` reads the output ids handed to `add`, so a step waits until they reached the host.
+    The worker's thread makes all calls but `validate`.
     """
 
+    #: whether it never changes which token is the most likely, so that batches of greedy requests skip it
     argmax_invariant: bool = False
+    #: whether `apply` reads the output ids that `add` was given, so that a step waits until these reached the host
     needs_output_ids: bool = False
 
     def __init__(self, setup: ProcessorSetup, options: Any = None) -> None:
@@ -40,27 +41,27 @@ class LogitsProcessor(ABC):
 
     @classmethod
     def validate(cls, params: SamplingParams) -> None:
-        """Raises `ValueError` when a request's `extra_args` for this processor are wrong; called at admission."""
+        """Raises `ValueError` when a request's `extra_args` are wrong for this processor; called at admission."""
         del params
 
     @abstractmethod
     def add(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], output_ids: list[int]) -> bool:
-        """A request took `slot` (whatever was there is gone); returns whether it opted in.
+        """Called when a request enters `slot`, in place of any earlier one; returns whether it opts in.
 
-        `output_ids` is live: it grows as tokens arrive (when `needs_output_ids`); after a preemption it is not empty.
+        With `needs_output_ids` the list `output_ids` grows as tokens arrive. After a preemption it begins non-empty.
         """
 
     @abstractmethod
     def remove(self, slot: int) -> None:
-        """The request left `slot`; called for every request, also those that did not opt in."""
+        """Called when the request in `slot` has left it, also for requests that did not opt in."""
 
     @abstractmethod
     def apply(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
-        """Logits float32 [N, vocab_size], row i of slot slots[i]; changes them in place or returns new ones."""
+        """Returns the changed `logits` float32 [N, vocab_size], in place or new ones; row i is of slots[i]."""
 
 
 class ForeignLogitsProcessor(ABC):
-    """A class written for another interface than frame's, which says how it is run."""
+    """A class of logits processors that was written for another interface, and wraps itself in frame's."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -70,11 +71,11 @@ class ForeignLogitsProcessor(ABC):
     @classmethod
     @abstractmethod
     def adapted(cls, setup: ProcessorSetup) -> LogitsProcessor:
-        """A processor of this class, built once per worker, behind frame's interface."""
+        """Returns a processor of this class behind frame's interface; called once per worker."""
 
 
 def bind(processor: RequestLogitsProcessor, prompt_ids: list[int], output_ids: list[int]) -> Callable[[Tensor], Tensor]:
-    """The processor as a function of the logits alone; raises `ValueError` as `takes_prompt` does."""
+    """Returns a request's callable as a function of its logits alone; raises `ValueError` as `takes_prompt` does."""
     return partial(processor, *([prompt_ids, output_ids] if takes_prompt(processor) else [output_ids]))
 
 

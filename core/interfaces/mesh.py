@@ -1,4 +1,4 @@
-"""How an engine's workers divide the work, and which of them one is. Knows no device and no process."""
+"""How the workers of an engine divide its model, and the place of one worker among them."""
 
 from __future__ import annotations
 

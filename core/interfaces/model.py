@@ -1,8 +1,7 @@
 """A model: layers put together from the parts that `build` hands out.
 
-`build` decides how a linear layer, an embedding, attention or experts are made for a checkpoint prefix; that is where
-sharding, quantisation, adapters and expert maps attach, so a model knows none of them. Knows no request and no
-scheduler.
+`build` makes linear layers, embeddings, attention and experts for the names of a checkpoint. Sharding, quantisation,
+adapters and expert maps attach there, so that models know none of them. Knows no request and no scheduler.
 """
 
 from __future__ import annotations
@@ -23,39 +22,39 @@ if TYPE_CHECKING:
     from .setup import ModelSetup
 
 Shard = Literal["column", "row"]
-#: What `Model.logits` gives: scores of the vocabulary, scores of classes, or nothing.
+#: What `Model.logits` returns: scores of the vocabulary, scores of classes, or nothing.
 ModelOutput = Literal["tokens", "classes", "hidden"]
 
 
 class LayerHooks:
     """Called around the work of every layer with a cache; a connector that loads or saves layer by layer overrides it.
 
-    Both calls come from the worker's thread; what they launch on the main queue runs in order with the layer's work.
-    They come in steps that compute several tokens of a row, as of a prompt, and never in steps of padding. With
-    `decode_steps` they come in steps of single tokens, too, and then no step is recorded.
+    The worker's thread makes both calls; what they launch on the main queue runs in order with the layer's work. It
+    makes them in steps that compute several tokens of some row, as of a prompt, and never in steps of padding.
     """
 
+    #: whether it makes them in steps of single tokens as well, in which case no step is recorded
     decode_steps: ClassVar[bool] = False
 
     def before(self, layer: str, batch: GroupBatch) -> None:
-        """The layer's cache is about to be read, for the rows of `batch`."""
+        """Called before the layer reads its cache for the rows of `batch`."""
 
     def after(self, layer: str, batch: GroupBatch) -> None:
-        """What the layer keeps of this step is in its cache."""
+        """Called when the layer has written what it keeps of this step to its cache."""
 
 
 def attend(call: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Calls the work of a layer with a cache: `call(*tensors, step)`."""
+    """Calls the work of a layer with a cache, as `call(*tensors, step)`; the default of `ForwardStep.attend`."""
     return call(*arguments)
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What the tokens of a step are: T of them, those of many requests in one row, padding included.
+    """The T tokens of a step, those of all requests one after the other, padding included.
 
-    `positions` int64 [1, T]: the place of each token in its sequence (models whose tokens have more coordinates get
-    more rows). `ids` int32 [T]; `embeds` [T, hidden_size] take the place of ids where given. `segments` int64 [T] says
-    which text of a pair each token is of (0 or 1); None when no row holds a pair.
+    `positions` int64 [1, T] is the place of each token in its sequence; models whose tokens have more coordinates get
+    more rows. Where `embeds` [T, hidden_size] is given, it replaces `ids` int32 [T]. `segments` int64 [T] says of which
+    text of a pair each token is (0 or 1); None when no row holds a pair.
     """
 
     positions: Tensor
@@ -64,7 +63,7 @@ class ModelInputs:
     segments: Tensor | None = None
 
     def embedded(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """[T, hidden_size]: `embeds` where given, else `embed(ids)`; raises `ValueError` when there is neither."""
+        """Returns `embeds` [T, hidden_size] where given, else `embed(ids)`; raises `ValueError` without either."""
         if self.embeds is not None:
             return self.embeds
         if self.ids is None:
@@ -74,10 +73,10 @@ class ModelInputs:
 
 @dataclass
 class ForwardStep:
-    """What a forward pass needs beside its inputs: `plans[g]` is the plan of KV group g, `batches[g]` its rows.
+    """What layers need in a forward pass besides inputs: `plans[g]` is the plan of KV group g, `batches[g]` its rows.
 
-    `attend` calls the work of each layer with a cache, with its tensors and the step. A platform that captures what
-    lies between two such layers as CUDA graphs puts its own function here.
+    Layers with a cache have `attend` call their work, with their tensors and the step. A platform that records what
+    lies between two such layers as piecewise graphs puts its own function there.
     """
 
     plans: Sequence[Any]
@@ -88,7 +87,7 @@ class ForwardStep:
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups that layers shard over."""
+    """The process groups over which layers are sharded."""
 
     tensor: ProcessGroup
     pipeline: ProcessGroup
@@ -96,7 +95,7 @@ class Groups:
 
     @classmethod
     def single(cls) -> Groups:
-        """Those of a worker that is alone: nothing is divided."""
+        """The groups of an engine with one worker, which divides nothing."""
         from ..parallel.group import SingleGroup
 
         alone = SingleGroup()
@@ -104,16 +103,17 @@ class Groups:
 
 
 class Weights(Protocol):
-    """Where the tensors of a checkpoint go in a model."""
+    """Copies the tensors of a checkpoint to the parameters of a model."""
 
     def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
         """As `Model.load`."""
 
 
 class Build(ABC):
-    """Makes the parts of a model. `prefix` is always the name in the checkpoint ("model.layers.0.mlp.gate_proj").
+    """Makes the parts of a model. `prefix` is a part's name in the checkpoint ("model.layers.0.mlp.gate_proj").
 
-    A part that fuses several checkpoint tensors names them in `parts` (name → output size), relative to `prefix`.
+    All sizes are those of the whole model, whatever share of it a worker has. A part that fuses several checkpoint
+    tensors names them in `parts` (name → output size), relative to `prefix`.
     """
 
     #: the Hugging Face configuration object of the (text) model
@@ -122,16 +122,16 @@ class Build(ABC):
     device: torch.device
     ops: Ops
     groups: Groups
-    #: tokens of the longest sequence that will be served; the length of position tables
+    #: tokens of the longest request, prompt and output; the length of position tables
     max_model_len: int
 
     @abstractmethod
     def weights(self, model: Model) -> Weights:
-        """Where tensors go in `model`, whose layers are all there; asked once, with the first tensors."""
+        """Returns what loads `model`; called once, when all its layers exist and its first tensors arrive."""
 
     @abstractmethod
     def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
-        """`make(i)` for the layers of this pipeline stage; other stages' layers are pass-through."""
+        """Returns `make(i)` for the layers of this pipeline stage; layers of other stages pass their input on."""
 
     @abstractmethod
     def linear(
@@ -145,7 +145,7 @@ class Build(ABC):
         parts: Mapping[str, int] | None = None,
         transposed: bool = False,
     ) -> nn.Module:
-        """y = x Wᵀ + b. "column" shards outputs, "row" shards inputs and sums over the tensor group.
+        """Returns y = x Wᵀ + b. "column" shards the outputs, "row" shards the inputs and sums over the tensor group.
 
         `transposed`: the checkpoint stores W as [in, out].
         """
@@ -163,9 +163,10 @@ class Build(ABC):
         names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
         transposed: bool = False,
     ) -> nn.Module:
-        """The fused query, key and value projection, sharded by heads; it returns (q, k, v), each [T, heads, head_dim].
+        """Returns the fused query, key and value projection, sharded by heads.
 
-        One entry in `names` means that the checkpoint holds one fused tensor in the order q, k, v.
+        It maps [T, hidden_size] to (q, k, v), each [T, heads, head_dim]. With one entry in `names` the checkpoint holds
+        one fused tensor in the order q, k, v.
         """
 
     @abstractmethod
@@ -183,27 +184,30 @@ class Build(ABC):
         alibi_slopes: Tensor | None = None,
         kind: AttentionKind = "decoder",
     ) -> Attention:
-        """Attention over this rank's heads (`num_heads`, `num_kv_heads` are those of the whole model).
+        """Returns attention over this rank's heads.
 
-        "decoder" is causal and paged; "encoder_only" sees every token of its own row and keeps nothing, for models
-        that set `whole_prompts`.
+        "decoder" is causal and has a KV cache; "encoder_only", for models with `whole_prompts`, lets each token see all
+        tokens of its row and keeps nothing.
         """
 
     @abstractmethod
     def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:
-        """Token (or position) embedding: ids [T] → [T, dim]; sharded over the vocabulary."""
+        """Returns the embedding of tokens or positions, ids [T] → [T, dim], sharded over the vocabulary."""
 
     @abstractmethod
     def head(
         self, prefix: str, hidden_size: int, vocab_size: int, *, tied: nn.Module | None = None, bias: bool = False
     ) -> nn.Module:
-        """Output projection: hidden [N, hidden_size] → logits [N, vocab_size]; `tied` shares an embedding."""
+        """Returns the output projection [N, hidden_size] → [N, vocab_size]; `tied` shares an embedding's weights."""
 
     @abstractmethod
     def norm(
         self, prefix: str, dim: int, *, eps: float, kind: Literal["rms", "layer"] = "rms", offset: float = 0.0
     ) -> nn.Module:
-        """RMSNorm (weight + `offset`) or LayerNorm. Called with a residual, an RMSNorm returns (normed, residual)."""
+        """Returns an RMSNorm (weight + `offset`) or LayerNorm.
+
+        An RMSNorm that is called with a residual adds it first, and returns (normed, sum).
+        """
 
     @abstractmethod
     def experts(
@@ -217,26 +221,25 @@ class Build(ABC):
         renormalize: bool = True,
         names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> nn.Module:
-        """Routed experts: (hidden [T, hidden_size], router logits [T, num_experts]) → [T, hidden_size]."""
+        """Returns routed experts: (hidden [T, hidden_size], router logits [T, num_experts]) → [T, hidden_size]."""
 
 
 class Model(nn.Module, ABC):
-    """A decoder or an encoder. Built as `Class(setup, options)`; then its parameters exist, on `build.device`.
+    """A decoder or an encoder. Built as `Class(setup, options)`; its parameters then exist, on `build.device`."""
 
-    `renames` are (pattern, replacement) pairs applied in order to checkpoint names; `ignores` are patterns of
-    checkpoint tensors that are not loaded. Both are regular expressions that must match the whole name (`renames`
-    match anywhere). `output` says what `logits` gives, `default_pooler` how a sequence is pooled where the checkpoint
-    does not say. With `whole_prompts` every token sees the whole prompt, which is therefore computed in one step;
-    `segments` says that the model reads `ModelInputs.segments`. One whose `forward` reads values on the host, or
-    branches by them, says `needs_python`: then none of its steps is recorded. (`logits` may: then no draw is.)
-    """
-
+    #: (pattern, replacement) pairs, applied in order to checkpoint names; the regular expressions match anywhere
     renames: ClassVar[Sequence[tuple[str, str]]] = ()
+    #: regular expressions of checkpoint names, to be matched whole, whose tensors are not loaded
     ignores: ClassVar[Sequence[str]] = ()
+    #: what `logits` returns
     output: ClassVar[ModelOutput] = "tokens"
+    #: the pooler of a pooling engine, where the checkpoint does not say
     default_pooler: ClassVar[str] = "last"
+    #: whether every token sees the whole prompt, so that a prompt is computed in one step
     whole_prompts: ClassVar[bool] = False
+    #: whether the model reads `ModelInputs.segments`
     segments: ClassVar[bool] = False
+    #: whether `forward` reads values on the host, or branches by them, so that no step is recorded
     needs_python: ClassVar[bool] = False
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
@@ -248,27 +251,28 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
-        """Hidden states [T, hidden_size] of the tokens in `inputs`."""
+        """Returns the hidden states [T, hidden_size] of the tokens in `inputs`."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, vocab_size] in the model's dtype for hidden states [N, hidden_size] of the rows that need them.
+        """Returns [N, vocab_size] in the model's dtype, for the hidden states [N, hidden_size] of rows that need it.
 
-        [N, classes] for a model whose `output` is "classes"; one of "hidden" raises.
+        A model whose `output` is "classes" returns [N, classes]; one of "hidden" raises. If it reads values on the
+        host, draws are not recorded.
         """
 
     def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Copies whole tensors, under their checkpoint names, into the parameters; returns the names taken.
+        """Copies whole tensors, given with their checkpoint names, to the parameters; returns the names that it used.
 
-        May be called with any part of a checkpoint, again and again; `finish_load` ends the series. Raises `ValueError`
-        naming a tensor that no layer knows or whose shape differs.
+        Called with one part of a checkpoint after the other, and then `finish_load`. Raises `ValueError` naming a
+        tensor that no layer knows or whose shape differs.
         """
         if self._weights is None:
             self._weights = self._make_weights(self)
         return self._weights.load(pairs)
 
     def finish_load(self) -> None:
-        """Called after the last weight has arrived, each time weights were (re)loaded; repacks where needed."""
+        """Called each time when the last weight has arrived; repacks weights where layers need it."""
         for module in self.modules():
             finish = getattr(module, "finish_load", None)
             if module is not self and callable(finish):

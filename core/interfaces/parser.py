@@ -1,8 +1,7 @@
-"""Output parsers: what a model wrote, piece by piece, as content, reasoning and tool calls.
+"""Output parsers: divide what a model writes into content, reasoning and tool calls.
 
-A parser is built once in each API process and opens a reader for every output. Readers work on text as it arrives, so
-that the answer at once is the stream's answer by construction: `feed` everything, then `finish`. They know no route
-and no engine.
+A parser is built once in each API process and opens a reader for every output. A reader works on text as it arrives; an
+answer that is not streamed is read the same way, so that both are equal. Parsers know no route and no engine.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Reasoning(msgspec.Struct, frozen=True):
 
 
 class CallBegin(msgspec.Struct, frozen=True):
-    """A tool call begins. `index` counts the calls of an output from 0; `id` is empty unless the format has one."""
+    """A tool call begins. `index` counts the calls of an output from 0; `id` is empty unless the model wrote one."""
 
     index: int
     name: str
@@ -43,14 +42,14 @@ class CallBegin(msgspec.Struct, frozen=True):
 
 
 class CallArguments(msgspec.Struct, frozen=True):
-    """More of the JSON text of a call's arguments."""
+    """A further piece of the JSON text of a call's arguments."""
 
     index: int
     text: str
 
 
 class CallEnd(msgspec.Struct, frozen=True):
-    """The arguments of a call are complete. Missing when the output ended inside them."""
+    """The arguments of a call are complete. There is no such event when the output ended inside them."""
 
     index: int
 
@@ -60,7 +59,10 @@ OutputEvent: TypeAlias = Content | Reasoning | CallBegin | CallArguments | CallE
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call. `parameters` is the JSON schema of its arguments; empty takes any object."""
+    """A function that the model may call. `parameters` is the JSON schema of its arguments; {} allows any object.
+
+    `strict`: the grammar of the output enforces the schema.
+    """
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -68,12 +70,12 @@ class Tool:
     strict: bool = False
 
     def types_of(self, argument: str) -> frozenset[str]:
-        """The JSON types that the schema allows for an argument; empty when it does not say."""
+        """Returns the JSON types that the schema allows for an argument; empty when it does not say."""
         properties = self.parameters.get("properties")
         return _types(properties.get(argument) if isinstance(properties, Mapping) else None)
 
 
-#: Types as schemas write them that were made from the types of a programming language → JSON's.
+#: Names of types in schemas that were made from a programming language → JSON's names.
 _LOOSE_TYPES: Mapping[str, str] = MappingProxyType({
     "str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number", "double": "number",
     "bool": "boolean", "dict": "object", "map": "object", "list": "array", "tuple": "array", "none": "null",
@@ -81,7 +83,7 @@ _LOOSE_TYPES: Mapping[str, str] = MappingProxyType({
 
 
 def json_type(name: str) -> str:
-    """JSON's name of a schema's type: "float" is "number"; a name that is not known stays."""
+    """Returns JSON's name of a schema's type: "number" for "float"; an unknown name stays."""
     return _LOOSE_TYPES.get(name.lower(), name)
 
 
@@ -108,8 +110,8 @@ def _types(schema: Any, depth: int = 0) -> frozenset[str]:
 class ParserRequest:
     """What a parser may know of a request.
 
-    `tools` are those that the model may call. `must_call`: it has to call one of them, at most one unless `parallel`.
-    `prompt` is the rendered chat, whose end may have opened the reasoning; `template_kwargs` went into the template.
+    The model may call `tools`, and has to with `must_call`; without `parallel` it makes one call at most. `prompt` is
+    the rendered chat, whose end may open the reasoning; `template_kwargs` were given to the template.
     """
 
     tools: Sequence[Tool] = ()
@@ -119,7 +121,7 @@ class ParserRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def tool(self, name: str) -> Tool | None:
-        """The tool of that name."""
+        """Returns the tool of that name; None when there is none."""
         return next((tool for tool in self.tools if tool.name == name), None)
 
 
@@ -127,8 +129,9 @@ class ParserRequest:
 class CallTags:
     """How a format writes calls, for grammars: `opener tag [separator tag]… closer`.
 
-    `tags` are structural tags (type, begin, content, end), one for each tool. `separator` is None where an answer holds
-    one call only. `trigger` is what the opener, or else every tag, begins with, and other text does not hold.
+    `tags` are structural tags (type, begin, content, end), one for each tool. `separator` is None if an answer holds
+    one call only. `trigger` is a text with which the opener, or without one every tag, begins, and which appears
+    nowhere else.
     """
 
     tags: Sequence[Mapping[str, Any]]
@@ -139,29 +142,29 @@ class CallTags:
 
 
 class OutputReader(ABC):
-    """Reads one output.
+    """Reads one output, in time proportional to its length.
 
-    Events do not depend on how the text is cut into pieces, but for where one event of text ends and the next begins.
-    The time is linear in the text's length. Text is emitted as soon as it can be no part of a marker. What looks like a
-    call and is none stays content; once a call has begun, its text stays in its arguments, however malformed.
+    The events do not depend on how the text is cut into pieces, except where one text ends and the next begins.
+    A reader emits text as soon as it cannot be part of a marker. Text that looks like a call and is none stays content.
+    Once a call has begun, its text belongs to its arguments, however malformed.
     """
 
     @abstractmethod
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[OutputEvent]:
-        """Takes new text and the ids that came with it (a character may lag behind its ids); raises nothing."""
+        """Takes new text and the token ids that came with it, and returns its events. Never raises.
+
+        The ids may be ahead of the text, whose last character may need further ids.
+        """
 
     @abstractmethod
     def finish(self) -> list[OutputEvent]:
-        """The output has ended: what was held back. Called once, last."""
+        """Called once, when the output has ended; returns the events of the text that was held back."""
 
 
 class _Parser(ABC):
-    """What both kinds share.
+    """What tool parsers and reasoning parsers have in common."""
 
-    `special_tokens` are texts of special tokens that must stay in the text for the reader to see them; those that the
-    vocabulary lacks are ignored.
-    """
-
+    #: texts of special tokens that must stay in the text for readers; those that the vocabulary lacks are ignored
     special_tokens: ClassVar[Sequence[str]] = ()
 
     def __init__(self, setup: ParserSetup, options: Any = None) -> None:
@@ -170,60 +173,58 @@ class _Parser(ABC):
         self.render: Callable[..., str] | None = setup.render
 
     def tokens(self) -> Sequence[str]:
-        """The special tokens to keep, where they follow from the template; the class's by default."""
+        """Returns the special tokens to keep; override it where they depend on the template."""
         return self.special_tokens
 
     @abstractmethod
     def start(self, request: ParserRequest) -> OutputReader:
-        """A reader for one output."""
+        """Returns a reader for one output of `request`."""
 
 
 class ToolParser(_Parser):
-    """Finds tool calls. Built as `Class(setup, options)` in each API process.
+    """Finds tool calls. Built as `Class(setup, options)` in each API process."""
 
-    `reads_reasoning`: its readers tell reasoning from content too, so no reasoning parser runs before them, and they
-    also read outputs of requests without tools.
-    """
-
+    #: whether its readers also separate reasoning from content; they then read outputs of requests without tools as
+    #: well, and no reasoning parser runs before them
     reads_reasoning: ClassVar[bool] = False
 
     def new_id(self) -> str:
-        """An id for a call whose format has none."""
+        """Returns an id for a call to which the model gave none."""
         return f"call_{secrets.token_hex(12)}"
 
     def constraint(self, request: ParserRequest) -> StructuredOutputsParams | None:
-        """The grammar of outputs that call as `request` demands; None when this format has none.
+        """Returns the grammar of outputs that call as `request` demands; None when this format has none.
 
-        Asked for when the request must call. The text that the grammar allows is read by `start(request)`.
+        Called for requests that must call. `start(request)` must read every text that the grammar allows.
         """
         del request
         return None
 
     def call_tags(self, request: ParserRequest) -> CallTags | None:
-        """How `start(request)` reads calls of the request's tools; None when that is no structural tag.
+        """Returns how this format writes calls of the request's tools; None when structural tags cannot say it.
 
-        Asked for when a grammar holds over an answer in which the model may call: because the text has a format, or
-        because a tool is strict, whose arguments must obey its schema.
+        Called when the model may call, and a grammar holds over its answer: because the text has a format, or because a
+        tool is strict.
         """
         del request
         return None
 
     def end(self, request: ParserRequest) -> str | None:
-        """As a reasoning parser's `end`, for formats with `reads_reasoning`."""
+        """As `ReasoningParser.end`, for a parser with `reads_reasoning`."""
         del request
         return None
 
 
 class ReasoningParser(_Parser):
-    """Tells reasoning from content: its readers emit `Reasoning` and `Content`; a tool parser then reads the content.
+    """Separates reasoning from content: its readers emit `Reasoning` and `Content`; a tool parser reads the content.
 
     Built as `Class(setup, options)` in each API process.
     """
 
     def end(self, request: ParserRequest) -> str | None:
-        """The text that ends the reasoning which the output begins with or may begin with; None when there is none.
+        """Returns the text that ends reasoning at the beginning of the output; None when it cannot begin with any.
 
-        A constraint on the output holds from there on.
+        A constraint on the output holds from that text on.
         """
         del request
         return None
@@ -238,7 +239,7 @@ class ToolCall(msgspec.Struct):
 
 
 class AssistantMessage:
-    """The events of one output, put together."""
+    """The message that the events of one output make together."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -276,7 +277,7 @@ class AssistantMessage:
 
 
 def joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:
-    """The same events with neighbours of one kind put together and empty ones left out."""
+    """Returns the same events, with neighbouring texts of one kind joined and empty ones left out."""
     found: list[OutputEvent] = []
     texts: list[str] = []
     for position, event in enumerate(events):

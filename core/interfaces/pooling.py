@@ -1,4 +1,4 @@
-"""Poolers: how the hidden states of a prompt become rows. They know neither requests nor text."""
+"""A pooler: makes rows of the hidden states of a prompt. Knows neither requests nor text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PoolerRows:
-    """The rows of one step that one pooler serves, on the host; B of them.
+    """The B rows of one step that one pooler serves, as arrays [B] on the host.
 
-    Row i owns the hidden states starts[i] .. starts[i] + counts[i], which are those of positions[i] and after; its
-    request has slot slots[i], and last[i] says that its prompt ends with this step.
+    Row i, of the request in slot slots[i], has the hidden states starts[i] .. starts[i] + counts[i] of the step, whose
+    positions in the prompt begin at positions[i]. last[i]: the prompt ends with this step.
     """
 
     slots: np.ndarray
@@ -38,7 +38,7 @@ class PoolerRows:
 
 @dataclass(frozen=True)
 class PoolerSizes:
-    """What a pooler may allocate: slots of requests, the width of a hidden state, the device."""
+    """Sizes for what a pooler allocates: the number of slots, the length of a hidden state, and the device."""
 
     num_slots: int
     hidden_size: int
@@ -46,14 +46,14 @@ class PoolerSizes:
 
 
 class Pooler(ABC):
-    """Makes rows of hidden states. Built as `Class(setup, options)`.
+    """Makes rows of hidden states. Built as `Class(setup, options)`; the worker's thread makes all calls.
 
-    A prompt may arrive in several steps, so what is not finished is kept by slot.
+    A prompt may be computed in several steps, so a pooler keeps what is unfinished by slot.
     """
 
-    #: whether every token of the prompt must be computed, so that cached prefixes are of no use
+    #: whether it needs the hidden states of all tokens of the prompt, so that cached prefixes cannot be skipped
     needs_every_token: ClassVar[bool] = True
-    #: whether a request gets a row for each (chosen) token instead of one
+    #: whether a request gets a row for each of its tokens, or of some of them, instead of one row
     per_token: ClassVar[bool] = False
 
     def __init__(self, setup: PoolerSetup, options: Any = None) -> None:
@@ -64,14 +64,14 @@ class Pooler(ABC):
         self.stage: Callable[[np.ndarray], Tensor] = setup.stage
 
     def add(self, slot: int, token_ids: np.ndarray) -> None:
-        """A request with this prompt takes a slot, which may hold what an older one left."""
+        """Called when a request with this prompt enters `slot`, which may hold what an earlier one left."""
 
     def remove(self, slot: int) -> None:
-        """The request left its slot, maybe before its prompt was complete; an empty slot is fine."""
+        """Called when the request has left `slot`, maybe before its prompt was complete, or when the slot was empty."""
 
     @abstractmethod
     def pool(self, hidden: Tensor, rows: PoolerRows) -> tuple[Tensor, list[int]]:
-        """Rows [N, hidden_size] of the requests whose prompt ends now, in their order, and how many each has.
+        """Returns rows [N, hidden_size] of the requests whose prompt ends now, in order, and how many each request has.
 
         `hidden` [T, hidden_size] is valid during this call only.
         """

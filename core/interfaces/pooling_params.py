@@ -1,6 +1,6 @@
-"""Pooling as data: what a request may ask, and what a pooling engine says of itself. Knows no tensor and no text.
+"""Pooling as data: what a request may ask of a pooling engine, and what the engine says it can do.
 
-A pooling request ends with its prefill: its answer is a vector, or one a token, instead of tokens.
+A pooling request ends with its prefill. Its answer is one vector, or one for each token, instead of tokens.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import msgspec
 
 from .sampling import RequestOutputKind
 
-#: "encode" is whatever the model does by default; "score" of two texts is a pair of them as one prompt, classified.
+#: "encode" is what the model does by default; "score" classifies two texts that are one prompt.
 PoolingTask = Literal["encode", "embed", "classify", "score", "reward", "token_embed", "token_classify"]
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True):
-    """How one prompt is pooled. None: as the model was configured.
+    """How one prompt is pooled; None means as the engine is configured. Raises `ValueError` for a value out of range.
 
-    `dimensions` cuts an embedding before it is normalised (Matryoshka models only). `truncate_prompt_tokens` k keeps k
-    tokens of a longer prompt, -1 as many as the model takes. The fields after `task` are filled in at admission:
-    `reads_cache` says whether a cached prefix may be skipped, `second_segment` is where the second text of a pair
-    begins (-1: nowhere), `per_token` whether every token gets a row.
+    `dimensions` shortens an embedding before it is normalised (Matryoshka models only). `truncate_prompt_tokens` k
+    keeps k tokens of a longer prompt, -1 as many as the model takes. The front sets the fields after `task` at
+    admission: `reads_cache`: a cached prefix may be skipped; `second_segment`: the position where the second text of a
+    pair begins, -1 without one; `per_token`: every token gets a row.
     """
 
     truncate_prompt_tokens: int | None = None
@@ -49,7 +49,7 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
 
     @property
     def output_kind(self) -> RequestOutputKind:
-        """There is one output, at the end."""
+        """FINAL_ONLY: there is one output, at the end."""
         return RequestOutputKind.FINAL_ONLY
 
     def clone(self) -> PoolingParams:
@@ -58,11 +58,11 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
 
 
 class PoolingFacts(msgspec.Struct, kw_only=True):
-    """What a pooling engine can do. `tasks` are those that requests may name, the first is the default.
+    """What a pooling engine can do. Requests may name any of `tasks`; the first is the default.
 
-    `size` is the length of a row that it gives: of an embedding, or the number of classes. `embedding_sizes` are those
-    that `dimensions` may name, [] for any when `matryoshka`. `cached_sequence` and `cached_tokens` say whether cached
-    prefixes may be skipped when the sequence, or each token, is pooled.
+    `size` is the length of the rows that it returns: of an embedding, or the number of classes. With `matryoshka`,
+    `dimensions` may be any of `embedding_sizes`, or anything up to `size` when that is []. `cached_sequence` and
+    `cached_tokens` say whether cached prefixes may be skipped when the sequence, or each token, is pooled.
     """
 
     tasks: list[PoolingTask]

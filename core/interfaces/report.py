@@ -1,4 +1,4 @@
-"""What is told about each generation when it has ended, and who hears it. Knows no HTTP library and no exporter."""
+"""Metrics sinks, and the report of a finished request that they get. Knows no HTTP library and no exporter."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class RequestReport(msgspec.Struct, kw_only=True, frozen=True):
-    """One generation that has ended, however it did: one prompt with its `n` outputs. Times are in seconds.
+    """One prompt with its `n` outputs that has ended, well or not.
 
-    `arrival` is in Unix seconds. `queue_seconds` is the wait for the first step, `prefill_seconds` from there to the
-    first token, `decode_seconds` from there to the last one; None when it never came that far. `owner` is the beginning
-    of the digest of the API key, never the key; `client_id` the X-Request-Id; `headers` holds `traceparent` and
-    `tracestate` as the client sent them, which may be anything. `prompt` and `outputs` are None unless a sink asks.
+    `arrival` is in Unix seconds. `queue_seconds` lasts until the request's first step, `prefill_seconds` from there to
+    the first token, `decode_seconds` from there to the last one; each is None if the request did not get so far.
+    `owner` is the beginning of the digest of the API key, `client_id` the X-Request-Id. `headers` holds `traceparent`
+    and `tracestate` as the client sent them, unchecked. `prompt` and `outputs` are None unless a sink wants them.
     """
 
     request_id: str
@@ -45,10 +45,10 @@ class RequestReport(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class MetricsSink(ABC):
-    """Hears of every generation. Built as `Class(setup, options)` in each API process, closed with it.
+    """Gets a report of every finished request. Built as `Class(setup, options)` in each API process, closed with it.
 
-    Called from the event loop that serves all requests, so it must not wait: whatever sends over a network does so from
-    a thread of its own. What it raises is logged and harms no request.
+    The event loop that serves all requests calls it, so it must not wait: a sink that sends over a network does so from
+    a thread of its own. What it raises is logged, and harms no request.
     """
 
     #: whether reports must hold prompts and outputs
@@ -61,7 +61,7 @@ class MetricsSink(ABC):
 
     @abstractmethod
     def request(self, report: RequestReport) -> None:
-        """A generation has ended."""
+        """Called when a request has ended."""
 
     def close(self) -> None:
-        """Sends what is left. May be called twice."""
+        """Sends the reports that are left. May be called twice."""

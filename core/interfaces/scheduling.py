@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Schedulable(Protocol):
-    """What a policy may look at. Times are `time.monotonic()` seconds; `num_tokens` counts prompt and output.
+    """What a policy may read of a request. `arrival` is in Unix seconds; `num_tokens` counts prompt and output.
 
-    `owner` is whose it is, "" where nobody tells owners apart, and `turn` its place where owners take turns by tokens:
-    what its owner has asked for before it, but not less than where those that are served have come to.
+    `owner` names whose request it is, "" where owners are not told apart. `turn` orders requests so that owners share
+    tokens equally: the tokens that its owner had asked for before it, but at least the `turn` that is being served.
     """
 
     request_id: str
@@ -26,7 +26,7 @@ class Schedulable(Protocol):
 
     @property
     def owner_running(self) -> int:
-        """Requests of its owner that run."""
+        """How many requests of its owner run."""
 
     @property
     def num_computed(self) -> int: ...
@@ -36,7 +36,7 @@ class Schedulable(Protocol):
 
 
 class SchedulerPolicy(ABC):
-    """Built as `Class(setup, options)`. Must be a pure function of what it is given."""
+    """Built as `Class(setup, options)`. Its answers must depend on their arguments alone."""
 
     def __init__(self, setup: EngineSetup, options: Any = None) -> None:
         self.setup = setup
@@ -44,13 +44,15 @@ class SchedulerPolicy(ABC):
 
     @abstractmethod
     def key(self, request: Schedulable) -> tuple[Any, ...]:
-        """Sort key: the waiting request with the smallest key is admitted first, the running one with the largest
-        gives way first when blocks run out.
+        """Returns the key by which requests are sorted, of waiting and of running ones.
+
+        The waiting request with the smallest key is admitted first. When blocks run out, the running one with the
+        largest key is preempted first.
         """
 
     def gives_way(self, running: Schedulable, waiting: Schedulable) -> bool:
-        """Whether a running request leaves its place to the first waiting one, for which there is no room.
+        """Whether `running` is preempted in favour of `waiting`, the first in the queue, for which there is no room.
 
-        It is computed again later, after that one. Asked every few steps of every running request.
+        The preempted request is computed again later. Called every few steps for every running request.
         """
         return False

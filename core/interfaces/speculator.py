@@ -1,7 +1,7 @@
 """A speculator: guesses the next tokens of requests, which the model then checks all at once.
 
-Guesses cost time when they are wrong and never change what is generated. State follows slots; everything that `propose`
-reads and returns is on the device, so that a step needs no answer of the one before. Knows no scheduler and no text.
+Wrong guesses cost time, and never change what is generated. What `propose` reads and returns is on the device, so that
+a step need not wait for the tokens of the one before. Knows no scheduler and no text.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftContext:
-    """The S rows that just got tokens. R slots.
+    """The S rows of a step that just got tokens.
 
-    `token_ids` int32 [R, width] holds the tokens of every slot, `slots` int32 [S] are the rows' slots (distinct) and
-    `lengths` int32 [S] their known tokens; what lies behind is not to be read. No length is above `longest`. Where the
-    platform pads rows, those of slot -1 fill up: what is guessed for them is dropped.
+    `token_ids` int32 [number of slots, width] holds the tokens of every slot. `slots` int32 [S] are the slots of the
+    rows, each once, and `lengths` int32 [S] how many of their tokens are known; those behind must not be read. No
+    length is above `longest`. A platform may pad with rows of slot -1, whose guesses are dropped.
     """
 
     token_ids: Tensor
@@ -37,16 +37,16 @@ class DraftContext:
 
 @dataclass(frozen=True)
 class Drafts:
-    """Guesses: row i's next tokens are thought to be the first `counts[i]` of `token_ids[i]`; int32 [S, k] and [S]."""
+    """Guesses, int32 [S, k] and [S]: the next tokens of row i may be the first `counts[i]` of `token_ids[i]`."""
 
     token_ids: Tensor
     counts: Tensor
 
 
 class Speculator(ABC):
-    """Built once per worker as `Class(setup, options)`.
+    """Built once per worker as `Class(setup, options)`; the worker's thread makes all calls.
 
-    `num_drafts` is k, the most tokens that it may guess for a row.
+    `num_drafts` is k, the most tokens that it may guess for a row. What it keeps of a request it keeps by slot.
     """
 
     def __init__(self, setup: SpeculatorSetup, options: Any = None) -> None:
@@ -57,14 +57,14 @@ class Speculator(ABC):
         self.device: torch.device = setup.device
 
     def add(self, request: NewRequest) -> None:
-        """A request took its slot; whatever was there is gone."""
+        """Called when a request enters its slot, in place of any earlier one."""
 
     def remove(self, slot: int) -> None:
-        """The request left `slot`; an empty slot is fine."""
+        """Called when the request has left `slot`, or when the slot was empty."""
 
     @abstractmethod
     def propose(self, context: DraftContext) -> Drafts:
-        """Guesses for the rows of a step that just got tokens; changes nothing it is given.
+        """Returns guesses for the rows of `context`, which it must not change.
 
-        Every returned id must lie in the vocabulary. The same context gives the same guesses on every rank.
+        Every returned id must lie in the vocabulary. Equal contexts must give equal guesses on every rank.
         """

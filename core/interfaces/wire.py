@@ -1,6 +1,6 @@
-"""Typed msgpack for everything that crosses a process: structs, numpy arrays, nothing executable.
+"""Typed msgpack for messages between processes: structs and numpy arrays, nothing executable.
 
-An array travels as (dtype, shape, bytes); only plain numeric dtypes are accepted. Knows no transport.
+An array is sent as (dtype, shape, bytes); only plain numeric dtypes are accepted. Knows no transport.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 
 
 def encode(value: Any) -> bytes:
-    """Serialises a struct (or plain containers of numbers, text, bytes and arrays)."""
+    """Returns the bytes of a struct, or of plain containers of numbers, text, bytes and numpy arrays."""
     return _encoder.encode(value)
 
 
@@ -59,9 +59,9 @@ _making = threading.Lock()
 
 
 def _make_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """One thread at a time: while msgspec learns the fields of a struct, another thread would use them half learnt.
+    """Makes the decoder of `kind`, in one thread at a time.
 
-    It was seen to end the process by SIGSEGV.
+    While msgspec reads the fields of a struct in two threads, one uses what the other has half read: SIGSEGV was seen.
     """
     with _making:
         return _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind, dec_hook=_decode_array))
