@@ -23,9 +23,11 @@ from .input_processor import Admission, Limits, default_sampling_params
 from .outputs import RequestMetrics
 from .pooling import PoolingAdmission, PoolingRecord
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
-from .request_record import Record, RequestRecord
+from .request_record import RequestRecord
 from .template import ChatOptions, read_template, render_chat
 from .tokenizer import Tokenizer, TokenizerSource
+
+Record = RequestRecord | PoolingRecord
 
 
 def tokenizer_source(config: FrameConfig, checkpoint: Checkpoint) -> TokenizerSource:
@@ -238,7 +240,8 @@ class Front:
             record = self._records.get(request_id)
             if record is None:
                 continue
-            for sequence in record.sequences:
+            sequences: Sequence[Any] = record.sequences
+            for sequence in sequences:
                 if self._sequences.pop(sequence.request.request_id, None) is not None:
                     ended.append(sequence.request.request_id)
                     record.end(sequence)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 from ..interfaces.engine import EngineRequest
+from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
 from .prompts import InvalidRequest, ParsedPrompt
 from .tokenizer import Tokenizer, TokenizerSource
@@ -31,6 +32,8 @@ _DEFAULTS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+P = TypeVar("P", SamplingParams, PoolingParams)
+
 _MAX_CHILDREN = 16384
 #: A text that is only counted or will be truncated may be this many times as long as the longest that could fit.
 _CUT_LENGTHS = 8
@@ -91,13 +94,16 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
         )
 
 
-class Admitted(msgspec.Struct, frozen=True):
-    """One request as admitted: its echoed text, ids [n], and an engine request for each of `params.n` outputs."""
+class Admitted(msgspec.Struct, Generic[P], frozen=True):
+    """One request as admitted: its echoed text, its ids, and what the engine runs for it.
+
+    That is an engine request for each of `params.n` outputs, or for each part in which a long text is embedded.
+    """
 
     request_id: str
     text: str | None
     prompt_ids: list[int]
-    params: SamplingParams
+    params: P
     requests: list[EngineRequest]
     arrival: float
 
@@ -127,7 +133,7 @@ class Admission:
         *,
         priority: int = 0,
         kv_transfer: dict[str, Any] | None = None,
-    ) -> Admitted:
+    ) -> Admitted[SamplingParams]:
         """Raises `InvalidRequest` naming the field, its value and its bounds."""
         arrival = time.time()
         self._check_params(params)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..interfaces.engine import Fault, FinishReason
 from .logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
-
-logger = logging.getLogger(__name__)
 
 __all__ = ["CompletionOutput", "FlatLogprobs", "Logprob", "RequestMetrics", "RequestOutput"]
 
@@ -66,7 +63,10 @@ class CompletionOutput:
 
     @classmethod
     def of(cls, **fields: Any) -> CompletionOutput:
-        """Makes one from its fields, faster than a call of the class: each token of a stream needs one."""
+        """Makes one from its fields, faster than a call of the class: each token of a stream needs one.
+
+        A field that is left out has its default, because dataclass defaults are class attributes.
+        """
         output = cls.__new__(cls)
         output.__dict__ = fields
         return output
@@ -87,12 +87,11 @@ class CompletionOutput:
         self.error, self.fault = later.error, later.fault
 
 
-@dataclass(init=False)
+@dataclass
 class RequestOutput:
     """A request's prompt and its outputs so far, ordered by index.
 
-    `num_cached_tokens` counts prompt tokens that were not computed. Keywords of newer callers are ignored with a
-    warning, so that outputs can be rebuilt from stored fields.
+    `num_cached_tokens` counts the prompt tokens whose keys and values were found in the prefix cache.
     """
 
     request_id: str
@@ -106,43 +105,11 @@ class RequestOutput:
     encoder_prompt: str | None = None
     encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None
-    kv_transfer_params: dict[str, Any] | None = field(default=None)
-
-    def __init__(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: list[int] | None,
-        prompt_logprobs: PromptLogprobs | None,
-        outputs: list[CompletionOutput],
-        finished: bool,
-        metrics: RequestMetrics | None = None,
-        lora_request: Any = None,
-        encoder_prompt: str | None = None,
-        encoder_prompt_token_ids: list[int] | None = None,
-        num_cached_tokens: int | None = None,
-        *,
-        kv_transfer_params: dict[str, Any] | None = None,
-        **unknown: Any,
-    ) -> None:
-        self.request_id = request_id
-        self.prompt = prompt
-        self.prompt_token_ids = prompt_token_ids
-        self.prompt_logprobs = prompt_logprobs
-        self.outputs = outputs
-        self.finished = finished
-        self.metrics = metrics
-        self.lora_request = lora_request
-        self.encoder_prompt = encoder_prompt
-        self.encoder_prompt_token_ids = encoder_prompt_token_ids
-        self.num_cached_tokens = num_cached_tokens
-        self.kv_transfer_params = kv_transfer_params
-        for name in unknown:
-            logger.warning("RequestOutput ignores the unknown keyword %r", name)
+    kv_transfer_params: dict[str, Any] | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, **fields: Any) -> RequestOutput:
-        """Makes one from its fields without checks, faster than the constructor, as `CompletionOutput.of`."""
+        """Makes one from all of its fields, faster than a call of the class."""
         output = cls.__new__(cls)
         output.__dict__ = fields
         return output

@@ -6,7 +6,6 @@ Knows the engine's `PoolingFacts`, but neither tensors nor poolers.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from ..config.tree import PoolerConfig
 from ..interfaces.engine import EngineOutput, EngineRequest, Fault, FinishReason
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams, PoolingTask
 from ..interfaces.sampling import SamplingParams
-from .input_processor import Limits, check_ids
+from .input_processor import Admitted, Limits, check_ids
 from .outputs import RequestMetrics
 from .pooled_outputs import PoolingOutput, PoolingRequestOutput
 from .prompts import InvalidRequest, ParsedPrompt
@@ -26,17 +25,6 @@ from .tokenizer import TokenizerSource
 _EMBEDS: frozenset[PoolingTask] = frozenset(("embed", "token_embed"))
 _TOKENS: frozenset[PoolingTask] = frozenset(("token_embed", "token_classify", "reward"))
 _NO_SAMPLING = SamplingParams(max_tokens=1)
-
-
-@dataclass(frozen=True)
-class AdmittedPooling:
-    """One pooling request as admitted; several engine requests when its text is embedded in parts."""
-
-    request_id: str
-    prompt_ids: list[int]
-    params: PoolingParams
-    requests: list[EngineRequest]
-    arrival: float = field(default_factory=time.time)
 
 
 class PoolingAdmission:
@@ -60,8 +48,9 @@ class PoolingAdmission:
         *,
         priority: int = 0,
         kv_transfer: dict[str, Any] | None = None,
-    ) -> AdmittedPooling:
+    ) -> Admitted[PoolingParams]:
         """Raises `InvalidRequest` naming the field, its value and its bounds."""
+        arrival = time.time()
         self.limits.check_priority(priority)
         params = self._complete(params, prompt)
         ids = self.tokenize(prompt, params).ids
@@ -77,7 +66,7 @@ class PoolingAdmission:
                 params=_NO_SAMPLING,
                 max_tokens=1,
                 seed=0,
-                arrival=time.time(),
+                arrival=arrival,
                 priority=priority,
                 salt=prompt.salt,
                 pooling=asked,
@@ -85,7 +74,7 @@ class PoolingAdmission:
             )
             for index, part in enumerate(parts)
         ]
-        return AdmittedPooling(request_id, ids, params, requests)
+        return Admitted(request_id, prompt.text, ids, params, requests, arrival)
 
     def tokenize(self, prompt: ParsedPrompt, params: PoolingParams) -> ParsedPrompt:
         """The prompt with ids, cut as asked; special tokens stay. Raises `InvalidRequest`."""
@@ -204,7 +193,7 @@ class PoolingRecord:
 
     num_prompt_logprobs = 0
 
-    def __init__(self, admitted: AdmittedPooling, facts: PoolingFacts) -> None:
+    def __init__(self, admitted: Admitted[PoolingParams], facts: PoolingFacts) -> None:
         self.admitted = admitted
         self.sequences = [PooledPart(index, request) for index, request in enumerate(admitted.requests)]
         self.metrics = RequestMetrics(admitted.arrival)

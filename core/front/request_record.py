@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from ..interfaces.engine import EngineOutput
-from ..interfaces.sampling import RequestOutputKind
+from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from ..interfaces.step import LogprobRows
 from .input_processor import Admitted
 from .logprobs import PromptLogprobs, append_rows, new_prompt_logprobs
@@ -17,7 +17,9 @@ from .tokenizer import Tokenizer
 class RequestRecord:
     """One request: the prompt as admitted, its output sequences, and how much of them the caller has seen."""
 
-    def __init__(self, admitted: Admitted, tokenizer: Tokenizer | None, stream_interval: int = 1) -> None:
+    def __init__(
+        self, admitted: Admitted[SamplingParams], tokenizer: Tokenizer | None, stream_interval: int = 1
+    ) -> None:
         self.admitted = admitted
         self.params = admitted.params
         self.sequences = [
@@ -127,27 +129,3 @@ class RequestRecord:
             num_cached_tokens=self.num_cached,
             kv_transfer_params=self.kv_transfer,
         )
-
-
-class Record(Protocol):
-    """The record of an unfinished request: a `RequestRecord` or a `PoolingRecord`."""
-
-    admitted: Any
-    sequences: Any
-    metrics: RequestMetrics
-
-    @property
-    def num_prompt_logprobs(self) -> int:
-        """Positions of the prompt whose log-probabilities were reported."""
-
-    def ends(self) -> list[tuple[str, int]]:
-        """How each sequence ended, and its tokens."""
-
-    def push(self, sequence: Any, output: EngineOutput, now: float) -> bool:
-        """Takes a step's output; returns whether the engine must end the sequence."""
-
-    def end(self, sequence: Any) -> None:
-        """Ends a sequence as aborted."""
-
-    def take(self, now: float) -> Any:
-        """The output that the caller gets now, or None."""

@@ -114,9 +114,7 @@ class Tokenizer:
                 return_token_type_ids=False,
                 verbose=False,
             )
-        except UnicodeEncodeError:
-            raise InvalidRequest("text holds a lone surrogate, which is no character", "prompt") from None
-        except TypeError as error:
+        except (UnicodeEncodeError, TypeError) as error:
             if all(_is_encodable(text) for text in texts):
                 raise
             raise InvalidRequest("text holds a lone surrogate, which is no character", "prompt") from error

@@ -38,20 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _no_token(text: str) -> int | None:
-    del text
-    return None
-
-
-def _no_parser() -> ToolParser | None:
-    return None
-
-
-def _no_tokens(text: str) -> list[int]:
-    del text
-    return []
-
-
 @dataclass(frozen=True)
 class OutputParsers:
     """The parsers of a server.
@@ -68,9 +54,9 @@ class OutputParsers:
     forced: ToolParser | None = None
     auto: bool = False
     exclude_when_none: bool = True
-    find_tools: Callable[[], ToolParser | None] = _no_parser
-    token_id: Callable[[str], int | None] = _no_token
-    encode: Callable[[str], list[int]] = _no_tokens
+    find_tools: Callable[[], ToolParser | None] = lambda: None
+    token_id: Callable[[str], int | None] = lambda text: None
+    encode: Callable[[str], list[int]] = lambda text: []
 
     def turn(
         self,
@@ -135,6 +121,10 @@ def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> Outp
             logger.warning("no tool parser for this model: %s", error)
             return None
 
+    by_tokenizer: dict[str, Any] = {}
+    if tokenizer is not None:
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        by_tokenizer = {"token_id": tokenizer.token_id, "encode": encode}
     named = None if server.tool_call_parser == "none" else server.tool_call_parser
     return OutputParsers(
         tools=suited() if named == "auto" else make("tool-parser", named),
@@ -143,8 +133,7 @@ def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> Outp
         forced=make("tool-parser", server.forced_call_parser),
         auto=server.enable_auto_tool_choice,
         exclude_when_none=server.exclude_tools_when_tool_choice_none,
-        token_id=tokenizer.token_id if tokenizer else _no_token,
-        encode=partial(tokenizer.encode, add_special_tokens=False) if tokenizer else _no_tokens,
+        **by_tokenizer,
     )
 
 

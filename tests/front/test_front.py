@@ -255,12 +255,6 @@ def test_without_a_tokenizer_ids_go_in_and_out():
         front.submit("s", [1], SamplingParams(stop="x"))
 
 
-def test_outputs_ignore_unknown_keywords(caplog):
-    output = RequestOutput("r", None, [1], None, [], True, later_field=1, num_cached_tokens=3)
-    assert output.num_cached_tokens == 3
-    assert "later_field" in caplog.text
-
-
 def test_text_side_speed(source, tokenizer):
     """20,000 tokens a second with streaming, stop strings and 64 requests; a fifth of that on a busy machine."""
     ids = tokenizer.encode(TEXT * 4)[:60]
