@@ -22,7 +22,7 @@ from frame.plugins.connectors.peer_options import Address, PeerOptions
 from frame.plugins.connectors.peer_server import HostBlocks, PeerServer
 from frame.plugins.connectors.peer_wire import MAX_KEYS, Ask, Challenge, Held, Hello, PeerError, Welcome, receive, send
 from frame.testing import make_setup
-from frame.testing.fake_worker import make_layout
+from frame.testing.fake_cache import make_layout
 
 SECRET = b"a secret that all share"
 KEYS = [bytes([index]) * 32 for index in range(5)]

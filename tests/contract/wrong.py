@@ -29,7 +29,7 @@ from frame.plugins.loaders.safetensors import SafetensorsLoader
 from frame.plugins.platforms.cpu import CpuPlatform, HostStreams
 from frame.plugins.speculators.ngram import NgramSpeculator
 from frame.plugins.speculators.ngram_options import NgramOptions
-from frame.testing.fake_worker import FakeExecutor
+from frame.testing.fake_executor import FakeExecutor
 from frame.testing.reference_attention import ReferenceAttention
 from tests.contract.processors import Boost
 

@@ -49,7 +49,7 @@ from frame.plugins.platforms.cpu_ops import CpuOps
 from frame.plugins.poolers.sequence import KeptRowPooler, LastPooler
 from frame.plugins.speculators.ngram import NgramSpeculator
 from frame.plugins.speculators.ngram_options import NgramOptions
-from frame.testing.fake_worker import FakeExecutor
+from frame.testing.fake_executor import FakeExecutor
 from frame.testing.tiny import write_tiny
 
 CALL = '<call>{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}</call>'

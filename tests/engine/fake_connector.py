@@ -11,12 +11,14 @@ import msgspec
 from frame.core.interfaces.connector import ConnectorScheduler, RequestView
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.step import StepPlan, TransferReport
+from frame.interfaces import LayerHooks
 from frame.testing import make_setup
-from tests.engine.fake_worker import BAD, fingerprints
+from frame.testing.fake_cache import BAD, prefixes_of
+from frame.testing.fake_worker import FakeWorker
 
 
 class Load(msgspec.Struct):
-    """The grains of a request from number `first` on, in blocks [group][i]; `prints[i]` are their fingerprints."""
+    """The grains of a request from number `first` on, in blocks [group][i]; `prints[i]` are their prefixes."""
 
     request_id: str
     first: int
@@ -29,7 +31,7 @@ class Load(msgspec.Struct):
 class FakeTransferWorker:
     """Does loads at once (late ones: two steps later) and lets sends take two steps."""
 
-    memory: dict[int, dict[int, tuple[int, int, int]]]
+    connector: FakeConnector
     layout: KVLayout
     failing: set[int]  # load numbers whose last block does not arrive
     loads: int = 0
@@ -38,6 +40,17 @@ class FakeTransferWorker:
     step: int = 0
     failed: list[tuple[int, int]] = field(default_factory=list)
     received: list[str] = field(default_factory=list)
+
+    hooks = LayerHooks()
+
+    def register(self, caches: object) -> None:
+        pass
+
+    def handshake(self) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        pass
 
     def begin_step(self, message: bytes) -> None:
         self.step += 1
@@ -60,13 +73,12 @@ class FakeTransferWorker:
             size = group.block_size
             for i, prints in enumerate(load.prints):
                 bad = fails and i == len(load.prints) - 1
-                for position, fingerprint in enumerate(prints, (load.first + i) * grain):
+                for position, prefix in enumerate(prints, (load.first + i) * grain):
                     block = table[position // size]
                     if bad and block and position % size == 0:
                         self.failed.append((index, block))
                     if block:
-                        entry = (index, position, BAD if bad else fingerprint)
-                        self.memory.setdefault(block, {})[position % size] = entry
+                        self.connector.worker.put(index, block, position, BAD if bad else prefix)
 
     def end_step(self, finished: Sequence[str]) -> TransferReport:
         sent = [name for name, due in self.sending.items() if due <= self.step]
@@ -88,12 +100,11 @@ class FakeConnector(ConnectorScheduler):
         self.later, self.hold, self.failing, self.shy = later, hold, set(failing), shy
         self.ended: list[str] = []
         self.messages: list[Load] = []
-        self.worker: FakeTransferWorker | None = None
+        self.worker: FakeWorker
 
-    def attach(self, memory: dict[int, dict[int, tuple[int, int, int]]]) -> FakeTransferWorker:
-        self.memory = memory
-        self.worker = FakeTransferWorker(memory, self.layout, self.failing)
-        return self.worker
+    def worker_side(self, layout: KVLayout) -> FakeTransferWorker:
+        self.transfer = FakeTransferWorker(self, layout, self.failing)
+        return self.transfer
 
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         if self.shy:
@@ -128,10 +139,9 @@ class FakeConnector(ConnectorScheduler):
             places = range(index * self.layout.grain, (index + 1) * self.layout.grain)
             if places[-1] // size >= len(table) or not all(table[place // size] for place in places):
                 break
-            entries = [self.memory.get(table[place // size], {}).get(place % size, (0, 0, BAD)) for place in places]
-            prints = fingerprints(list(request.token_ids))[places[0] : places[-1] + 1]
+            prints = prefixes_of(list(request.token_ids))[places[0] : places[-1] + 1]
             # a request may end before its blocks were filled
-            if [entry[2] for entry in entries] != prints:
+            if [self.worker.prefix_at(0, table[place // size], place) for place in places] != prints:
                 break
             self.store[block_hash] = prints
         return self.hold, {"remote": request.request_id} if self.hold else None

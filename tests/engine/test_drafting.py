@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.fake_worker import Simulation, make_layout, make_request
+from tests.engine.simulation import Simulation, make_layout, make_request
 
 SPECULATION = {"speculator": "luck", "num_speculative_tokens": 4}
 

@@ -7,7 +7,7 @@ from frame.core.engine.cache.kv_cache import KVCache, PrefixHit
 from frame.core.engine.request import Request
 from frame.core.interfaces.kv import ChunkedKV, CrossKV, FullKV, KVGroup, KVLayout, KVSpec, SlidingKV
 from frame.core.interfaces.kv_layout import blocks_needed, max_request_len
-from tests.engine.fake_worker import SPEC, make_layout, make_request
+from tests.engine.simulation import SPEC, make_layout, make_request
 
 MISS = PrefixHit(0, [[], []])
 

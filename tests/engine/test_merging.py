@@ -9,7 +9,7 @@ import pytest
 from frame.core.engine.agreement import agreed_layout, numerics
 from frame.core.engine.merging import ResultMerge
 from frame.interfaces import FullKV, Mesh, StepResult, TransferReport, WorkerDescription, WorkerFacts
-from tests.engine.fake_worker import make_config
+from tests.engine.simulation import make_config
 
 TWO = Mesh(tensor=2)
 

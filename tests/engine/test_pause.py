@@ -13,7 +13,7 @@ from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineOutput
 from frame.core.interfaces.step import StepPlan, StepResult
 from tests.engine.fake_connector import FakeConnector
-from tests.engine.fake_worker import Simulation, expected, make_layout, make_request
+from tests.engine.simulation import Simulation, expected, make_layout, make_request, run_step
 
 INFO = EngineInfo(
     max_model_len=64, vocab_size=12, num_blocks=100, block_size=4, platform="fake", attention=["fake"], dtype="float32"
@@ -43,7 +43,7 @@ class Direct:
         self.asked: list[str] = []
 
     def execute(self, plan: StepPlan) -> None:
-        self.steps.append((plan, self.worker.execute(plan)))
+        self.steps.append((plan, run_step(self.worker, plan)))
 
     def sample(self, masks: bytes = b"") -> Handle:
         return Handle(self, *self.steps.pop())
@@ -51,7 +51,7 @@ class Direct:
     def call(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
         self.asked.append(method)
         if method == "sleep":
-            self.worker.memory.clear()
+            self.worker.allocate(self.worker.layout)
         return [None]
 
     def check(self) -> None:

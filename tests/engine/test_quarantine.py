@@ -10,7 +10,7 @@ import pytest
 
 from frame.core.engine.recovery.suspects import Suspects
 from frame.core.processes.journal import Journal, JournalReader, NullJournal, journal_memory, journal_name
-from tests.engine.fake_worker import Simulation, make_layout, make_request
+from tests.engine.simulation import Simulation, make_layout, make_request
 
 
 def run_with_poison(sim: Simulation, poison: set[str], after: int = 0) -> None:

@@ -7,8 +7,9 @@ import pytest
 from frame.core.engine.request import QueueFullError
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepResult, TransferReport
+from frame.testing.fake_cache import BAD, next_token, prefixes_of
 from tests.engine.fake_connector import FakeConnector
-from tests.engine.fake_worker import BAD, Simulation, draw, expected, fingerprints, make_layout, make_request
+from tests.engine.simulation import VOCAB, Simulation, expected, make_layout, make_request
 
 
 def simulation(num_blocks: int = 100, windows: tuple[int | None, ...] = (None,), **fields: object) -> Simulation:
@@ -443,7 +444,7 @@ def test_a_connector_that_raises_costs_its_help_and_nothing_else(method, later, 
         if method == "build_message":  # that step reads what nobody loads, and its tokens are dropped
             for position in range(12):
                 block = connector.messages[0].blocks[0][position // 4]
-                sim.worker.memory.setdefault(block, {})[position % 4] = (0, position, BAD)
+                sim.worker.put(0, block, position, BAD)
         monkeypatch.setattr(connector, method, sound)
         raise KeyError("a bug")
 
@@ -527,5 +528,5 @@ def test_a_load_that_a_failed_step_never_began_is_given_up_when_its_blocks_are_m
 
 def test_the_fake_draws_what_the_expectation_says():
     prompt = [1, 2]
-    first = draw(fingerprints(prompt)[-1], 1)
+    first = next_token(prefixes_of(prompt)[-1], 1, VOCAB)
     assert expected(make_request("a", prompt, max_tokens=1), 64) == ([first], "length")

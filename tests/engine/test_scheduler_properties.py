@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from frame.core.interfaces.sampling import SamplingParams
+from frame.testing.fake_cache import WRONG_TOKEN
 from tests.engine.fake_connector import FakeConnector
-from tests.engine.fake_worker import GARBAGE, VOCAB, Simulation, expected, make_layout, make_request
+from tests.engine.simulation import VOCAB, Simulation, expected, make_layout, make_request
 
 MAX_LEN = 40
 
@@ -116,7 +117,7 @@ class Life:
         self.sim.run()
         for name, request in self.requests.items():
             tokens = self.sim.tokens(name)
-            assert GARBAGE not in tokens
+            assert WRONG_TOKEN not in tokens
             if name in self.aborted:
                 assert self.sim.reason(name) == "abort"
             elif not self.may_fail or self.sim.reason(name) != "error":

@@ -10,7 +10,7 @@ import pytest
 from frame.core.interfaces.engine import EngineRequest
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepPlan, StepResult
-from tests.engine.fake_worker import Simulation, make_layout
+from tests.engine.simulation import Simulation, make_layout
 
 
 def answer(plan: StepPlan) -> StepResult:

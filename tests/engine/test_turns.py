@@ -13,7 +13,9 @@ from frame.interfaces import SchedulerPolicy
 from frame.plugins.schedulers.fair import FairPolicy
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.testing.engines import fake_engine, request
-from frame.testing.fake_worker import FakeExecutor, FakeWorker, FakeWorkers, expected_tokens, make_layout
+from frame.testing.fake_cache import expected_tokens, make_layout
+from frame.testing.fake_executor import FakeExecutor, FakeWorkers
+from frame.testing.fake_worker import FakeWorker
 from frame.testing.setups import make_setup
 
 SLOTS = 8

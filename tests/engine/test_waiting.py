@@ -7,7 +7,7 @@ from frame.core.engine.schedule.waiting import WaitingQueue
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.plugins.schedulers.priority import PriorityPolicy
 from frame.testing import make_setup
-from tests.engine.fake_worker import make_request
+from tests.engine.simulation import make_request
 
 
 def request(name: str, sequence: int, **fields: object) -> Request:

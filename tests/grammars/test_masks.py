@@ -20,7 +20,8 @@ from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, Structured
 from frame.plugins.grammars.guidance import GuidanceBackend
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.testing.engines import fake_engine, request
-from frame.testing.fake_worker import VOCAB, FakeExecutor, FakeWorkers, expected_tokens, make_layout
+from frame.testing.fake_cache import VOCAB, expected_tokens, make_layout
+from frame.testing.fake_executor import FakeExecutor, FakeWorkers
 from frame.testing.setups import make_setup
 
 

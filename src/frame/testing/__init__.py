@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from .connector_suite import ConnectorSuite as ConnectorSuite
     from .endpoint_suite import EndpointSuite as EndpointSuite
     from .executor_suite import ExecutorSuite as ExecutorSuite
+    from .fake_executor import FakeExecutor as FakeExecutor, FakeWorkers as FakeWorkers
     from .fake_serving import FakeServing as FakeServing
-    from .fake_worker import FakeExecutor as FakeExecutor, FakeWorker as FakeWorker, FakeWorkers as FakeWorkers
+    from .fake_worker import FakeWorker as FakeWorker
     from .grammar_suite import GrammarBackendSuite as GrammarBackendSuite
     from .loader_suite import WeightLoaderSuite as WeightLoaderSuite
     from .model_suite import ModelSuite as ModelSuite
@@ -40,8 +41,9 @@ _HOMES = {
     "connector_suite": ("ConnectorSuite",),
     "endpoint_suite": ("EndpointSuite",),
     "executor_suite": ("ExecutorSuite",),
+    "fake_executor": ("FakeExecutor", "FakeWorkers"),
     "fake_serving": ("FakeServing",),
-    "fake_worker": ("FakeExecutor", "FakeWorker", "FakeWorkers"),
+    "fake_worker": ("FakeWorker",),
     "grammar_suite": ("GrammarBackendSuite",),
     "loader_suite": ("WeightLoaderSuite",),
     "model_suite": ("ModelSuite",),

@@ -10,7 +10,9 @@ from frame.core.interfaces.kv import KVLayout
 
 from .checked_connector import CheckedConnector
 from .engines import fake_engine, tokens_of
-from .fake_worker import FakeExecutor, FakeWorker, FakeWorkers, expected_tokens
+from .fake_cache import expected_tokens
+from .fake_executor import FakeExecutor, FakeWorkers
+from .fake_worker import FakeWorker
 from .setups import make_setup
 
 if TYPE_CHECKING:

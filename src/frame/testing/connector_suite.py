@@ -19,7 +19,8 @@ from frame.core.interfaces.step import StepPlan, TransferReport
 from .checked_connector import CheckedConnector
 from .connected_engine import ConnectedEngine
 from .engines import SMALL, drain, request, running, tokens_of
-from .fake_worker import VOCAB, FakeWorker, make_layout
+from .fake_cache import VOCAB, make_layout
+from .fake_worker import FakeWorker
 from .plugin_suite import PluginSuite
 from .tiny import write_tiny
 

@@ -28,7 +28,7 @@ from frame.core.interfaces.scheduling import SchedulerPolicy
 from frame.core.plugin_host.registry import Registry
 from frame.core.processes.in_process import make_engine
 
-from .fake_worker import VOCAB
+from .fake_cache import VOCAB
 from .setups import make_setup
 
 PROMPT_LENGTHS = (60, 3, 33, 1, 17, 48)

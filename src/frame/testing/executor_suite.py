@@ -15,7 +15,9 @@ from frame.core.interfaces.executor import Executor
 
 from .connector_suite import empty_plan
 from .engines import SMALL, drain, greedy, prompts, request, running, tokens_of
-from .fake_worker import FakeWorker, FakeWorkers, make_layout
+from .fake_cache import make_layout
+from .fake_executor import FakeWorkers
+from .fake_worker import FakeWorker
 from .plugin_suite import PluginSuite
 from .tiny import write_tiny
 

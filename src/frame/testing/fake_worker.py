@@ -1,123 +1,44 @@
 """A worker without a model: its KV cache holds facts, so a block that is wrong, late or lost changes the tokens.
 
-Each cached token is written as numbers that stand for its whole prefix, in every layer. The next token is a function of
-the prefix, unless one of the entries that it depends on is not what it should be. For tests of executors, connectors
-and policies; knows no device.
+For tests of schedulers, executors, connectors and policies; knows no device.
 """
 
 from __future__ import annotations
 
-import math
-import zlib
+import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from frame.core.interfaces.attention import BlockFormat, GroupBatch
 from frame.core.interfaces.connector import CacheView, ConnectorWorker, NullConnectorWorker
-from frame.core.interfaces.executor import Executor, StepHandle, WorkerDescription, WorkerFacts, WorkerReady
-from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV
+from frame.core.interfaces.executor import WorkerDescription, WorkerFacts, WorkerReady
+from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.kv_layout import pool_bytes
-from frame.core.interfaces.mesh import Placement
-from frame.core.interfaces.step import NewRequest, StepPlan, StepResult
+from frame.core.interfaces.step import LogprobRows, StepPlan, StepResult
+from frame.core.worker.start.kv_memory import KVMemory
 from frame.core.worker.step.runner import CONNECTOR, NO_HOOKS
 
+from .fake_cache import (
+    BAD,
+    HEAD_DIM,
+    HEADS,
+    NUMBERS,
+    WRONG_TOKEN,
+    Resident,
+    entries_of,
+    extend_prefix,
+    make_layout,
+    next_token,
+)
 from .setups import make_setup
-
-#: Drawn tokens lie below; this one is what a wrong entry leads to.
-VOCAB = 100
-WRONG_TOKEN = VOCAB - 1
-_HEADS, _HEAD_DIM = 1, 4
 
 
 class BrokenStepError(RuntimeError):
     """A step that was told to raise."""
-
-
-def make_layout(
-    num_blocks: int = 64,
-    block_size: int = 4,
-    windows: Sequence[int] = (0,),
-    layers: int = 2,
-    *,
-    strides: Sequence[int] = (),
-    model: str = "test",
-) -> KVLayout:
-    """A KV cache of small blocks; one group for each window (0 is a full one), each of that many layers.
-
-    `strides[g]` times `block_size` tokens are in a block of group g; without them every block has `block_size`.
-    """
-    groups = []
-    strides = strides or [1] * len(windows)
-    for index, window in enumerate(windows):
-        spec = (
-            SlidingKV(num_kv_heads=_HEADS, head_dim=_HEAD_DIM, dtype="float32", window=window)
-            if window
-            else FullKV(num_kv_heads=_HEADS, head_dim=_HEAD_DIM, dtype="float32")
-        )
-        names = tuple(f"group{index}.layer{layer}" for layer in range(layers))
-        groups.append(KVGroup(specs=(spec,) * layers, layers=names, block_size=block_size * strides[index]))
-    return KVLayout(
-        groups=tuple(groups),
-        pools=(num_blocks,),
-        block_size=block_size,
-        grain=block_size * math.lcm(*strides),
-        numerics=f"{model} in float32",
-        model=model,
-    )
-
-
-def expected_tokens(prompt: Sequence[int], num_tokens: int, seed: int = 0) -> list[int]:
-    """What an undisturbed worker continues a prompt with."""
-    prefix = 0
-    for token in prompt:
-        prefix = _extend(prefix, token)
-    tokens: list[int] = []
-    for _ in range(num_tokens):
-        tokens.append(_next(prefix, seed))
-        prefix = _extend(prefix, tokens[-1])
-    return tokens
-
-
-def _extend(prefix: int, token: int) -> int:
-    return zlib.crc32(f"{prefix},{token}".encode())
-
-
-def _next(prefix: int, seed: int) -> int:
-    return zlib.crc32(f"{prefix}:{seed}".encode()) % WRONG_TOKEN
-
-
-@dataclass
-class Resident:
-    """A request in a slot: its tokens, the number that stands for each prefix, its blocks by group."""
-
-    tokens: list[int]
-    prefixes: list[int]
-    tables: list[list[int]]
-    seed: int
-
-    @classmethod
-    def of(cls, new: NewRequest) -> Resident:
-        """The state of a request that enters."""
-        made = cls([], [], [blocks.tolist() for blocks in new.block_ids], new.seed)
-        for token in new.token_ids.tolist():
-            made.append(token)
-        return made
-
-    def append(self, token: int) -> None:
-        """One more token."""
-        self.tokens.append(token)
-        self.prefixes.append(_extend(self.prefixes[-1] if self.prefixes else 0, token))
-
-    def extend(self, group: int, offset: int, block: int) -> None:
-        """Block `offset` of a group."""
-        table = self.tables[group]
-        table.extend([0] * (offset + 1 - len(table)))
-        table[offset] = block
 
 
 @dataclass
@@ -141,8 +62,12 @@ class FakeHandle:
 class FakeWorker:
     """Implements `WorkerProtocol`. `connector(layout)` makes the worker side of a connector.
 
-    Steps numbered in `broken_steps` raise in the middle of the forward pass. `calls` records every call by name;
-    `dead` makes `check` raise, `start_error` makes `load` raise.
+    Steps numbered in `broken_steps` raise in the middle of the forward pass and leave wrong entries. `calls` records
+    every call by name; `dead` makes `check` raise, `start_error` makes `load` raise. While `strict`, a plan that no
+    sound scheduler makes is an `AssertionError`: a slot that is taken or still named by one of the `unanswered` steps,
+    a count or block that cannot be, an entry of another prefix; broken steps are followed by such plans. Drawn tokens
+    are below `vocab`. With `most_drafts` up to so many drafts are proposed for each row, and `luck` says how many there
+    are and which hold.
     """
 
     layout: KVLayout = field(default_factory=make_layout)
@@ -152,12 +77,17 @@ class FakeWorker:
     dead: bool = False
     start_error: str | None = None
     calls: list[str] = field(default_factory=list)
+    strict: bool = False
+    vocab: int = WRONG_TOKEN
+    most_drafts: int = 0
+    luck: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
         self.slots: dict[int, Resident] = {}
+        self.unanswered: list[StepPlan] = []
         self.closed = False
         self.transfer: ConnectorWorker = NullConnectorWorker(make_setup("connector", part="worker", layout=self.layout))
-        self._executed: StepResult | BaseException | None = None
+        self._executed: StepResult | None = None
 
     def load(self) -> WorkerFacts:
         """The facts of its layout."""
@@ -180,14 +110,19 @@ class FakeWorker:
         """Allocates the cache; registers it with the connector."""
         self.calls.append("allocate")
         self.layout = layout
-        self.caches: dict[str, Tensor] = {
-            layer: torch.zeros(layout.pools[group.pool], spec.block_bytes(group.block_size), dtype=torch.uint8)
-            for group in layout.groups
-            for layer, spec in zip(group.layers, group.specs, strict=True)
+        caches = KVMemory(layout, torch.device("cpu")).layer_bytes()
+        self.entries = {
+            layer: cache.numpy().view(np.int32).reshape(len(cache), -1, NUMBERS) for layer, cache in caches.items()
         }
+        views: dict[str, CacheView] = {}
+        for index, group in enumerate(layout.groups):
+            if group.keeps_states:
+                continue
+            block = BlockFormat((2, group.block_size, HEADS, HEAD_DIM), (0, 1, 2, 3), torch.float32, 1)
+            views |= {layer: CacheView(caches[layer], block, index) for layer in group.layers}
         if self.connector is not None:
-            self.transfer = self.connector(self.layout)
-        self.transfer.register(self._views())
+            self.transfer = self.connector(layout)
+        self.transfer.register(views)
         return WorkerReady(handshake=self.transfer.handshake())
 
     def execute(self, plan: StepPlan) -> None:
@@ -195,20 +130,16 @@ class FakeWorker:
         self.calls.append("execute")
         self._executed = None
         self._change_state(plan)
+        self.unanswered.append(plan)
         self.transfer.begin_step(plan.extras.get(CONNECTOR, b""))
-        sound = self._forward(plan) if len(plan.slots) else []
+        rows = [self.slots[slot] for slot in plan.slots.tolist()]
+        starts = [self._begin(plan, row, resident) for row, resident in enumerate(rows)]
+        self._forward(plan, rows, starts)
+        result = self._draw_rows(plan, rows, starts)
         if plan.step in self.broken_steps:
             raise BrokenStepError(f"step {plan.step} was told to break")
-        report = self.transfer.end_step(plan.finished_ids)
-        tokens = np.full((len(plan.slots), 1), -1, np.int32)
-        for row, slot in enumerate(plan.slots.tolist()):
-            if plan.samples[row]:
-                resident = self.slots[slot]
-                token = _next(resident.prefixes[-1], resident.seed) if sound[row] else WRONG_TOKEN
-                resident.append(token)
-                tokens[row, 0] = token
-        counts = plan.samples.astype(np.int32)
-        self._executed = StepResult(step=plan.step, token_ids=tokens, num_tokens=counts, transfer=report)
+        result.transfer = self.transfer.end_step(plan.finished_ids)
+        self._executed = result
 
     def sample(self, masks: bytes = b"") -> FakeHandle:
         """The step executed last; masks are ignored."""
@@ -240,112 +171,172 @@ class FakeWorker:
             self.transfer.close()
         self.closed = True
 
+    def answered(self, plan: StepPlan) -> None:
+        """The engine has the answer of a step: its slots may be given away."""
+        self.unanswered.remove(plan)
+
+    def put(self, group: int, block: int, position: int, prefix: int) -> None:
+        """Stores, in all layers of a group, that the token at `position`, in that block, stands for a prefix."""
+        size = self.layout.groups[group].block_size
+        for number, layer in enumerate(self.layout.groups[group].layers):
+            one = range(position, position + 1)
+            self.entries[layer][block, position % size] = entries_of(group, number, one, [prefix])[0]
+
+    def prefix_at(self, group: int, block: int, position: int) -> int:
+        """The prefix that the token at `position`, in that block, stands for, as the group's first layer has it."""
+        layer = self.layout.groups[group].layers[0]
+        return int(self.entries[layer][block, position % self.layout.groups[group].block_size, 2])
+
+    def _expect(self, holds: bool, what: str) -> None:
+        if self.strict and not holds:
+            raise AssertionError(what)
+
     def _change_state(self, plan: StepPlan) -> None:
         for slot in plan.removed_slots.tolist():
+            self._expect(slot in self.slots, f"slot {slot} is removed and empty")
             self.slots.pop(slot, None)
         for new in plan.added:
+            named = [earlier.step for earlier in self.unanswered if new.slot in earlier.slots]
+            self._expect(new.slot not in self.slots, f"slot {new.slot} is taken")
+            self._expect(not named, f"slot {new.slot} is still named by steps {named}")
+            self._expect(new.num_computed < len(new.token_ids), f"{new.request_id} has nothing to compute")
             self.slots[new.slot] = Resident.of(new)
         for append in plan.appends:
             columns = (append.slots, append.offsets, append.block_ids)
             for slot, offset, block in zip(*(column.tolist() for column in columns), strict=True):
-                self.slots[slot].extend(append.group, offset, block)
+                table = self.slots[slot].tables[append.group]
+                self._expect(offset == len(table), f"slot {slot} has {len(table)} blocks and gets number {offset}")
+                table.extend([0] * (offset + 1 - len(table)))
+                table[offset] = block
 
-    def _views(self) -> dict[str, CacheView]:
-        """The caches, as connectors get them."""
-        views: dict[str, CacheView] = {}
-        for index, group in enumerate(self.layout.groups):
-            block = BlockFormat((2, group.block_size, _HEADS, _HEAD_DIM), (0, 1, 2, 3), torch.float32, 1)
-            views |= {layer: CacheView(self.caches[layer], block, index) for layer in group.layers}
-        return views
+    def _begin(self, plan: StepPlan, row: int, resident: Resident) -> tuple[int, int]:
+        """(the first token that a row computes, the number of known tokens); drafts follow them."""
+        computed, planned = int(plan.num_computed[row]), int(plan.num_drafts[row])
+        count = int(plan.num_scheduled[row]) - planned
+        start = resident.num_computed if self.most_drafts else computed
+        name = resident.request_id
+        self._expect(computed >= start, f"{name}: {computed} tokens are taken as computed, but {start} are")
+        self._expect(
+            start == resident.num_computed, f"{name}: {resident.num_computed} tokens are computed, not {start}"
+        )
+        self._expect(not planned or (count == 1 and planned <= self.most_drafts), f"{name}: {planned} drafts")
+        self._expect(start + count <= len(resident.tokens), f"{name}: a token that does not exist is computed")
+        self._expect(computed + count + planned < resident.max_len, f"{name}: a token past the last is planned")
+        resident.spoiled |= plan.step in self.broken_steps
+        while len(resident.tokens) < start + count:
+            resident.append(WRONG_TOKEN)  # its token was lost with a broken step
+        return start, count
 
-    def _forward(self, plan: StepPlan) -> list[bool]:
-        """Writes and reads every layer, hooks around it; for each row whether all that it read was right."""
-        sound = [True] * len(plan.slots)
+    def _forward(self, plan: StepPlan, rows: Sequence[Resident], starts: Sequence[tuple[int, int]]) -> None:
+        """Writes and reads every layer, hooks around it; who reads a wrong entry is spoiled."""
+        if not rows:
+            return
         batch = _batch_of(plan)
         several = batch.max_query_len > 1 or self.transfer.hooks.decode_steps
         hooks = self.transfer.hooks if several else NO_HOOKS
         for index, group in enumerate(self.layout.groups):
             for number, layer in enumerate(group.layers):
                 hooks.before(layer, batch)
-                wanted = [self._write(layer, index, number, plan, row) for row in range(len(plan.slots))]
+                steps = list(zip(rows, starts, plan.num_drafts.tolist(), strict=True))
+                for resident, (start, count), _ in steps if group.keeps_states else ():
+                    self._read(resident, index, number, start, count)
                 # all of a layer is written before it is read: rows of one step may share a prefix
-                for row, (table, want) in enumerate(wanted):
-                    first = group.specs[0].first_needed(int(plan.num_computed[row]))
-                    read = self._entries(layer, group.block_size, table, len(want))[first:]
-                    sound[row] &= bool((read == want[first:]).all())
+                for resident, (start, count), drafts in steps:
+                    self._write(resident, index, number, start, count + drafts)
+                for resident, (start, count), _ in () if group.keeps_states else steps:
+                    self._read(resident, index, number, start, count)
                 hooks.after(layer, batch)
                 if plan.step in self.broken_steps:
-                    return sound
-        return sound
+                    return
 
-    def _write(self, layer: str, group: int, number: int, plan: StepPlan, row: int) -> tuple[list[int], Tensor]:
-        """Stores a row's new entries in a layer; its block table, and what all its entries [n, 1] should then be."""
-        resident = self.slots[int(plan.slots[row])]
-        start, end = int(plan.num_computed[row]), int(plan.num_computed[row] + plan.num_scheduled[row])
-        while len(resident.tokens) < end:
-            resident.append(WRONG_TOKEN)  # its token was lost with a broken step
-        numbers = np.array(resident.prefixes[:end], np.float64) % 65536 + number * 65536
-        want = torch.from_numpy(numbers.astype(np.float32))[:, None]
-        table = resident.tables[group]
+    def _write(self, resident: Resident, group: int, number: int, start: int, count: int) -> None:
+        """Stores a row's new entries; those of drafts stand for the prefixes that they would make."""
+        prefixes = resident.prefixes[start : start + count]
+        drafts = (resident.drafts + [0] * count)[: count - len(prefixes)]  # a plan may reserve more than there are
+        for draft in drafts:
+            prefixes.append(extend_prefix(prefixes[-1], draft))
+        if resident.spoiled:
+            prefixes = [BAD] * count
+        positions = range(start, start + count)
+        if self.layout.groups[group].keeps_states:
+            positions, prefixes = positions[-1:], prefixes[-1:]
+        blocks, offsets = self._places(resident, group, positions)
+        self._expect(bool(blocks.all()), f"{resident.request_id}: a token is written to the null block")
+        layer = self.layout.groups[group].layers[number]
+        self.entries[layer][blocks, offsets] = entries_of(group, number, positions, prefixes)
+
+    def _read(self, resident: Resident, group: int, number: int, start: int, count: int) -> None:
+        """A row's entries must be those of its own prefix; a state is read before it is written, at `start` - 1."""
+        of = self.layout.groups[group]
+        needed = range(of.specs[0].first_needed(start), start + count)
+        if of.keeps_states:
+            needed = range(max(start - 1, 0), start)
+        blocks, offsets = self._places(resident, group, needed)
+        found = self.entries[self.layout.groups[group].layers[number]][blocks, offsets]
+        wanted = entries_of(group, number, needed, resident.prefixes[needed.start : needed.stop])
+        if resident.spoiled or (found == wanted).all():
+            return
+        wrong = int(np.flatnonzero((found != wanted).any(1))[0])
+        bad = (found[:, 2] == BAD) & (found[:, :2] == wanted[:, :2]).all(1)
+        position = needed[wrong]
+        self._expect(
+            bool(blocks[wrong]), f"{resident.request_id} needs position {position}, whose block was given back"
+        )
+        self._expect(bool(bad.any()), f"{resident.request_id} reads {found[wrong]} at position {position}")
+        resident.spoiled = True
+        if not of.keeps_states:
+            self._write(resident, group, number, start, count)
+
+    def _places(self, resident: Resident, group: int, positions: range) -> tuple[np.ndarray, np.ndarray]:
+        where, table = np.array(positions, np.int64), np.array(resident.tables[group], np.int64)
         size = self.layout.groups[group].block_size
-        entries = self._entries(layer, size, table, end)
-        entries[start:] = want[start:]
-        self._store(layer, size, table, entries, start)
-        return table, want
+        if not size:  # a state has one block
+            return table[where * 0], where * 0
+        return table[where // size], where % size
 
-    def _entries(self, layer: str, size: int, table: Sequence[int], count: int) -> Tensor:
-        """A copy of the entries [count, numbers] of a request's first tokens in a layer, in blocks of `size`."""
-        blocks = list(table[: -(-count // size)])
-        return self.caches[layer][blocks].view(torch.float32).reshape(len(blocks) * size, -1)[:count].clone()
+    def _draw_rows(self, plan: StepPlan, rows: Sequence[Resident], starts: Sequence[tuple[int, int]]) -> StepResult:
+        tokens = np.full((len(rows), 1 + self.most_drafts), -1, np.int32)
+        counts, checked, following = np.zeros((3, len(rows)), np.int32)
+        prompts = {}
+        for row, (resident, (start, count)) in enumerate(zip(rows, starts, strict=True)):
+            resident.num_computed = start + count
+            samples = resident.num_computed == len(resident.tokens)
+            self._expect(samples == bool(plan.samples[row]), f"{resident.request_id} samples: {samples}")
+            end = min(start + count, resident.prompt_len - 1)
+            if resident.prompt_logprobs and start < end:
+                ids = np.array(resident.tokens[start + 1 : end + 1], np.int32)
+                values = -ids[:, None].astype(np.float32)
+                prompts[row] = LogprobRows(token_ids=ids[:, None], logprobs=values, ranks=np.ones(len(ids), np.int32))
+            if plan.samples[row]:
+                checked[row] = min(int(plan.num_drafts[row]), len(resident.drafts))
+                drawn = self._draw(resident, int(checked[row]))
+                tokens[row, : len(drawn)], counts[row] = drawn, len(drawn)
+                following[row] = self._guess(resident)
+        result = StepResult(step=plan.step, token_ids=tokens, num_tokens=counts, prompt_logprobs=prompts)
+        if self.most_drafts:
+            result.num_drafts, result.num_next_drafts = checked, following
+        return result
 
-    def _store(self, layer: str, size: int, table: Sequence[int], entries: Tensor, start: int) -> None:
-        cache = self.caches[layer].view(torch.float32).view(len(self.caches[layer]), size, -1)
-        for position in range(start, len(entries)):
-            cache[table[position // size], position % size] = entries[position]
+    def _draw(self, resident: Resident, num_drafts: int) -> list[int]:
+        """Adds one token, and one more for each of the drafts that hold; keys and values of those are there."""
+        drawn: list[int] = []
+        for draft in [*resident.drafts[:num_drafts], None]:
+            right = next_token(resident.prefixes[-1], resident.seed, self.vocab)
+            resident.append(WRONG_TOKEN if resident.spoiled else right)
+            drawn.append(resident.tokens[-1])
+            if drawn[-1] != draft:
+                break
+            resident.num_computed += 1
+        return drawn
 
-
-class FakeExecutor(Executor):
-    """One worker, called directly."""
-
-    def load(self) -> list[WorkerFacts]:
-        self.worker = self.workers.local(self.setup.placements[0])
-        return [self.worker.load()]
-
-    def allocate(self, layout: KVLayout) -> list[WorkerReady]:
-        return [self.worker.allocate(layout)]
-
-    def execute(self, plan: StepPlan) -> None:
-        self.worker.execute(plan)
-
-    def sample(self, masks: bytes = b"") -> StepHandle:
-        return self.worker.sample(masks)
-
-    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
-        return [self.worker.call(method, arguments, timeout)]
-
-    def close(self) -> None:
-        self.worker.close()
-
-
-class FakeWorkers:
-    """Implements `WorkerFactory` with workers of this process, local or not; `made` holds them in order."""
-
-    def __init__(self, make: Callable[[int], FakeWorker] = lambda rank: FakeWorker(rank=rank)) -> None:
-        self._make = make
-        self.made: list[FakeWorker] = []
-
-    def local(self, placement: Placement) -> FakeWorker:
-        """A worker."""
-        self.made.append(self._make(placement.rank))
-        return self.made[-1]
-
-    def spawn(self, placement: Placement) -> FakeWorker:
-        """The same: where a fake worker lives makes no difference."""
-        return self.local(placement)
-
-    def recipe(self, placement: Placement) -> bytes:
-        """Fake workers live in this process only."""
-        raise NotImplementedError(f"fake worker {placement.rank} cannot be made in another process")
+    def _guess(self, resident: Resident) -> int:
+        """Drafts behind its newest token, right up to some place; returns how many."""
+        prefix, resident.drafts = resident.prefixes[-1], []
+        for _ in range(self.luck.randrange(self.most_drafts + 1)):
+            right = next_token(prefix, resident.seed, self.vocab)
+            resident.drafts.append(right if self.luck.random() < 0.7 else (right + 1) % self.vocab)
+            prefix = extend_prefix(prefix, resident.drafts[-1])
+        return len(resident.drafts)
 
 
 def _batch_of(plan: StepPlan) -> GroupBatch:

@@ -10,7 +10,9 @@ from typing import Any
 from frame.core.interfaces.scheduling import SchedulerPolicy
 
 from .engines import drain, fake_engine, request, tokens_of
-from .fake_worker import VOCAB, FakeExecutor, FakeWorker, FakeWorkers, expected_tokens, make_layout
+from .fake_cache import VOCAB, expected_tokens, make_layout
+from .fake_executor import FakeExecutor, FakeWorkers
+from .fake_worker import FakeWorker
 from .plugin_suite import PluginSuite
 from .setups import make_setup
 

@@ -1,0 +1,57 @@
+"""An executor of one fake worker, and a factory of them. Knows no device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from frame.core.interfaces.executor import Executor, StepHandle, WorkerFacts, WorkerReady
+from frame.core.interfaces.kv import KVLayout
+from frame.core.interfaces.mesh import Placement
+from frame.core.interfaces.step import StepPlan
+
+from .fake_worker import FakeWorker
+
+
+class FakeExecutor(Executor):
+    """One worker, called directly."""
+
+    def load(self) -> list[WorkerFacts]:
+        self.worker = self.workers.local(self.setup.placements[0])
+        return [self.worker.load()]
+
+    def allocate(self, layout: KVLayout) -> list[WorkerReady]:
+        return [self.worker.allocate(layout)]
+
+    def execute(self, plan: StepPlan) -> None:
+        self.worker.execute(plan)
+
+    def sample(self, masks: bytes = b"") -> StepHandle:
+        return self.worker.sample(masks)
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
+        return [self.worker.call(method, arguments, timeout)]
+
+    def close(self) -> None:
+        self.worker.close()
+
+
+class FakeWorkers:
+    """Implements `WorkerFactory` with workers of this process, local or not; `made` holds them in order."""
+
+    def __init__(self, make: Callable[[int], FakeWorker] = lambda rank: FakeWorker(rank=rank)) -> None:
+        self._make = make
+        self.made: list[FakeWorker] = []
+
+    def local(self, placement: Placement) -> FakeWorker:
+        """A worker."""
+        self.made.append(self._make(placement.rank))
+        return self.made[-1]
+
+    def spawn(self, placement: Placement) -> FakeWorker:
+        """The same: where a fake worker lives makes no difference."""
+        return self.local(placement)
+
+    def recipe(self, placement: Placement) -> bytes:
+        """Fake workers live in this process only."""
+        raise NotImplementedError(f"fake worker {placement.rank} cannot be made in another process")
