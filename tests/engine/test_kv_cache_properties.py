@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, given, settings, strategies as st
-from tests.engine.simulation import make_layout, make_request
 
 from frame.core.engine.cache.hashing import BlockHasher
 from frame.core.engine.cache.kv_cache import KVCache, PrefixHit
 from frame.core.engine.request import Request
+from tests.engine.simulation import make_layout, make_request
 
 LAYOUTS = st.builds(
     make_layout,
