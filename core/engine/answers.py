@@ -41,7 +41,7 @@ class Answers:
                 request.num_unanswered -= 1
             else:
                 if request.transfer.unconfirmed:
-                    request.transfer.confirm()
+                    request.transfer.expect(False)
                 if full > request.cache.num_published:
                     kv.publish(request, full * kv.block_size)
             # most rows of most steps: one more token, after which the request goes on
@@ -83,7 +83,7 @@ class Answers:
             if request.batch is None:
                 request.num_unanswered -= 1
             else:
-                request.transfer.confirm()
+                request.transfer.expect(False)
                 if not plan.samples[row]:
                     kv.publish(request, computed[row])
             if row in result.failed:
@@ -250,7 +250,7 @@ class Answers:
             elif first is not None:
                 if request in launched[0].requests:
                     # the step that loaded was this or an earlier one, so what came before the gap did arrive
-                    request.transfer.confirm()
+                    request.transfer.expect(False)
                     lifecycle.kv.publish(request, first)
                 lifecycle.kv.withdraw_request(request, first)
                 request.transfer.give_up()

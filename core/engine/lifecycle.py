@@ -92,13 +92,13 @@ class Lifecycle:
         """A waiting request's blocks are being filled by the connector."""
         self.waiting.remove(request)
         request.state = RequestState.LOADING
-        request.transfer.begin()
+        request.transfer.load(True)
         self.loading[request.request_id] = request
 
     def loaded(self, request: Request) -> None:
         """The load ended: back to the queue with its blocks, or, when it finished meanwhile, to rest."""
         (self.loading if request.request_id in self.loading else self.abandoned).pop(request.request_id)
-        request.transfer.end()
+        request.transfer.load(False)
         if request.state is RequestState.FINISHED:
             self._settle(request)
         else:

@@ -10,8 +10,7 @@ import numpy as np
 
 from ..interfaces.engine import EngineRequest
 from ..interfaces.step import NewRequest
-from .cache.cached_blocks import CachedBlocks
-from .cache.transfer_state import TransferState
+from .cache.request_parts import CachedBlocks, TransferState
 from .schedule.turns import Share
 from .told import Told
 

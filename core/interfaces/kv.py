@@ -16,10 +16,11 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "f
 
 
 class KVSpec(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """What one layer keeps of a request; by default every token until the request ends."""
+    """What one layer keeps of a request. Layers of equal `retention` share a block table."""
 
+    @property
     def retention(self) -> tuple[str, int]:
-        """How long tokens are kept: layers that agree in it share a block table."""
+        """How tokens are kept, with the number of earlier ones that a token reads where that is bounded."""
         return "all", 0
 
     def block_bytes(self, block_size: int) -> int:
@@ -36,8 +37,8 @@ class KVSpec(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         return -(-num_tokens // block_size)
 
 
-class TokenKV(KVSpec, frozen=True, kw_only=True):
-    """Keys and values of `num_kv_heads` heads for each token."""
+class FullKV(KVSpec, frozen=True, tag=True, kw_only=True):
+    """Keys and values of `num_kv_heads` heads for each token, until the request ends."""
 
     num_kv_heads: int
     head_dim: int
@@ -47,17 +48,14 @@ class TokenKV(KVSpec, frozen=True, kw_only=True):
         return 2 * block_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
 
-class FullKV(TokenKV, frozen=True, tag=True, kw_only=True):
-    """Every token is kept until the request ends."""
-
-
-class SlidingKV(TokenKV, frozen=True, tag=True, kw_only=True):
-    """A token attends to itself and the `window - 1` before it; older blocks are given back."""
+class SlidingKV(FullKV, frozen=True, tag=True, kw_only=True):
+    """The same, but a token reads itself and the `window - 1` before it; older blocks are given back."""
 
     window: int
 
+    @property
     def retention(self) -> tuple[str, int]:
-        return "window", self.window
+        return "window", self.window - 1
 
     def first_needed(self, position: int) -> int:
         return max(0, position - self.window + 1)
@@ -66,33 +64,12 @@ class SlidingKV(TokenKV, frozen=True, tag=True, kw_only=True):
         return min(-(-num_tokens // block_size), -(-(self.window - 1) // block_size) + 1)
 
 
-class ChunkedKV(TokenKV, frozen=True, tag=True, kw_only=True):
-    """A token attends within its own chunk of `chunk` tokens."""
-
-    chunk: int
-
-    def retention(self) -> tuple[str, int]:
-        return "chunk", self.chunk
-
-    def first_needed(self, position: int) -> int:
-        return position // self.chunk * self.chunk
-
-    def max_live_blocks(self, block_size: int, num_tokens: int) -> int:
-        return min(-(-num_tokens // block_size), -(-self.chunk // block_size) + 1)
-
-
-class LatentKV(TokenKV, frozen=True, tag=True, kw_only=True):
-    """Multi-head latent attention: one latent vector of `head_dim` per token, no separate value."""
-
-    def block_bytes(self, block_size: int) -> int:
-        return block_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
-
-
 class StateKV(KVSpec, frozen=True, tag=True, kw_only=True):
     """A running state of `state_bytes` per request, whatever its length; one block holds the newest, in place."""
 
     state_bytes: int
 
+    @property
     def retention(self) -> tuple[str, int]:
         return "state", 0
 
@@ -100,22 +77,8 @@ class StateKV(KVSpec, frozen=True, tag=True, kw_only=True):
         del block_size
         return self.state_bytes
 
-    def first_needed(self, position: int) -> int:
-        return position
 
-    def max_live_blocks(self, block_size: int, num_tokens: int) -> int:
-        del block_size, num_tokens
-        return 1
-
-
-class CrossKV(TokenKV, frozen=True, tag=True, kw_only=True):
-    """Keys and values of the encoder's output: as many tokens as the encoder saw, written once."""
-
-    def retention(self) -> tuple[str, int]:
-        return "encoder", 0
-
-
-AnyKVSpec = FullKV | SlidingKV | ChunkedKV | LatentKV | StateKV | CrossKV
+AnyKVSpec = FullKV | SlidingKV | StateKV
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):

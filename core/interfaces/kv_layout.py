@@ -6,6 +6,7 @@ Arithmetic on `kv`'s data alone, so that worker, scheduler and predictions agree
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -29,7 +30,7 @@ def plan_layout(
     """
     kinds: dict[tuple[str, int], list[str]] = {}
     for name, spec in specs.items():
-        kinds.setdefault(spec.retention(), []).append(name)
+        kinds.setdefault(spec.retention, []).append(name)
     states = [name for name, spec in specs.items() if isinstance(spec, StateKV)]
     parts, tokens = list[list[str]](), [names for names in kinds.values() if names != states]
     length = _group_length([len(names) for names in tokens])
@@ -127,12 +128,5 @@ def blocks_needed(layout: KVLayout, num_tokens: int) -> int:
 
 def max_request_len(layout: KVLayout, limit: int) -> int:
     """The longest request (prompt and output, at most `limit`) that the whole cache can hold; 0 when none fits."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        # the last token is never fed back, so it needs no place
-        if blocks_needed(layout, middle - 1) <= layout.pools[0] - 1:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    # the last token is never fed back, so it needs no place
+    return bisect_right(range(1, limit + 1), layout.pools[0] - 1, key=lambda length: blocks_needed(layout, length - 1))

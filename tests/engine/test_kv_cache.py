@@ -5,7 +5,7 @@ import pytest
 from frame.core.engine.cache.hashing import BlockHasher
 from frame.core.engine.cache.kv_cache import KVCache, PrefixHit
 from frame.core.engine.request import Request
-from frame.core.interfaces.kv import ChunkedKV, CrossKV, FullKV, KVGroup, KVLayout, KVSpec, SlidingKV
+from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, KVSpec, SlidingKV
 from frame.core.interfaces.kv_layout import blocks_needed, max_request_len
 from tests.engine.simulation import SPEC, make_layout, make_request
 
@@ -42,7 +42,6 @@ def fill(cache: KVCache, prompt: list[int]) -> Request:
         (SlidingKV(**SPEC, window=6), 17, 3),
         (SlidingKV(**SPEC, window=6), 3, 1),
         (SlidingKV(**SPEC, window=1), 17, 1),
-        (ChunkedKV(**SPEC, chunk=8), 40, 3),
     ],
 )
 def test_blocks_needed_at_once(spec, num_tokens, blocks):
@@ -157,11 +156,6 @@ def test_a_state_group_holds_one_block_and_shares_no_prefix():
     assert cache.publish(request, 9) == []
     cache.free(request)
     assert cache.pool.num_free == 19
-
-
-def test_cross_attention_groups_are_refused_by_name():
-    with pytest.raises(ValueError, match="layer0"):
-        make_cache(layout_of(CrossKV(**SPEC)))
 
 
 def test_what_a_step_published_can_be_taken_back():

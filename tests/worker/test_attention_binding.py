@@ -57,7 +57,7 @@ def test_tokens_do_not_depend_on_the_size_of_blocks(
     found, layout = answers(folder)
     assert found == plain
     for group in layout.groups:
-        assert group.block_size % (windowed if group.specs[0].retention()[1] else multiple) == 0
+        assert group.block_size % (windowed if group.specs[0].retention[1] else multiple) == 0
         assert layout.grain % group.block_size == group.block_size % layout.block_size == 0
     sizes = [spec.block_bytes(group.block_size) for group in layout.groups for spec in group.specs]
     assert max(sizes) < 2 * min(sizes)

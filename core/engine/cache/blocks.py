@@ -49,8 +49,7 @@ class BlockPool:
             block = self._next[0]
             self._unlink(block)
             self._references[block] = 1
-            if self._content[block] is not None:
-                self._forget(block)
+            self.withdraw(block)
             blocks.append(block)
         return blocks
 
@@ -89,19 +88,14 @@ class BlockPool:
         """Makes `block` unfindable; with `block_hash` only while it is published under that."""
         content = self._content[block]
         if content is not None and (block_hash is None or content[1] == block_hash):
-            self._forget(block)
+            del self._published[content[0]][content[1]]
+            self._content[block] = None
 
     def withdraw_all(self) -> None:
         """Empties the prefix cache; holders keep their blocks."""
         for published in self._published:
             published.clear()
         self._content = [None] * self.num_blocks
-
-    def _forget(self, block: int) -> None:
-        content = self._content[block]
-        if content is not None:
-            del self._published[content[0]][content[1]]
-            self._content[block] = None
 
     def _link(self, block: int, *, at_head: bool) -> None:
         before = 0 if at_head else self._previous[0]

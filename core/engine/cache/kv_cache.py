@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...interfaces.kv import CrossKV, KVLayout, KVSpec
+from ...interfaces.kv import KVLayout, KVSpec
 from ..request import Request
 from .blocks import BlockPool
 from .hashing import BlockHasher
@@ -43,9 +43,6 @@ class KVCache:
     """
 
     def __init__(self, layout: KVLayout, hasher: BlockHasher, *, enable_prefix_caching: bool) -> None:
-        for group in layout.groups:
-            if isinstance(group.specs[0], CrossKV):
-                raise ValueError("the scheduler has no cross-attention KV groups; layers " + ", ".join(group.layers))
         self.layout = layout
         self.block_size = unit = layout.block_size
         self.hasher = hasher
@@ -66,11 +63,6 @@ class KVCache:
         self._even = not self._states and not self._windowed and all(one.stride == 1 for one in self._whole)
         # a state is overwritten in place, so its block cannot stand for a prefix
         self.caches_prefixes = enable_prefix_caching and bool(self._growing) and not self._states
-
-    @property
-    def holds_states(self) -> bool:
-        """Whether some layers keep a running state, so that no prefix can be taken over from elsewhere."""
-        return bool(self._states)
 
     @property
     def whole_groups(self) -> dict[int, int]:

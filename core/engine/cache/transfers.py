@@ -15,6 +15,7 @@ from .kv_cache import KVCache
 
 logger = logging.getLogger("frame.engine")
 
+_FAILED = object()
 _METRIC = re.compile("[a-z][a-z0-9_]{0,63}")
 
 
@@ -36,14 +37,10 @@ class Transfers:
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
         """(tokens that can be loaded past `num_computed`, whether later); None: ask again in a later step."""
-        if not self.active or self._silent or not request.transfer.asks or self._kv.holds_states:
+        if not self.active or self._silent or not request.transfer.asks:
             return 0, False
         grain = self._kv.layout.grain
-        try:
-            count, later = self.connector.matched_tokens(self._view(request), num_computed)
-        except Exception:
-            self._leave(request, "matched_tokens")
-            return 0, False
+        count, later = self._ask("matched_tokens", (0, False), request, num_computed)
         if count is None:
             return None, False
         count = min(count, (request.num_tokens - 1) // grain * grain - num_computed) // grain * grain
@@ -54,27 +51,16 @@ class Transfers:
 
         False: they will not be.
         """
-        if self.active and num_external:
-            groups = self._kv.layout.groups
-            tables = zip(request.cache.blocks, groups, strict=True)
-            blocks = [table[: group.blocks_for(num_computed)] for table, group in tables]
-            try:
-                self.connector.allocated(self._view(request), blocks, num_external)
-            except Exception:
-                self._leave(request, "allocated")
-                self._silent = True
-                return False
-        return True
+        if not (self.active and num_external):
+            return True
+        tables = zip(request.cache.blocks, self._kv.layout.groups, strict=True)
+        blocks = [table[: group.blocks_for(num_computed)] for table, group in tables]
+        self._silent = self._ask("allocated", _FAILED, request, blocks, num_external) is _FAILED
+        return not self._silent
 
     def finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         """(whether the blocks must be held, parameters for the response); called once a request."""
-        if not self.active:
-            return False, None
-        try:
-            return self.connector.finished(self._view(request), request.cache.blocks)
-        except Exception:
-            self._leave(request, "finished")
-            return False, None
+        return self._ask("finished", (False, None), request, request.cache.blocks) if self.active else (False, None)
 
     def attach(self, plan: StepPlan) -> bool:
         """Puts the connector's message into the plan; False: it has none to give, and nothing will be loaded."""
@@ -108,10 +94,15 @@ class Transfers:
             logger.warning("the KV connector told %r as %r, which no metric can show", name, numbers[name])
         return told
 
-    def _leave(self, request: Request, method: str) -> None:
-        """The connector raised for this request, which goes on without it."""
-        logger.exception("the KV connector failed in %s; request %s goes on without it", method, request.request_id)
-        request.transfer.give_up()
+    def _ask(self, method: str, otherwise: Any, request: Request, *arguments: Any) -> Any:
+        """What the connector answers about a request, or `otherwise` where it raises; the request then goes on without."""
+        try:
+            return getattr(self.connector, method)(self._view(request), *arguments)
+        except Exception:
+            name = request.request_id
+            logger.exception("the KV connector failed in %s; request %s goes on without it", method, name)
+            request.transfer.give_up()
+            return otherwise
 
     def _view(self, request: Request) -> RequestView:
         layout = self._kv.layout

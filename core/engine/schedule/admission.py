@@ -114,7 +114,7 @@ class Admission:
             draft.undecided = True
             return True
         self._note_cached(request, hit, num_computed)
-        request.transfer.take(num_computed)
+        request.transfer.keep(num_computed)
         lifecycle.load(request)
         draft.loads.append(request)
         return True
@@ -162,7 +162,7 @@ class Admission:
         if request.state is not RequestState.WAITING:
             raise RuntimeError(f"request {request.request_id!r} is {request.state.value}, not waiting")
         lifecycle.waiting.remove(request)
-        request.transfer.enter()
+        request.transfer.keep(0)
         lifecycle.turns.admit(request)
         slot = lifecycle.batch.enter(request, num_computed, lifecycle.kv.capacity(request))
         draft.give(slot, count)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...config.tree import FrameConfig
-from ...interfaces.attention import AttentionBackend, AttentionSpec, CacheBackend
+from ...interfaces.attention import AttentionSpec, CacheBackend
 from ...interfaces.connector import CacheView
 from ...interfaces.kv import KVLayout
 from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, plan_layout
@@ -43,16 +43,6 @@ class BoundLayers:
     """All layers of a model by the plans of a step, in the order of these."""
 
     planned: list[PlannedLayers]
-
-    @property
-    def planners(self) -> list[Planner]:
-        """Who makes each plan."""
-        return [one.planner for one in self.planned]
-
-    @property
-    def groups(self) -> list[int]:
-        """The KV group of each plan."""
-        return [one.group for one in self.planned]
 
     @property
     def backends(self) -> list[CacheBackend]:
@@ -135,8 +125,8 @@ def choose_backends(layers: Mapping[str, CachedLayer], config: FrameConfig, regi
     for spec in dict.fromkeys(layer.backend_spec for layer in layers.values()):
         if spec is None:
             continue
-        refuses = partial(_against, spec=spec, block_size=size)
-        provider = registry.select("attention", config.attention.attention_backend, refuses, partial(_rank, spec=spec))
+        refuses, ranks = partial(_against, spec=spec, block_size=size), partial(_rank, spec)
+        provider = registry.select("attention", config.attention.attention_backend, refuses, ranks)
         chosen: type[CacheBackend] = registry.resolve(provider)
         providers[spec], multiples[spec] = provider, chosen.block_multiple(spec)
         if reason := _against(chosen, replace(spec, deterministic=True), size):
@@ -160,5 +150,5 @@ def _against(backend: type[CacheBackend], spec: AttentionSpec, block_size: int) 
     return backend.supports(replace(spec, block_size=block_size or math.lcm(AUTO_BLOCK_SIZE, multiple)))
 
 
-def _rank(backend: type[AttentionBackend], spec: AttentionSpec) -> int | None:
+def _rank(spec: AttentionSpec, backend: type[CacheBackend]) -> int | None:
     return backend.preference(spec)

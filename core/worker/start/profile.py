@@ -10,30 +10,23 @@ from torch import Tensor
 
 from ...config.checkpoint import Checkpoint
 from ...config.tree import FrameConfig
-from ...interfaces.attention import AttentionBackend, AttentionSpec, GroupBatch, LayerParams
+from ...interfaces.attention import GroupBatch, LayerParams
 from ...interfaces.model import ForwardStep, ModelInputs
 from ...interfaces.platform import Platform
-from ...interfaces.setup import BackendSetup
 from .model_loading import LoadedModel
 
-_NO_LENGTHS = np.zeros(0, np.int32)
 
-
-class NoAttention(AttentionBackend):
+class NoAttention:
     """Stands for a backend while there is no cache: allocates what attention returns, and computes nothing."""
 
-    @classmethod
-    def supports(cls, spec: AttentionSpec) -> str | None:
-        del spec
-        return None
+    needs_python = False
 
-    def plan(self, batch: GroupBatch) -> Any:
-        del batch
+    def plan(self, batch: GroupBatch) -> None:
+        """There is nothing to plan."""
 
-    def forward(
-        self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: Any
-    ) -> Tensor:
-        del layer, key, value, kv_cache, plan
+    def forward(self, layer: LayerParams, query: Tensor, *rest: Any) -> Tensor:
+        """Zeros [T, num_heads, head_dim]."""
+        del layer, rest
         return torch.zeros_like(query)
 
 
@@ -49,21 +42,15 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     draws = 1 + (speculation.num_speculative_tokens if speculation.speculator is not None else 0)
     num_rows = min(config.scheduler.max_num_seqs * draws, num_tokens)
     device, ops = platform.device, platform.ops()
-    none = torch.empty(0, dtype=torch.int32, device=device)
-    no_rows = GroupBatch(num_tokens, none, none, none.view(0, 0), none.long(), _NO_LENGTHS, _NO_LENGTHS, 0, 0)
-    plans, batches = list[Any]([None]), [no_rows]
+    plans, row = list[Any](), _one_row(num_tokens, device)
     for layer in loaded.build.caches.values():
-        if layer.backend_spec is not None:
-            layer.bind(None, None, 0, NoAttention(BackendSetup(layer.backend_spec, ops)))
-        elif (kept := layer.kv_spec()) is not None:
-            planner, row = layer.planner(None), _one_row(num_tokens, device)
-            memory = torch.zeros((2, kept.block_bytes(0)), dtype=torch.uint8, device=device)
-            layer.bind(memory, None, len(plans), planner)
-            plans.append(planner.plan(row))
-            batches.append(row)
+        planner = NoAttention() if layer.backend_spec is not None else layer.planner(None)
+        size = kept.block_bytes(0) if (kept := layer.kv_spec()) is not None else 0
+        layer.bind(torch.zeros((2, size), dtype=torch.uint8, device=device), None, len(plans), planner)
+        plans.append(planner.plan(row))
     ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     positions = torch.arange(num_tokens, device=device) % checkpoint.max_model_len
-    hidden = loaded.model(ModelInputs(positions[None], ids), ForwardStep(plans=plans, batches=batches))
+    hidden = loaded.model(ModelInputs(positions[None], ids), ForwardStep(plans=plans, batches=[row] * len(plans)))
     if checkpoint.pooling is not None:
         platform.streams().synchronize()
         return
@@ -76,16 +63,13 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
 
 def _one_row(num_tokens: int, device: torch.device) -> GroupBatch:
     """All tokens in one row that begins, as a group of states sees it."""
-    length = torch.tensor([num_tokens], dtype=torch.int32, device=device)
     host = np.array([num_tokens], np.int32)
-    block = torch.ones((1, 1), dtype=torch.int32, device=device)
-    slots = torch.zeros(num_tokens, dtype=torch.int64, device=device)
     return GroupBatch(
         num_tokens=num_tokens,
-        query_start=torch.cat((length - num_tokens, length)),
-        seq_lens=length,
-        block_table=block,
-        slot_mapping=slots,
+        query_start=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
+        block_table=torch.ones((1, 1), dtype=torch.int32, device=device),
+        slot_mapping=torch.zeros(num_tokens, dtype=torch.int64, device=device),
         host_query_lens=host,
         host_seq_lens=host,
         max_query_len=num_tokens,

@@ -65,16 +65,12 @@ if TYPE_CHECKING:
     from frame.core.interfaces.kv import (
         DTYPE_BYTES as DTYPE_BYTES,
         AnyKVSpec as AnyKVSpec,
-        ChunkedKV as ChunkedKV,
-        CrossKV as CrossKV,
         FullKV as FullKV,
         KVGroup as KVGroup,
         KVLayout as KVLayout,
         KVSpec as KVSpec,
-        LatentKV as LatentKV,
         SlidingKV as SlidingKV,
         StateKV as StateKV,
-        TokenKV as TokenKV,
     )
     from frame.core.interfaces.kv_layout import (
         blocks_needed as blocks_needed,
