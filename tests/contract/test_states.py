@@ -12,6 +12,10 @@ import torch
 
 from frame import LLM, SamplingParams
 from frame.core.plugin_host.registry import Registry
+from frame.core.worker.start.model_loading import load_model
+from frame.core.worker.start.open_device import open_device
+from frame.core.worker.start.profile import profile_step
+from frame.interfaces import Placement
 from frame.testing import ModelSuite
 from frame.testing.engines import drain, greedy, request, tokens_of
 
@@ -72,6 +76,16 @@ class TestStates(ModelSuite):
             self.served(**settings),
         ):
             pass
+
+    def test_the_largest_step_is_profiled_with_states_of_its_own(self) -> None:
+        config, registry = self.model_config(max_num_batched_tokens=64, max_num_seqs=4), self.registry()
+        opened = open_device(config, registry, Placement(), "")
+        loaded = load_model(config, opened.checkpoint, opened.platform, registry)
+        profile_step(config, opened.checkpoint, loaded, opened.platform)
+        state = loaded.build.caches["model.state"].kv_cache
+        assert state is not None
+        assert state[1].any(), "the layer did its work on one row"
+        assert not state[0].any()
 
     def test_it_runs_through_the_public_class(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Registry, "load", classmethod(lambda *given, **named: self.registry()))

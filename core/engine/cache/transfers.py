@@ -95,7 +95,7 @@ class Transfers:
         return told
 
     def _ask(self, method: str, otherwise: Any, request: Request, *arguments: Any) -> Any:
-        """What the connector answers about a request, or `otherwise` where it raises; the request then goes on without."""
+        """What the connector answers; `otherwise` where it raises: then the request goes on without it."""
         try:
             return getattr(self.connector, method)(self._view(request), *arguments)
         except Exception:
