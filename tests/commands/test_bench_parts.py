@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from frame.core.cli.main import main
 from frame.core.config.errors import ConfigError
 from frame.plugins.commands.bench import metrics, plots, report, sweep
 from frame.plugins.commands.bench.arrivals import arrival_times
@@ -236,3 +237,8 @@ def test_wrong_grids_are_one_sentence(tmp_path, varied, content, sentence):
 def test_the_pareto_front_is_what_nothing_beats():
     points = [(1.0, 10.0), (2.0, 30.0), (2.0, 20.0), (3.0, 25.0), (4.0, 40.0), (1.0, 5.0), (5.0, 40.0)]
     assert sweep.pareto(points) == {0, 1, 4}
+
+
+def test_a_missing_subcommand_is_told_with_the_choices(capsys):
+    assert main(["bench"]) == 1
+    assert "needs a SUBCOMMAND; there are: serve, latency, throughput" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import argparse
 from importlib import import_module
 
 from frame.interfaces import Command, Setup
+from frame.settings import ConfigError
 
 from .output import check_outputs
 from .subcommand_parser import SubcommandParser
@@ -34,7 +35,7 @@ class BenchCommand(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """A parser for each subcommand."""
         made = parser.add_subparsers(
-            dest="bench", metavar="SUBCOMMAND", required=True, parser_class=SubcommandParser, title="subcommands"
+            dest="bench", metavar="SUBCOMMAND", parser_class=SubcommandParser, title="subcommands"
         )
         for name in _SUBCOMMANDS:
             command = subcommand(name, self.setup)
@@ -44,7 +45,9 @@ class BenchCommand(Command):
             own.epilog = "\n\n".join(filter(None, (examples, own.epilog)))
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """The subcommand's exit status; raises `ConfigError` before it runs where its files cannot be written."""
+        """The subcommand's exit status; raises `ConfigError` without one, and where its files could not be written."""
+        if arguments.bench is None:
+            raise ConfigError(f"frame bench needs a SUBCOMMAND; there are: {', '.join(_SUBCOMMANDS)}")
         check_outputs(arguments)
         return subcommand(arguments.bench, self.setup).run(arguments)
 
