@@ -24,11 +24,11 @@ from ..startup.logging import configure_logging
 BUILT_IN: Mapping[str, str] = MappingProxyType({
     "serve": "serve:ServeCommand",
     "plugins": "plugins:PluginsCommand",
-    "engine": "engine:EngineCommand",
-    "api": "api:ApiCommand",
-    "worker": "worker:WorkerCommand",
-    "grammar": "grammar:GrammarCommand",
-    "template": "template:TemplateCommand",
+    "engine": "children:EngineCommand",
+    "api": "children:ApiCommand",
+    "worker": "children:WorkerCommand",
+    "grammar": "children:GrammarCommand",
+    "template": "children:TemplateCommand",
 })  # fmt: skip
 #: Subcommands that frame starts itself, as child processes.
 HIDDEN = frozenset(("engine", "api", "worker", "grammar", "template"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import textwrap
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from ..plugin_host.registry import Registry
 from ..plugin_host.trial import TRIED
 from ..processes.python_command import python_command
 from ..startup.openmp import child_environment
-
-_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -106,31 +103,12 @@ def check(registry: Registry, name: str | None, kind: str | None = None, *, verb
 
 def _run_suite(kind: str, plugin: str, *, verbose: bool) -> int:
     try:
-        from frame.testing.contract_run import run_suite, summary
+        from frame.testing.contract_run import print_check
     except ImportError as error:
         raise PluginError(
             f"frame plugins check needs pytest ({error}); `pip install 'frame-llm[test]'` brings it"
         ) from None
-    print(f"{KINDS[kind].noun} {plugin}: ", end="", flush=True)
-    outcomes = run_suite(kind, plugin=plugin)
-    counts = {status: sum(case.status == status for case in outcomes) for status in ("passed", "failed", "skipped")}
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no check ran"
-    hint = " (-v says why)" if counts["skipped"] and not verbose else ""
-    print(f"{told}{hint}", flush=True)
-    last = ""
-    for name, cases in summary(outcomes).items():
-        failed = [case for case in cases if case.status == "failed"]
-        if not failed and not verbose:
-            continue
-        skipped = [case for case in cases if case.status == "skipped"]
-        status = "FAIL" if failed else "skip" if len(skipped) == len(cases) else "pass"
-        count = f" ({len(cases) - len(skipped)} of {len(cases)} cases)" if skipped and status != "skip" else ""
-        print(f"  {status}  {name}{count}")
-        for case in failed[:3] or (skipped[:1] if status == "skip" and skipped[0].reason != last else ()):
-            last = case.reason
-            where = f"[{case.case}] " if case.case else ""
-            print(textwrap.indent("\n".join(textwrap.wrap(where + case.reason, _WIDTH)), " " * 8))
-    return int(counts["failed"] > 0 or not outcomes)
+    return print_check(kind, plugin, KINDS[kind].noun, verbose=verbose)
 
 
 def _row(offer: Offer) -> Row:

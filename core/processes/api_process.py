@@ -237,8 +237,8 @@ def run_api_process(
     config: FrameConfig,
     listen_fd: int,
     control_fd: int,
-    metrics_file: int | None = None,
-    limits_file: int | None = None,
+    metrics_fd: int | None = None,
+    limits_fd: int | None = None,
     admin_fd: int | None = None,
     *,
     index: int = 0,
@@ -246,7 +246,7 @@ def run_api_process(
 ) -> int:
     """Runs API process number `index` on inherited sockets, perhaps in place of one that died; returns the exit status.
 
-    All API processes of a server share their metrics in `metrics_file` and the limits of each key in `limits_file`.
+    All API processes of a server share their metrics in `metrics_fd` and the limits of each key in `limits_fd`.
     """
     try:
         from uvloop import new_event_loop
@@ -261,10 +261,10 @@ def run_api_process(
         per_minute=server.max_requests_per_minute,
         outputs=server.max_outputs_per_key,
         tokens_per_minute=server.max_tokens_per_minute,
-        descriptor=limits_file,
+        descriptor=limits_fd,
         process=index,
     )
     admin = None if admin_fd is None else socket.socket(fileno=admin_fd)
-    process = ApiProcess(config, listener, control, metrics_file, limits, admin, successor=successor)
+    process = ApiProcess(config, listener, control, metrics_fd, limits, admin, successor=successor)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(process.run())

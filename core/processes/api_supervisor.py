@@ -1,7 +1,4 @@
-"""Starts the API processes of a server, tells them about the engine, and starts again those that die.
-
-Knows no HTTP and no engine; imports no torch.
-"""
+"""Starts the API processes of a server, tells them about the engine, and replaces those that die. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decides from the deaths of engines which requests to compute alone, which to refuse, and when to give up.
 
-Gets the names of the requests that were being computed. Knows no process and no request.
+Gets the names of the requests that were being computed.
 """
 
 from __future__ import annotations

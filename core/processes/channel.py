@@ -1,7 +1,7 @@
 """Length-prefixed msgpack frames over Unix sockets, for threads and for asyncio.
 
 A frame is 4 bytes of length (big-endian) and one message. A peer that sends a frame above the limit or an unexpected
-message is disconnected. Knows no message's meaning.
+message is disconnected.
 """
 
 from __future__ import annotations

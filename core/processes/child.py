@@ -1,4 +1,4 @@
-"""Starts child processes joined by a control channel, and ends them. Does not know what they do; imports no torch."""
+"""Starts child processes joined by a control channel, and ends them. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The asyncio client of an engine process: `EngineClient`.
 
 `RemoteEngine` talks to the engine that it is attached to and reports which requests were lost when that engine dies;
-`start_engine` gives it an engine process of its own. Knows no text and no HTTP; imports no torch.
+`start_engine` gives it an engine process of its own. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The loop of an engine process: one engine, and the clients that talk to it.
 
 The main thread owns the engine: it handles the messages that arrived, runs a step, and passes outputs to the clients'
-writer threads, so that socket work overlaps with the device. Knows no text and no HTTP.
+writer threads, so that socket work overlaps with the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The life of an engine process: imports, waits for `Begin`, builds the engine, serves, closes. Knows no request."""
+"""The life of an engine process: imports, waits for `Begin`, builds the engine, serves, closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine in the calling process, and its workers where its executor places them. Knows no request."""
+"""An engine in the calling process, and its workers where its executor places them."""
 
 from __future__ import annotations
 

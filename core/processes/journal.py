@@ -1,8 +1,7 @@
 """The journal of an engine: which requests its launched steps hold, in memory that outlives the process.
 
 The engine writes it, its supervisor reads it: after a death it tells which requests were being computed, and while the
-engine lives it tells a busy engine from a hung one. A launch costs one copy of the step's slots. Knows no request's
-content.
+engine lives it tells a busy engine from a hung one. A launch costs one copy of the step's slots.
 """
 
 from __future__ import annotations

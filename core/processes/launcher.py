@@ -1,6 +1,6 @@
 """The parent of a server: binds the address, starts and ends the engine and the API processes.
 
-Tells the API processes how the engine is. Knows no request and no route; imports no torch.
+Tells the API processes how the engine is. Imports no torch.
 """
 
 from __future__ import annotations

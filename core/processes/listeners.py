@@ -1,4 +1,4 @@
-"""Listening sockets at the configured address. Knows no request and no process."""
+"""Listening sockets at the configured address."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The messages between the processes of a server, as typed structs.
 
 Three conversations: a client and its engine (requests, outputs, calls); an engine and its supervisor (start-up); the
-supervisor and an API process (whether there is an engine, and if not, why). Knows no transport.
+supervisor and an API process (whether there is an engine, and if not, why).
 """
 
 from __future__ import annotations

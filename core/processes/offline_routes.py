@@ -1,4 +1,4 @@
-"""All HTTP routes over an engine of this process, without a server; used by `frame run-batch`. Knows no route."""
+"""All HTTP routes over an engine of this process, without a server; used by `frame run-batch`."""
 
 from __future__ import annotations
 

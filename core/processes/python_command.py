@@ -1,4 +1,4 @@
-"""The command line with which frame starts Python processes. Knows no subcommand; imports nothing heavy.
+"""The command line with which frame starts Python processes. Imports nothing heavy.
 
 `python -m` puts the working directory first in `sys.path`. That may be a checkpoint's folder, whose files are data: a
 `uvicorn.py` in it must never run.

@@ -1,6 +1,6 @@
 """Samples of the engine's counters, one a second over the last two minutes, for live views that are opened later.
 
-Samples are taken after steps, so an idle engine takes none and is not woken. Knows no engine and no server.
+Samples are taken after steps, so an idle engine takes none and is not woken.
 """
 
 from __future__ import annotations

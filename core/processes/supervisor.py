@@ -1,6 +1,6 @@
 """Starts an engine process, follows its start-up, and starts it again when it dies.
 
-Used by `frame serve` and by an `AsyncLLM` that owns its engine. Knows no HTTP and no requests; imports no torch.
+Used by `frame serve` and by an `AsyncLLM` that owns its engine. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The HTTP application: the routes of all endpoint plugins behind one ingress. Turns exceptions into error answers.
-
-Knows no route itself.
-"""
+"""The HTTP application: the routes of all endpoint plugins behind one ingress. Turns exceptions into error answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Calls of routes from inside the process: a batch line gets the same handlers, limits and errors as an HTTP request.
 
-The key was checked when the batch was created, so calls carry their owner. Knows no route.
+The key was checked when the batch was created, so calls carry their owner.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""TLS of the public listener.
-
-Its certificate, client certificates, and loading renewed files while connections stay open.
-
-Knows no request.
-"""
+"""TLS of the public listener: its certificate, client certificates, and renewed files while connections stay open."""
 
 from __future__ import annotations
 

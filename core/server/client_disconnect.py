@@ -1,4 +1,4 @@
-"""Responses and handlers that end when their client disconnects. Knows no route."""
+"""Responses and handlers that end when their client disconnects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable
 from typing import TypeVar, cast
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +18,6 @@ from .wire import wire_of
 logger = logging.getLogger("frame.server")
 
 T = TypeVar("T")
-
 
 #: How long the head of a stream waits for its first frame.
 _PATIENCE_SECONDS = 1.0
@@ -47,11 +45,6 @@ async def race(receive: Receive, work: Awaitable[T]) -> T:
         for each in (task, watch):
             each.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
-
-
-async def race_request(request: Request, work: Awaitable[T]) -> T:
-    """Like `race`, for a request whose body has been read."""
-    return await race(request.receive, work)
 
 
 class _EarlyError(Exception):

@@ -1,6 +1,6 @@
 """The deadline of a request: from `X-Request-Timeout`, the field `timeout`, and the server's limit.
 
-Ends generations at their deadline, and admin requests as a whole. Knows no route.
+Ends generations at their deadline, and admin requests as a whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The format of error bodies: each endpoint gives that of its routes. Never shows the repr of an object.
-
-Knows no format itself.
-"""
+"""The format of error bodies: each endpoint gives that of its routes. Never shows the repr of an object."""
 
 from __future__ import annotations
 

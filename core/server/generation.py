@@ -1,16 +1,19 @@
 """Passes requests of routes to the text side.
 
-Times and reports them, ends them at their deadline, and turns failures into `RequestError`s.
-
-Knows no route.
+Times and reports them, ends them at their deadline, gives each API key cache salts of its own where that is configured,
+and turns failures into `RequestError`s.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from ..front.prompts import parse_prompt
 from ..interfaces.client import EngineDeadError
 from ..interfaces.engine import Fault
 from ..interfaces.errors import RequestError
@@ -19,7 +22,6 @@ from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import SamplingFields
 from .deadlines import until_deadline
 from .ingress import OUTPUTS, OWNER, REQUEST, TOKENS
-from .key_salt import salted
 from .refusals import refusal, refusals
 from .reports import Notes
 from .request_timer import RequestTimer
@@ -29,8 +31,18 @@ if TYPE_CHECKING:
 
 #: The sampling parameters that metrics see for a request that generates nothing.
 _POOLED = SamplingParams(max_tokens=1)
+#: A prefix that makes cache salts differ from all other digests of keys.
+_SALT_PURPOSE = "frame cache salt"
 #: Fault of an error -> HTTP status.
 _STATUS = {"request": 400, "load": 429, "engine": 500}
+
+
+def key_salt(owner: str, given: str | None) -> str:
+    """The salt of a request of the key with the digest `owner` that asks for the salt `given`.
+
+    Equal in all processes and after a restart, so that blocks on disk are found again; it says nothing about the key.
+    """
+    return hashlib.sha256(msgspec.msgpack.encode([_SALT_PURPOSE, owner, given])).hexdigest()
 
 
 class TimedGeneration:
@@ -99,11 +111,16 @@ class TimedGeneration:
             await stream.aclose()
 
     def _salted(self, prompt: Any) -> Any:
-        """The prompt with the cache salt of its API key, where that is configured."""
+        """The prompt with a cache salt of its API key, so that no key learns from timing what another has sent.
+
+        Without `cache_salt_per_key`, the prompt as it is.
+        """
         if not self._salts:
             return prompt
         with refusals():
-            return salted(prompt)
+            parsed = parse_prompt(prompt)
+        owner = (REQUEST.get() or {}).get(OWNER, "")
+        return msgspec.structs.replace(parsed, salt=key_salt(owner, parsed.salt))
 
     @contextlib.contextmanager
     def _failures(self, timer: RequestTimer, notes: Notes | None = None) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 Checks, in this order: the number of headers, the key, whether there is an engine to serve with, the size of the body
 while it is read, and that the body is plain JSON of bounded depth. The checks apply to every route unless it is listed
-as open here. Knows no other route.
+as open here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The API keys of a listener. Knows no route."""
+"""The API keys of a listener."""
 
 from __future__ import annotations
 

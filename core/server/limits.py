@@ -1,7 +1,7 @@
 """Limits for each API key on running requests and outputs, and on requests and tokens a minute, over all API processes.
 
 The counts lie in memory that the parent opened: one row a process, which is cleared when a dead process is replaced,
-and token buckets for each key. Knows no route.
+and token buckets for each key.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ from itertools import accumulate
 
 from ..interfaces.serving import Histogram, RequestCounts
 from .tallies import Distribution, Tallies
-from .token_pace import TokenPace
 
+#: Most tokens in a batch, and most seconds that a batch waits while tokens arrive.
+_MAX_GAPS = 1024
+_MAX_SECONDS = 0.25
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 1)
 _WHOLE = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
@@ -101,3 +103,41 @@ class ServerMetrics:
             },
             in_flight=int(total[self._in_flight]),
         )
+
+
+class TokenPace:
+    """Counts new tokens and the times between them in batches: each one alone would cost as much as its text.
+
+    Gathers for all requests of a process; `cells[index]` counts tokens, `between` takes the times.
+    """
+
+    def __init__(self, cells: memoryview[float], index: int, between: Distribution) -> None:
+        self._cells = cells
+        self._index = index
+        self._between = between
+        self._num_tokens = 0
+        self._gaps: list[float] = []
+        self._weights: list[int] = []
+        self._counted = 0.0
+
+    def begin(self, num_tokens: int) -> None:
+        """Takes the first tokens of a request."""
+        self._num_tokens += num_tokens
+
+    def add(self, num_tokens: int, gap: float, weight: int, now: float) -> None:
+        """Takes further ones, `weight` of which came `gap` seconds one after the other."""
+        self._num_tokens += num_tokens
+        self._gaps.append(gap)
+        self._weights.append(weight)
+        if len(self._gaps) >= _MAX_GAPS or now - self._counted > _MAX_SECONDS:
+            self._counted = now
+            self.count()
+
+    def count(self) -> None:
+        """Adds the batch to the metrics; called before they are read, and at the end of each request."""
+        self._cells[self._index] += self._num_tokens
+        self._num_tokens = 0
+        if self._gaps:
+            self._between.observe_all(self._gaps, self._weights)
+            self._gaps.clear()
+            self._weights.clear()

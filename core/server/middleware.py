@@ -2,7 +2,7 @@
 
 It runs after the ingress, so that it cannot give access without a key. It sees the requests that the ingress admits,
 also those that need no key, and calls from inside the process (lines of batches), which have neither the client's
-headers nor its address. Admin routes have no middleware. Knows no route.
+headers nor its address. Admin routes have no middleware.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The OpenAPI document, with the schemas of request bodies moved to where its references point.
-
-Knows no route.
-"""
+"""The OpenAPI document, with the schemas of request bodies moved to where its references point."""
 
 from __future__ import annotations
 

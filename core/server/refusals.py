@@ -1,7 +1,4 @@
-"""Turns errors of the front and of pydantic into 400 errors that name the field.
-
-Knows no route.
-"""
+"""Turns errors of the front and of pydantic into 400 errors that name the field."""
 
 from __future__ import annotations
 

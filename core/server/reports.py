@@ -1,4 +1,4 @@
-"""Makes the report of each generation for the metrics sinks. Does nothing when there are no sinks. Knows no sink."""
+"""Makes the report of each generation for the metrics sinks. Does nothing when there are no sinks."""
 
 from __future__ import annotations
 

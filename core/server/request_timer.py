@@ -1,4 +1,4 @@
-"""Observes one generation from its arrival to its end. Knows no route and no text."""
+"""Takes the times of one generation from its arrival to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What endpoints ask about HTTP requests: bodies, owners, disconnects, forwarding. Knows no route."""
+"""What endpoints ask about HTTP requests: bodies, owners, disconnects, forwarding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ..interfaces.errors import RequestError
 from ..interfaces.schema import BoundedModel
 from ..interfaces.serving import RequestCounts
-from .client_disconnect import event_stream, race_request
+from .client_disconnect import event_stream, race
 from .ingress import JSON_BODY, OWNER
 from .refusals import field_error
 
@@ -46,7 +46,7 @@ class ServedRequests:
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client disconnects."""
-        return await race_request(request, work)
+        return await race(request.receive, work)
 
     def events(self, frames: AsyncIterator[bytes]) -> Response:
         """A response of server-sent events from encoded frames."""

@@ -1,27 +1,24 @@
-"""The services that endpoints get from the HTTP host.
-
-`frame.interfaces.Serving`, over the text side and an engine client.
-
-Knows no route and no wire format of an API.
-"""
+"""The services that endpoints get from the HTTP host: `frame.interfaces.Serving`, over text side and engine client."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config.tree import FrameConfig
 from ..front.turn import OutputParsers
-from ..interfaces.client import EngineClient, EngineInfo
+from ..interfaces.client import EngineClient, EngineDeadError, EngineInfo
+from ..interfaces.engine import EngineStats
 from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingFacts
 from ..interfaces.schema import Limits
 from .calls import RouteCalls
-from .engine_control import ClientControl
 from .generation import TimedGeneration
 from .metrics import ServerMetrics
 from .refusals import IgnoredFields, refusals
@@ -31,6 +28,9 @@ from .texts import FrontTexts
 
 if TYPE_CHECKING:
     from ..front.async_llm import AsyncLLM
+
+#: Most seconds that a question for the engine's statistics waits for an answer.
+_STATS_SECONDS = 2.0
 
 
 async def _no_parent() -> None:
@@ -203,3 +203,39 @@ class HostModels:
         """Raises `RequestError` 400 unless the model does `task`."""
         with refusals():
             self._host.llm.front.require(task)
+
+
+class ClientControl:
+    """`EngineControl` of a host, over its engine client."""
+
+    def __init__(self, host: ServingHost) -> None:
+        self._host = host
+        self._stats = EngineStats()
+
+    @property
+    def error(self) -> str | None:
+        """None while requests are served, else why not."""
+        return self._host.error
+
+    async def control(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Calls a control method of the engine, or of the server ("shutdown"); raises `RequestError` with its error."""
+        if method == "shutdown":
+            await self._host.shut_down()
+            return None
+        try:
+            return await self._host.client.call(method, arguments)
+        except EngineDeadError as error:
+            raise RequestError(503, str(error)) from None
+        except RuntimeError as error:
+            raise RequestError(409, str(error)) from None
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges of the engine; the last known values while it restarts or is too busy."""
+        with contextlib.suppress(EngineDeadError, TimeoutError):
+            self._stats = await asyncio.wait_for(self._host.client.stats(), _STATS_SECONDS)
+        return self._stats
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """Facts of the engine; None before the first one was ready."""
+        return self._host.client.known_info

@@ -1,7 +1,7 @@
 """Numbers that several API processes count together, in a file in memory that their parent opened.
 
 Each process owns a row of float64 cells in it, so that counting is a plain addition. A process that takes the row of a
-dead one continues its counts. Knows no metric.
+dead one continues its counts.
 """
 
 from __future__ import annotations

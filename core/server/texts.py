@@ -1,7 +1,4 @@
-"""Tokenising, detokenising and chat templates for routes.
-
-Knows no route.
-"""
+"""Tokenising, detokenising and chat templates for routes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Uploads of files: the only bodies that are not JSON, on routes that ask for them, bounded while they are read.
-
-Knows no route.
-"""
+"""Uploads of files: the only bodies that are not JSON, on routes that ask for them, bounded while they are read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes the frames of a stream directly into their connection.
 
 The layers between a route and the connection only look at how answers start, and cost much for each message, so frames
-bypass them. Knows no route.
+bypass them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether starts wait for Python's compiler. Knows no engine."""
+"""Whether starts wait for Python's compiler."""
 
 from __future__ import annotations
 

@@ -372,7 +372,7 @@ def check_keys_also_behind_the_prefix_of_a_proxy(running: Running) -> None:
     chat = [sys.executable, "-m", "frame", "chat", "--url", running.url, "--api-key", "one", "--max-tokens", "5"]
     talk = subprocess.run(chat, input="hello\nagain\n", capture_output=True, text=True, timeout=60, check=False)
     assert talk.returncode == 0
-    assert talk.stdout.count("> ") == 3
+    assert talk.stdout.count("\n") == 2  # the answers alone, since nobody types at a terminal
 
 
 def test_terminal_clients_say_when_there_is_no_server() -> None:

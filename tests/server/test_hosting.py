@@ -23,7 +23,7 @@ from frame.core.config.server import ServerConfig
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.engine import EngineStats
 from frame.core.server.app import build_app
-from frame.core.server.key_salt import key_salt
+from frame.core.server.generation import key_salt
 from frame.plugins.endpoints.completions import CompletionsEndpoint
 from frame.plugins.endpoints.invocations import InvocationsEndpoint
 from frame.plugins.endpoints.load_report import RecentStats

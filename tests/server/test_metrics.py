@@ -15,10 +15,9 @@ from frame import SamplingParams
 from frame.core.front.outputs import RequestMetrics
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineStats
-from frame.core.server.metrics import ServerMetrics
+from frame.core.server.metrics import ServerMetrics, TokenPace
 from frame.core.server.request_timer import RequestTimer
 from frame.core.server.tallies import Distribution, Tallies
-from frame.core.server.token_pace import TokenPace
 from frame.plugins.endpoints.exposition import Exposition
 from tests.server.running import FAKE, server, until
 

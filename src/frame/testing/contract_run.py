@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any, Literal
 
 import pytest
 
+#: Most characters of a line that gives the reason of an outcome.
+_WIDTH = 100
 _CASE = '''"""Written by `frame plugins check`."""
 
 from frame.testing.suites import SUITES
@@ -97,3 +100,30 @@ def summary(outcomes: list[Outcome]) -> Mapping[str, list[Outcome]]:
     for outcome in outcomes:
         grouped.setdefault(outcome.name, []).append(outcome)
     return grouped
+
+
+def print_check(kind: str, plugin: str, noun: str, *, verbose: bool) -> int:
+    """Runs the suite of a kind, called `noun`, against a plugin; 0 when all of it passes.
+
+    Prints one line for the kind, and each check that fails; `verbose`: every check, and why some were skipped.
+    """
+    print(f"{noun} {plugin}: ", end="", flush=True)
+    outcomes = run_suite(kind, plugin=plugin)
+    counts = {status: sum(case.status == status for case in outcomes) for status in ("passed", "failed", "skipped")}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no check ran"
+    hint = " (-v says why)" if counts["skipped"] and not verbose else ""
+    print(f"{told}{hint}", flush=True)
+    last = ""
+    for name, cases in summary(outcomes).items():
+        failed = [case for case in cases if case.status == "failed"]
+        if not failed and not verbose:
+            continue
+        skipped = [case for case in cases if case.status == "skipped"]
+        status = "FAIL" if failed else "skip" if len(skipped) == len(cases) else "pass"
+        count = f" ({len(cases) - len(skipped)} of {len(cases)} cases)" if skipped and status != "skip" else ""
+        print(f"  {status}  {name}{count}")
+        for case in failed[:3] or (skipped[:1] if status == "skip" and skipped[0].reason != last else ()):
+            last = case.reason
+            where = f"[{case.case}] " if case.case else ""
+            print(textwrap.indent("\n".join(textwrap.wrap(where + case.reason, _WIDTH)), " " * 8))
+    return int(counts["failed"] > 0 or not outcomes)

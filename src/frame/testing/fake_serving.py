@@ -24,7 +24,7 @@ from frame.core.interfaces.pooling_params import PoolingFacts, PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.schema import BoundedModel, Limits, SamplingFields
 from frame.core.interfaces.serving import Batches, RequestCounts
-from frame.core.server.client_disconnect import event_stream, race_request
+from frame.core.server.client_disconnect import event_stream, race
 from frame.core.server.ingress import JSON_BODY, OWNER
 from frame.core.server.metrics import ServerMetrics
 
@@ -182,7 +182,7 @@ class FakeServing:
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""
-        return await race_request(request, work)
+        return await race(request.receive, work)
 
     def events(self, frames: AsyncIterator[bytes]) -> Response:
         """Server-sent events."""
