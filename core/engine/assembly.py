@@ -24,6 +24,7 @@ from ..interfaces.kv_layout import max_request_len
 from ..interfaces.mesh import Placement
 from ..plugin_host.isolation import culprit
 from ..plugin_host.model_choice import choose_model
+from ..plugin_host.plugin_settings import check_one_device
 from ..plugin_host.registry import Registry
 from ..plugin_host.setups import connector_setup, engine_setup, executor_setup, mesh_of
 from ..startup.bytecode import report_missing_bytecode
@@ -69,7 +70,7 @@ class EngineStart:
         choose_model(self._checkpoint, registry)  # imports it
         self._engine_id = secrets.token_hex(8)
         workers = make_workers(config, registry, progress, self._engine_id)
-        registry.check_workers(config.executor)
+        check_one_device(config.executor)
         placements = [Placement(mesh=mesh_of(config))]
         setup = executor_setup(config, self._checkpoint.max_model_len, placements, workers)
         self._executor: Executor = registry.make("executor", config.executor.executor, setup, config)

@@ -1,1 +1,1 @@
-"""The plugin host: finds what packages offer, chooses by name and builds it. Knows no plugin."""
+"""The plugin host: finds the plugins that packages offer, chooses them by name, and builds them."""

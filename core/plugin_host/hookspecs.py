@@ -1,9 +1,9 @@
-"""The hooks through which a plugin offers what it has. Called at start-up only, never per step or request.
+"""The hooks by which a package offers plugins. Called at start-up only, never per step or request.
 
 A plugin is a module (or object) named by an entry point of group `frame`; it marks functions with `frame.hookimpl`.
 Every hook takes no argument, is called once per `Registry.load`, in each process that chooses or builds plugins, and
 returns descriptions only: nothing heavy may be imported before a provider is chosen. What a hook raises disables that
-plugin and is reported by `frame plugins`. Knows no plugin.
+plugin and is reported by `frame plugins`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Handles plugins that fail: skips those that nobody named, and finds from a traceback which plugin failed.
-
-Knows no kind of plugin.
-"""
+"""Handles plugins that fail: leaves out those that nobody named, and finds the plugin in which an error arose."""
 
 from __future__ import annotations
 
@@ -41,14 +38,14 @@ def tried(registry: Registry, provider: Provider, work: Callable[[], T], *, name
 
 
 def is_configured(provider: Provider, config: Any) -> bool:
-    """Whether the configuration gives options to a plugin, which names it."""
+    """Whether the configuration names a plugin by giving it options."""
     return any(name in config.plugin for name in (provider.name, *provider.aliases))
 
 
 def culprit(registry: Registry, error: BaseException) -> str:
-    """The plugin of another package in which an error arose, as "logits processor 'x' of package y"; "" if in none.
+    """Returns the plugin of another package in which an error arose ("logits processor 'x' of package y"), or "".
 
-    An error that came from another process carries the answer with it, as its attribute `culprit`.
+    An error that came from another process has the answer as its attribute `culprit`.
     """
     sent = getattr(error, "culprit", None)
     if sent is not None:
@@ -62,7 +59,7 @@ def culprit(registry: Registry, error: BaseException) -> str:
 
 
 def _owner(registry: Registry, module: str) -> str:
-    """The plugin that a module belongs to, also for other modules of the plugin's package; "" for none."""
+    """Returns the plugin that `module` holds, else the package of plugins that it belongs to, else ""."""
     beside = ""
     for offer in registry.offers:
         if offer.package in (HERE, OURS):

@@ -1,7 +1,6 @@
 """Finds the logits processors of an engine: those that packages offer, then those that the configuration names.
 
-Imports no torch itself; only a processor's module does, so an engine without processors does without torch here. Knows
-no logits.
+It imports torch only with a processor's module, since processes without torch ask as well.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FoundProcessor(NamedTuple):
-    """A class of logits processors, the name it was found by, and its options; what a package offers has a provider."""
+    """A class of logits processors, the name by which it was found, its options, and the provider if there is one."""
 
     name: str
     kind: type[Any]
@@ -31,7 +30,7 @@ class FoundProcessor(NamedTuple):
 
 
 def request_check(config: FrameConfig, registry: Registry) -> Callable[[SamplingParams], None]:
-    """A function for admission that raises `ValueError` when a processor refuses a request's parameters."""
+    """Returns a function that raises `ValueError` when a processor refuses the parameters of a request."""
     checks: list[Callable[[SamplingParams], None]] = [_check_callables]
     for found in processor_classes(config, registry):
         checks.append(getattr(found.kind, "validate", None) or found.kind.validate_params)
@@ -54,7 +53,7 @@ def _check_callables(params: SamplingParams) -> None:
 
 
 def processor_classes(config: FrameConfig, registry: Registry) -> list[FoundProcessor]:
-    """Every processor once; a configured name that a package offers is loaded already."""
+    """Returns every processor once: all that packages offer, and those that only the configuration names."""
     offered = registry.providers("processor")
     names = {name for provider in offered for name in (provider.name, *provider.aliases)}
     found = []
@@ -73,7 +72,7 @@ def processor_classes(config: FrameConfig, registry: Registry) -> list[FoundProc
 
 
 def is_named(provider: Provider, config: FrameConfig) -> bool:
-    """Whether the configuration names an offered processor, so that the start ends where it fails."""
+    """Whether the configuration names a processor, so that its failure ends the start."""
     given = {one.rpartition(":")[2] for one in config.model.logits_processors if isinstance(one, str)}
     return is_configured(provider, config) or not given.isdisjoint((provider.name, *provider.aliases))
 
@@ -85,7 +84,7 @@ def _offered(registry: Registry, provider: Provider, config: FrameConfig) -> Fou
 
 
 def _import(name: str, offered: list[str]) -> Any:
-    """The class of "package.module:Class" or "package.module.Class"."""
+    """Imports the class that "package.module:Class" or "package.module.Class" names."""
     target = name
     if ":" not in name:
         module, dot, path = name.rpartition(".")

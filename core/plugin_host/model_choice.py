@@ -1,4 +1,4 @@
-"""Chooses the plugin's class for a checkpoint's architecture. Knows no weight."""
+"""Chooses the model plugin for a checkpoint, by its architecture."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:
-    """The class of the checkpoint's architecture."""
+    """Returns the class of the model that `model_provider` finds."""
     found: type[Model] = registry.resolve(model_provider(checkpoint, registry))
     return found
 
 
 def model_provider(checkpoint: Checkpoint, registry: Registry) -> Provider:
-    """The provider of the checkpoint's architecture, or the one that the user chose.
+    """Returns the provider that the user chose, else the one of the checkpoint's architecture.
 
-    A pooling checkpoint of an architecture that no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") takes
-    the family's generating model, which is built with another head.
+    For a pooling checkpoint whose architecture no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") that
+    is the family's generating model, which is built with another head.
     """
     if checkpoint.model_plugin is not None:
         return registry.choose("model", checkpoint.model_plugin)

@@ -1,7 +1,6 @@
-"""What installed packages offer: kinds, offers and failures, collected from entry points one by one.
+"""What installed packages offer, read from their entry points one by one.
 
-A package that cannot be loaded becomes a `Failure` and does not affect others. Knows how to read entry points and how
-to import a target; choosing is the registry's.
+A package that cannot be loaded becomes a `Failure` and does not affect others. The registry chooses among offers.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from . import hookspecs
 
 logger = logging.getLogger(__name__)
 
-#: Package name of what `ModelRegistry` was told in this process.
+#: The package name of plugins that this process registered, or read from a file.
 HERE = "this-process"
-#: The package that frame itself is.
+#: The package name of frame itself.
 OURS = "frame-llm"
 
 
@@ -39,7 +38,7 @@ class UnfitPluginError(PluginError, ValueError):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of plugin: its hook, its name in texts, and the class that a target must derive from."""
+    """A kind of plugin: its hook, its name in sentences, and its interface ("module:Class"), if it has one."""
 
     hook: str
     noun: str
@@ -69,7 +68,7 @@ _KIND_OF_HOOK = {kind.hook: name for name, kind in KINDS.items()}
 
 
 class Choice(NamedTuple):
-    """What a parent process chose; children are given these as JSON. `target` only for what no package offers."""
+    """A plugin that a parent process chose, sent to child processes as JSON. `target` if no package offers it."""
 
     kind: str
     package: str
@@ -79,7 +78,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Offer:
-    """A provider and where it comes from. `problem` says why it cannot be chosen (API range), None when it can."""
+    """A provider and the package that offers it. `problem` says why it cannot be chosen; None when it can."""
 
     kind: str
     provider: Provider
@@ -113,7 +112,10 @@ class Failure:
 
 
 def installed(packages: set[Any] | None) -> list[EntryPoint]:
-    """Entry points of our group, each once even when stale metadata repeats it, in a stable order."""
+    """Returns the entry points of frame's group, sorted; each once, even if stale metadata repeats it.
+
+    `packages` are the names of the packages to look at; None for all.
+    """
     found: dict[tuple[str, str, str], EntryPoint] = {}
     for entry in entry_points(group=hookspecs.GROUP):
         package = canonicalize_name(_package(entry)[0])
@@ -127,7 +129,7 @@ def _package(entry: EntryPoint) -> tuple[str, str]:
 
 
 def collect(entries: Iterable[EntryPoint]) -> tuple[list[Offer], list[Failure]]:
-    """Imports each entry point's module by itself, so that a broken one does not affect others."""
+    """Imports the module of each entry point and calls its hooks; one that fails does not affect the others."""
     offers: list[Offer] = []
     failures: list[Failure] = []
     for entry in entries:
@@ -162,9 +164,9 @@ def _offers(plugin: ModuleType, package: str, version: str) -> list[Offer]:
 
 
 def offers_of_file(name: str) -> list[Offer]:
-    """What the hooks of a Python file offer. Its module is called as the file is, so that targets can name it.
+    """Returns what the hooks of a Python file offer. Its module has the file's name, so that targets can name it.
 
-    Raises `PluginError` when it cannot be read, fails, or is called like another module.
+    Raises `PluginError` when the file cannot be read, fails, or has the name of another module.
     """
     path = Path(name).expanduser().absolute()
     owner = f"plugin file {name!r}"
@@ -174,7 +176,7 @@ def offers_of_file(name: str) -> list[Offer]:
     if module is None:
         spec = None if find_spec(path.stem) else spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None:
-            raise PluginError(f"{owner} is called like an installed module or is no Python file; rename it")
+            raise PluginError(f"{owner} has the name of an installed module or is no Python file; rename it")
         module = sys.modules[path.stem] = module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
@@ -182,7 +184,7 @@ def offers_of_file(name: str) -> list[Offer]:
             del sys.modules[path.stem]
             raise PluginError(f"{owner} cannot be imported: {one_line(error)}") from error
     elif getattr(module, "__file__", None) != str(path):
-        raise PluginError(f"{owner} is called like an installed module; rename it")
+        raise PluginError(f"{owner} has the name of an installed module; rename it")
     found = _offers(module, HERE, "")
     if not found:
         raise PluginError(f"{owner} offers nothing; it needs a hook such as frame_tool_parsers")
@@ -205,7 +207,7 @@ def _api_problem(provider: Provider) -> str | None:
 
 
 def _endless(api: str) -> str:
-    """Whether an API range goes past the present minor version, although the next one may change anything."""
+    """Returns why an API range that goes past this minor version is refused: the next one may change anything."""
     return (
         f"its API range {api!r} goes past {NEXT_MINOR}, whatever that changes; its author must end it there: "
         f"'>={API_VERSION},<{NEXT_MINOR}'"

@@ -31,7 +31,7 @@ TEXT_PLUGINS: Mapping[str, str] = MappingProxyType({
 
 
 def named_plugins(config: Any, settings: Mapping[str, str] = ENGINE_PLUGINS) -> list[tuple[str, str]]:
-    """(kind, name) of every plugin that a configuration names in `settings`; "auto" leaves the choice open."""
+    """Returns (kind, name) of each plugin that `config` names in `settings`; the name "auto" leaves the choice open."""
     named: list[tuple[str, str]] = []
     for setting, kind in settings.items():
         value = getattr(getattr(config, leaves()[setting].section), setting)
@@ -41,10 +41,20 @@ def named_plugins(config: Any, settings: Mapping[str, str] = ENGINE_PLUGINS) -> 
 
 
 def check_named(registry: Registry, config: Any) -> None:
-    """Raises `PluginError` for a plugin that `config` chooses by name and that cannot be chosen."""
+    """Raises `PluginError` for a plugin that `config` names and that is not there or cannot be used."""
     for kind, name in (*named_plugins(config), *named_plugins(config, TEXT_PLUGINS)):
         if name != "auto" and (name, kind) != ("none", "tool-parser"):
             registry.choose(kind, name)
+
+
+def check_one_device(executor: Any) -> None:
+    """Raises `PluginError` where the settings `executor` ask for more than one worker."""
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(executor, name) > 1:  # each worker would load the whole model, whatever the executor can do
+            raise PluginError(
+                f"{name} {getattr(executor, name)}: this version of frame runs a model on one device; set {name} "
+                "to 1, and choose a model that fits there (`frame doctor MODEL` predicts whether it does)"
+            )
 
 
 def check_options(registry: Registry, config: Any) -> None:

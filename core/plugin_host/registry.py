@@ -1,8 +1,7 @@
-"""The plugin host: chooses plugins by name, builds them, and says why something is not there.
+"""The registry of plugins: chooses them by name, builds them, and says why one is not there.
 
-Loading is forgiving and choosing is strict: a package that cannot be loaded is reported, and stops the start only when
-something of it was asked for. Child processes load exactly what their parent chose. Knows kinds, names and versions;
-nothing of what a plugin does.
+A package that cannot be loaded is reported, and ends the start only when somebody asked for something of it. Child
+processes load exactly what their parent chose. Knows kinds, names and versions of plugins, and not what they do.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
-from ..interfaces.provider import API_VERSION, Provider
+from ..interfaces.provider import Provider
 from ..interfaces.setup import Setup
+from .model_registry import models_here, offer_here
 from .offers import (
     HERE,
     KINDS,
@@ -35,7 +35,7 @@ from .offers import (
     offers_of_file,
     one_line,
 )
-from .plugin_settings import check_named, check_options, named_plugins, read_options
+from .plugin_settings import check_named, check_one_device, check_options, named_plugins, read_options
 
 logger = logging.getLogger(__name__)
 
@@ -44,67 +44,50 @@ _MAX_LISTED = 30
 #: Characters of a line about a choice that holds the reasons against the others.
 _MAX_LINE = 100
 
-__all__ = ["Choice", "ModelRegistry", "PluginError", "Registry"]
-
-
-class ModelRegistry:
-    """Models of this process, for callers without a package of their own. Later registrations replace earlier ones."""
-
-    models: ClassVar[dict[str, str | type[Any]]] = {}
-
-    @classmethod
-    def register_model(cls, architecture: str, model: str | type[Any]) -> None:
-        """Makes `model` (a class, or "package.module:Class") what config.json's `architecture` means.
-
-        A class works in this process only; a name also in engine processes.
-        """
-        if isinstance(model, str) and model.count(":") != 1:
-            raise ValueError(f"model of {architecture!r} must be a class or 'package.module:Class', got {model!r}")
-        cls.models[architecture] = model
-
-    @classmethod
-    def get_supported_archs(cls) -> list[str]:
-        """Architectures that can be served: those registered here and those that plugins offer."""
-        return sorted({provider.name for provider in Registry.load().providers("model")})
+__all__ = ["Choice", "PluginError", "Registry"]
 
 
 class Registry:
-    """What is installed. Made by `load`; asked with `choose`, `select`, `options`, `resolve`, `make`."""
+    """What installed packages offer. Made by `load`; `choose` or `select` finds a provider, and `make` builds it."""
 
     def __init__(self, offers: Sequence[Offer], failures: Sequence[Failure]) -> None:
         self.offers = list(offers)
         self.failures = list(failures)
         self._resolved: dict[str, type[Any]] = {}
         self._files: set[str] = set()
-        self._told: set[str] = set()  # lines about what was selected
+        self._logged: set[str] = set()  # lines that were logged about choices
 
     @classmethod
     def load(cls, only: Iterable[Sequence[str]] | None = None) -> Registry:
         """Collects the providers of every installed package.
 
-        With `only`, the choices of a parent process: imports their packages alone, offers nothing else, and raises
-        `PluginError` when one of them is missing here.
+        `only` are the choices of a parent process: then it imports their packages alone, offers nothing else, and
+        raises `PluginError` when one of them is missing here.
         """
         choices = None if only is None else [Choice(*choice) for choice in only]
         packages = None if choices is None else {canonicalize_name(choice.package) for choice in choices}
         offers, failures = collect(installed(packages))
         registry = cls(offers, failures)
-        registry._add_models_of_this_process()
+        here, registry._resolved = models_here()
+        registry.offers += here
         if choices is not None:
             registry.offers = [registry._offer_of_choice(choice) for choice in choices]
         return registry
 
     def providers(self, kind: str) -> list[Provider]:
-        """What can be chosen of a kind, most preferred first."""
+        """Returns what can be chosen of a kind, in order of preference."""
         found = [offer.provider for offer in self.offers if offer.kind == kind and offer.problem is None]
         return sorted(found, key=lambda provider: (-provider.preference, provider.name))
 
     def choose(self, kind: str, name: str) -> Provider:
-        """The provider called `name` (or "package:name"); raises `PluginError`."""
+        """Returns the provider of the offer called `name`, see `offer`."""
         return self.offer(kind, name).provider
 
     def offer(self, kind: str, name: str) -> Offer:
-        """As `choose`, with the package that offers it."""
+        """Returns the offer called `name` (or "package:name"); raises `PluginError` for none, or for several.
+
+        Of models that several packages offer under one name, frame's own counts.
+        """
         package, _, wanted = name.rpartition(":")
         matches = [
             offer
@@ -138,7 +121,7 @@ class Registry:
         reason: Callable[[type[Any]], str | None],
         preference: Callable[[type[Any]], int | None] | None = None,
     ) -> Provider:
-        """`name`, or for "auto" the most preferred provider whose class has no `reason` against it.
+        """Returns the provider `name`, or for "auto" the most preferred one whose class has no `reason` against it.
 
         `preference` may overrule a provider's own number for the case at hand. Raises `PluginError` with the reason of
         each candidate, or naming a tie.
@@ -149,7 +132,7 @@ class Registry:
             against = reason(self.resolve(provider))
             if against is not None:
                 raise PluginError(f"{noun} {name!r} cannot be used here: {against}")
-            self._tell(noun, provider.name)
+            self._log_choice(noun, provider.name)
             return provider
         able: list[tuple[int, Provider]] = []
         unable: dict[str, str] = {}
@@ -172,24 +155,26 @@ class Registry:
         if len(names) > 1:
             raise PluginError(f"{noun}s {' and '.join(names)} have the same preference {best}; choose one by name")
         provider = next(provider for rank, provider in able if rank == best)
-        self._tell(noun, provider.name, unable, level=logging.INFO if len(able) + len(unable) > 1 else logging.DEBUG)
+        self._log_choice(
+            noun, provider.name, unable, level=logging.INFO if len(able) + len(unable) > 1 else logging.DEBUG
+        )
         return provider
 
     def _warn_of_twins(self, ours: Offer, usable: Sequence[Offer]) -> None:
-        """Says that a name which a checkpoint states, and nobody typed, is offered by other packages too."""
+        """Warns that other packages offer a model of the same name, which a checkpoint states and nobody typed."""
         name = ours.provider.name
         for package in sorted({offer.package for offer in usable} - {OURS}):
             line = (
                 f"model {name!r} is also offered by package {package}; --model-plugin {package}:{name} takes that one"
             )
-            if line not in self._told:
-                self._told.add(line)
+            if line not in self._logged:
+                self._logged.add(line)
                 logger.warning("%s", line)
 
-    def _tell(
+    def _log_choice(
         self, noun: str, name: str, unable: Mapping[str, str] | None = None, *, level: int = logging.INFO
     ) -> None:
-        """Logs what was selected, each line once: who cannot be used, and at DEBUG all of the reasons."""
+        """Logs once what was chosen by "auto" and what could not be; at DEBUG with all reasons against the others."""
         short = whole = f"{noun}: {name}"
         if unable is not None:
             reasons = "".join(f"; not {other}: {against}" for other, against in unable.items())
@@ -197,8 +182,8 @@ class Registry:
         if unable and len(whole) > _MAX_LINE:
             short = f"{noun}: {name} (auto; {', '.join(unable)} cannot be used, --log-level debug says why)"
         for at, line in ((level, short), (logging.DEBUG, whole)):
-            if line not in self._told:
-                self._told.add(line)
+            if line not in self._logged:
+                self._logged.add(line)
                 logger.log(at, "%s", line)
 
     def offer_of(self, provider: Provider) -> Offer:
@@ -253,52 +238,30 @@ class Registry:
         self.add_files(config)
         check_named(self, config)
         check_options(self, config)
-        self.check_workers(config.executor)
-
-    def check_workers(self, executor: Any) -> None:
-        """Raises `PluginError` where the settings `executor` ask for more than one worker."""
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(executor, name) > 1:  # each worker would load the whole model, whatever the executor can do
-                raise PluginError(
-                    f"{name} {getattr(executor, name)}: this version of frame runs a model on one device; set {name} "
-                    "to 1, and choose a model that fits there (`frame doctor MODEL` predicts whether it does)"
-                )
+        check_one_device(config.executor)
 
     def add_files(self, config: Any) -> None:
-        """Adds what the files of parsers that `config` names offer; raises `PluginError`."""
+        """Adds the parsers that the files named in `config` offer; raises `PluginError`."""
         for path in (config.server.tool_parser_plugin, config.server.reasoning_parser_plugin):
             if path is not None and path not in self._files:
                 self._files.add(path)
                 self.offers += offers_of_file(path)
 
     def choices(self, config: Any) -> list[Choice]:
-        """What child processes of an engine with `config` may load: what it names, and all of what it leaves open."""
-        named = dict(named_plugins(config))
-        return [
-            choice
-            for kind in KINDS
-            for choice in (
-                [self._choice(self.offer(kind, named[kind]))]
-                if named.get(kind, "auto") != "auto"
-                else [self._choice(offer) for offer in self.offers if offer.kind == kind and offer.problem is None]
-            )
-        ]
-
-    def _choice(self, offer: Offer) -> Choice:
-        target = offer.provider.target if offer.package == HERE else ""
-        return Choice(offer.kind, offer.package, offer.provider.name, target)
+        """Returns what child processes may load: of each kind the plugin that `config` names, else all."""
+        named, found = dict(named_plugins(config)), list[Choice]()
+        for kind in KINDS:
+            is_open = named.get(kind, "auto") == "auto"
+            usable = [offer for offer in self.offers if offer.kind == kind and offer.problem is None]
+            for offer in usable if is_open else [self.offer(kind, named[kind])]:
+                target = offer.provider.target if offer.package == HERE else ""
+                found.append(Choice(kind, offer.package, offer.provider.name, target))
+        return found
 
     def _offer_of_choice(self, choice: Choice) -> Offer:
         if choice.package == HERE:
-            return Offer(choice.kind, _provider_here(choice.name, choice.target), HERE, "")
+            return offer_here(choice.kind, choice.name, choice.target)
         return self.offer(choice.kind, f"{choice.package}:{choice.name}")
-
-    def _add_models_of_this_process(self) -> None:
-        for architecture, model in ModelRegistry.models.items():
-            target = model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
-            if not isinstance(model, str):
-                self._resolved[target] = model
-            self.offers.append(Offer("model", _provider_here(architecture, target), HERE, ""))
 
     def _unknown(self, kind: str, name: str) -> str:
         noun, wanted = KINDS[kind].noun, name.rpartition(":")[2]
@@ -334,7 +297,3 @@ def _misfit(found: type[Any], kind: str, part: str) -> str | None:
         return f"does not derive from {name}"
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     return f"lacks {', '.join(missing)}" if missing else None
-
-
-def _provider_here(architecture: str, target: str) -> Provider:
-    return Provider(architecture, target, api=f"=={API_VERSION}", summary="registered in this process")

@@ -1,4 +1,4 @@
-"""Fills the setups of `frame.interfaces`, with which plugins are built, from a configuration. Knows no plugin."""
+"""Makes the setups with which plugins are built from a configuration."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         StructuredOutputsParams as StructuredOutputsParams,
     )
     from .core.plugin_host.hookspecs import hookimpl as hookimpl
-    from .core.plugin_host.registry import ModelRegistry as ModelRegistry
+    from .core.plugin_host.model_registry import ModelRegistry as ModelRegistry
     from .offline.beam import BeamSearchParams as BeamSearchParams
     from .offline.engine import LLMEngine as LLMEngine
     from .offline.llm import LLM as LLM

@@ -73,8 +73,8 @@ def test_a_file_beats_a_package(write: Callable[..., str]) -> None:
 @pytest.mark.parametrize(
     ("module", "code", "message"),
     [
-        ("json", CODE, "called like an installed module"),
-        ("wave", CODE, "called like an installed module"),
+        ("json", CODE, "has the name of an installed module"),
+        ("wave", CODE, "has the name of an installed module"),
         ("broken_parser", "1 / 0", "cannot be imported: ZeroDivisionError"),
         ("idle_parser", "x = 1", "offers nothing; it needs a hook such as frame_tool_parsers"),
         ("not-a-name", CODE, "must be an existing Python file"),

@@ -15,7 +15,8 @@ import pytest
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.provider import API_VERSION, NEXT_MINOR
 from frame.core.plugin_host import hookspecs
-from frame.core.plugin_host.registry import KINDS, ModelRegistry, PluginError, Registry
+from frame.core.plugin_host.model_registry import ModelRegistry
+from frame.core.plugin_host.registry import KINDS, PluginError, Registry
 from frame.testing import make_setup
 
 MODULE = """
