@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, overload
 
@@ -22,8 +22,8 @@ LogprobsOnePosition: TypeAlias = dict[int, Logprob]
 
 
 @dataclass
-class FlatLogprobs(MutableSequence[LogprobsOnePosition | None]):
-    """The same as a list of mappings, in six flat lists, so that long outputs cost few objects.
+class FlatLogprobs(Sequence[LogprobsOnePosition | None]):
+    """Reads as a list with one mapping a position, but is six flat lists, so that long outputs cost few objects.
 
     Position i owns entries start_indices[i] to end_indices[i]; a position without entries reads as None.
     """
@@ -51,6 +51,7 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition | None]):
         self.end_indices.append(len(self.token_ids))
 
     def append(self, value: LogprobsOnePosition | None) -> None:
+        """Adds one position; None for one without entries."""
         entries = value or {}
         self.append_fast(
             list(entries),
@@ -60,7 +61,8 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition | None]):
         )
 
     def extend(self, values: Iterable[LogprobsOnePosition | None]) -> None:
-        for value in values if not isinstance(values, FlatLogprobs) else list(values):
+        """Adds positions; `values` may be this object itself."""
+        for value in list(values):
             self.append(value)
 
     def __len__(self) -> int:
@@ -85,31 +87,18 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition | None]):
             for i in range(start, end)
         }
 
-    def __iter__(self) -> Iterator[LogprobsOnePosition | None]:
-        return (self[position] for position in range(len(self)))
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        raise TypeError("positions of FlatLogprobs are only appended")
-
-    def __delitem__(self, index: Any) -> None:
-        raise TypeError("positions of FlatLogprobs are only appended")
-
-    def insert(self, index: int, value: LogprobsOnePosition | None) -> None:
-        if index < len(self):
-            raise TypeError("positions of FlatLogprobs are only appended")
-        self.append(value)
-
 
 SampleLogprobs: TypeAlias = list[LogprobsOnePosition] | FlatLogprobs
 PromptLogprobs: TypeAlias = list[LogprobsOnePosition | None] | FlatLogprobs
 
 
 def new_sample_logprobs(flat: bool) -> SampleLogprobs:
+    """An empty container for the log-probabilities of an output."""
     return FlatLogprobs() if flat else []
 
 
 def new_prompt_logprobs(flat: bool) -> PromptLogprobs:
-    """Position 0 is None: nothing precedes the first token."""
+    """A container for those of a prompt, whose position 0 is None: nothing precedes the first token."""
     if not flat:
         return [None]
     container = FlatLogprobs()

@@ -37,7 +37,7 @@ def _read_fallback(token: str) -> bytes:
             return bytes((int(token[3:5], 16),))
         except ValueError:
             pass
-    return token.replace(_WORD_START, " ").encode()
+    return _read_words(token)
 
 
 def _read_words(token: str) -> bytes:

@@ -15,11 +15,13 @@ from ..config.json_file import check_files
 from .prompts import InvalidRequest
 from .special_frame import SpecialFrame, read_frame
 from .token_bytes import Pieces, read_pieces
-from .tokenizer_info import tokenizer_info
 
 #: tokenizer_config.json's classes that are nothing but tokenizer.json; loading them directly imports no torch.
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "vocab.txt", "spiece.model")
+#: Names of settings that say where a tokenizer was loaded from, or hold a secret.
+_LOCAL_SETTING = re.compile(r"file|^(name_or_path|is_local|cache_dir|backend|token|use_auth_token)$")
+_TOKEN_FIELDS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 
 
 class TokenizerError(InvalidRequest):
@@ -70,8 +72,15 @@ class Tokenizer:
         return read_pieces(self.backend)
 
     def describe(self, chat_template: str | None) -> dict[str, Any]:
-        """Its settings as plain JSON, with the template that chats get."""
-        return tokenizer_info(self.hf, chat_template)
+        """The settings of its `tokenizer_config.json` as plain JSON, without those that tell about this machine.
+
+        `chat_template` is the template that chats get; None means the tokenizer's own.
+        """
+        settings = {name: value for name, value in self.hf.init_kwargs.items() if not _LOCAL_SETTING.search(name)}
+        settings["tokenizer_class"] = type(self.hf).__name__
+        settings["chat_template"] = chat_template if chat_template is not None else self.hf.chat_template
+        plain: dict[str, Any] = json.loads(json.dumps(settings, default=_added_token, skipkeys=True))
+        return plain
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -142,6 +151,11 @@ class Tokenizer:
         if self.pieces is not None:
             return self.pieces[token_id].decode(errors="replace")
         return self.decode_raw([token_id])
+
+
+def _added_token(value: Any) -> dict[str, Any] | None:
+    """An added token as `tokenizer_config.json` writes it; None for other objects that JSON does not have."""
+    return {name: getattr(value, name) for name in _TOKEN_FIELDS} if hasattr(value, "single_word") else None
 
 
 def _is_encodable(text: str) -> bool:

@@ -43,7 +43,7 @@ class LLMEngine:
 
     @classmethod
     def from_config(cls, config: FrameConfig) -> LLMEngine:
-        """As `from_engine_args`, from a configuration tree."""
+        """Like `from_engine_args`, but takes a configuration tree."""
         from frame.core.plugin_host.model_sources import fetch_model
         from frame.core.plugin_host.registry import Registry
         from frame.core.startup.early import begin_platforms
@@ -98,7 +98,7 @@ class LLMEngine:
         return request_id
 
     def step(self) -> list[Any]:
-        """Runs the engine until it has something to say.
+        """Runs one step of the engine.
 
         Returns the outputs of requests that changed: `RequestOutput`, or `PoolingRequestOutput` of a pooling model.
         """
@@ -196,7 +196,7 @@ class LLMEngine:
         self.core.call("sleep", {"keep": keep})
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Takes the memory back: "weights", "kv_cache", or all."""
+        """Allocates the device memory again, for the given tags or all: "weights", "kv_cache"."""
         self.core.call("wake_up", {"tags": list(tags or ("weights", "kv_cache"))})
 
     def close(self) -> None:

@@ -198,7 +198,7 @@ class LLM(PoolingCalls):
         self.llm_engine.sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Takes the memory back."""
+        """Allocates the device memory again, for the given tags or all: "weights", "kv_cache"."""
         self.llm_engine.wake_up(tags)
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class LLM(PoolingCalls):
         return [self.llm_engine.front.render_chat(one, options) for one in ([messages] if single else messages)]
 
     def _pair(self, prompts: Sequence[Any], params: Params) -> list[tuple[Any, SamplingParams]]:
-        """Each prompt with its parameters, made to answer only at the end."""
+        """Each prompt with its sampling parameters, set to give one output at the end."""
         if params is None:
             params = self.get_default_sampling_params()
         if not isinstance(params, Sequence):
@@ -255,7 +255,7 @@ class LLM(PoolingCalls):
                             results[position_of] = output
                             progress.finish(output)
         finally:
-            engine.abort_request(list(positions))  # what an error or an interrupt left
+            engine.abort_request(list(positions))  # those that an error or an interrupt left unfinished
         return [output for output in results if output is not None]
 
     def _generate_quietly(self, prompts: list[TokensPrompt], params: SamplingParams) -> list[RequestOutput]:
@@ -264,7 +264,7 @@ class LLM(PoolingCalls):
 
 @contextmanager
 def _naming(position: int, count: int) -> Iterator[None]:
-    """A refusal inside says which of several prompts it is about."""
+    """Adds to a refusal raised inside which of several prompts it is about."""
     try:
         yield
     except InvalidRequest as error:
@@ -286,12 +286,12 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     if final is params:
         return params
     final.output_kind = RequestOutputKind.FINAL_ONLY
-    final.skip_clone = True  # this request's alone already
+    final.skip_clone = True  # nobody else holds this copy
     return final
 
 
 def _legacy(prompts: Any, prompt_token_ids: Any) -> list[Any]:
-    """Prompts as a list; ids may come apart from them, as vLLM once took them."""
+    """Prompts as a list; token ids may come in an argument of their own, as in older vLLM versions."""
     if prompt_token_ids is None:
         if prompts is None:
             raise InvalidRequest("generate needs prompts", "prompt")

@@ -10,12 +10,12 @@ from typing import Any, Self, TypeAlias
 from frame.core.front.outputs import RequestOutput
 from frame.core.front.pooled_outputs import PoolingRequestOutput
 
-#: False: none; True: tqdm; else what makes a bar, called with tqdm's keywords
+#: False: no bar; True: tqdm's; otherwise a callable that makes a bar from tqdm's keywords
 ProgressOption: TypeAlias = bool | Callable[..., Any]
 
 
 class Progress:
-    """A bar over `total` steps, or nothing."""
+    """A progress bar over `total` steps, which shows nothing where `option` is False."""
 
     def __init__(self, option: ProgressOption, total: int, label: str, unit: str) -> None:
         self._bar: Any = None

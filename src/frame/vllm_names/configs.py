@@ -1,4 +1,4 @@
-"""vLLM's configuration objects that arguments take: mappings of the fields that were given, judged when used."""
+"""vLLM's configuration classes, as mappings of the fields that were given; `arguments` checks and translates them."""
 
 from __future__ import annotations
 

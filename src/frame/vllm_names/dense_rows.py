@@ -1,4 +1,4 @@
-"""Runs a processor that is written against a dense batch on state that follows slots. Knows no slot's meaning."""
+"""Runs logits processors that expect a dense batch, by turning the slots of a step into dense rows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class _Entry(NamedTuple):
 
 
 class DenseRows:
-    """The rows 0 … n - 1 that a batch processor believes in, and the update that leads to them from the last ones.
+    """Numbers the running requests as the dense rows 0 … n - 1 that a batch processor expects.
 
-    New requests take the rows of finished ones, lowest first; more are appended; holes that stay are filled by moving
-    the last row into the lowest of them; then rows are swapped into the order of the step.
+    Each step gets the `BatchUpdate` that turns the rows of the step before into its own. New requests take the rows of
+    finished ones, lowest first; more are appended; the last rows are moved into holes that stay, lowest hole first;
+    then rows are swapped into the order of the step.
     """
 
     def __init__(self) -> None:
@@ -35,12 +36,12 @@ class DenseRows:
         self._new: dict[int, _Entry] = {}
 
     def add(self, slot: int, params: SamplingParams, prompt_ids: list[int], output_ids: list[int]) -> None:
-        """A request took `slot`; whatever was there is gone."""
+        """A request took `slot`; a request that held it before is removed."""
         self.remove(slot)
         self._new[slot] = _Entry(slot, params, prompt_ids, output_ids)
 
     def remove(self, slot: int) -> None:
-        """The request in `slot` is gone; one that no update has told of yet is as if it had never been."""
+        """The request in `slot` has left. A request that was in no update yet appears in none."""
         if self._new.pop(slot, None) is None and slot in self.rows:
             self._finished.add(slot)
 
@@ -90,10 +91,10 @@ def _reorder(rows: list[int], order: Sequence[int]) -> list[tuple[int, int, Move
 
 
 class BatchProcessorAdapter(LogitsProcessor):
-    """A slot processor that runs a batch processor.
+    """A `LogitsProcessor`, whose state follows slots, that runs a batch processor.
 
-    Every request opts in, as the wrapped processor does not say who does; so a step that uses it waits for the tokens
-    of the step before. Rows of slots that a step leaves out are given as zeros behind the others.
+    Every request opts in, because a batch processor does not say which requests it changes; so each step waits for the
+    tokens of the step before. Requests that a step leaves out get rows of zeros behind the others.
     """
 
     needs_output_ids = True

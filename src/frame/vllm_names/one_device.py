@@ -1,4 +1,4 @@
-"""Functions of vLLM's that programs call around an engine, for an engine on one device. Imports torch late."""
+"""vLLM's functions that programs call before and after they use an engine, for engines on one device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
-    """Gives memory of dropped engines back to the device; there are no groups of ranks to end."""
+    """Frees the device memory of engines that nobody refers to; there are no process groups to end."""
     gc.collect()
     import torch
 
@@ -18,11 +18,11 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
 
 
 def destroy_model_parallel() -> None:
-    """There are no groups of ranks to end."""
+    """Does nothing: an engine on one device has no process groups."""
 
 
 def destroy_distributed_environment() -> None:
-    """There are no groups of ranks to end."""
+    """Does nothing: an engine on one device has no process groups."""
 
 
 def get_tensor_model_parallel_rank() -> int:
