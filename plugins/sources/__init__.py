@@ -7,7 +7,7 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_model_sources() -> list[Provider]:
-    """Hugging Face's hub, and others of its protocol."""
+    """Hugging Face's hub, and other hubs with the same protocol."""
     return [
         Provider(
             "hub",

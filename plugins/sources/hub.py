@@ -7,6 +7,7 @@ and token it uses, and whether there is a network. Imports no torch.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import re
@@ -26,11 +27,13 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _TEXTS = ["*.json", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
-#: The weights once more in other forms, which lie in subfolders or in files for another program.
+#: Copies of the weights in other forms, in subfolders or in files for other programs.
 _DOUBLES = ["*/*.safetensors", "*/*.index.json", "consolidated*", "original/*", "onnx/*", "metal/*"]
 _REPORT_SECONDS = 15.0
 #: Seconds without a byte after which a transfer counts as abandoned by a killed process.
 _STALE_SECONDS = 3600.0
+#: Errors of the system that mean the cache and not the network.
+_CACHE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST)
 
 
 class HubSource(ModelSource):
@@ -58,7 +61,7 @@ def _fetch(name: str, revision: str | None, cache: Path, *, offline: bool, weigh
 
     repository = cache / f"models--{name.replace('/', '--')}"
     with _unchecked(repository) as known:
-        with _one_sentence(name, revision or "main", cache), _reports(name, repository / "blobs"):
+        with _one_sentence(name, revision or "main", cache, offline=offline), _reports(name, repository / "blobs"):
             folder = Path(
                 snapshot_download(
                     name,
@@ -80,13 +83,13 @@ def _fetch(name: str, revision: str | None, cache: Path, *, offline: bool, weigh
 
 @contextmanager
 def _unchecked(repository: Path) -> Iterator[set[str]]:
-    """The blobs that are there already, by name.
+    """The names of the blobs that are in the cache already.
 
-    A note keeps them until the block has ended well, so that what a process fetched that was killed is checked, too.
+    A file keeps these names until the block has ended well, so that files of a killed process are checked too.
     """
     note, blobs = repository / "frame-unchecked", repository / "blobs"
     known = set(note.read_text().split()) if note.exists() else {path.name for path in blobs.glob("*")}
-    with suppress(OSError):  # a cache that nobody may write to
+    with suppress(OSError):  # a cache that cannot be written may still be read
         for left in blobs.glob("*.incomplete"):
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:
                 left.unlink()
@@ -164,28 +167,33 @@ class _Unknown(Exception):
 
 
 @contextmanager
-def _one_sentence(name: str, revision: str, cache: Path) -> Iterator[None]:
-    """Turns what the library raises into a `ConfigError` that says what to do."""
+def _one_sentence(name: str, revision: str, cache: Path, *, offline: bool) -> Iterator[None]:
+    """Turns an exception of the library into a `ConfigError` that says what to do."""
     from huggingface_hub import constants, errors
 
     hub = constants.ENDPOINT
-    closed = f"{hub} cannot be reached or must not be asked (--offline, HF_HUB_OFFLINE)"
+    forbidden = offline or constants.HF_HUB_OFFLINE
+    closed = f"{hub} is not asked (--offline, HF_HUB_OFFLINE)" if forbidden else f"{hub} cannot be reached"
     cached = (cache / f"models--{name.replace('/', '--')}" / "snapshots").exists()
     reasons: list[tuple[type[BaseException], str]] = [
         (errors.GatedRepoError, f"is gated: accept its terms at {hub}/{name}, set HF_TOKEN to that account's token"),
-        (errors.RepositoryNotFoundError, f"is no folder here, and {hub} has none of that name that can be read with "
-         "this token or without one (HF_TOKEN)"),
+        (errors.RepositoryNotFoundError, f"is not a local folder, and {hub} has none of that name that can be read "
+         "with this token or without one (HF_TOKEN)"),
         (errors.RevisionNotFoundError, f"has no revision {revision!r} at {hub}"),
         (getattr(errors, "IncompleteSnapshotError", _Unknown), f"is not complete in {cache}, and {closed}"),
-        (errors.LocalEntryNotFoundError, f"is no folder here, {f'revision {revision!r} of it ' if cached else ''}"
+        (errors.LocalEntryNotFoundError, f"is not a local folder, {f'revision {revision!r} of it ' if cached else ''}"
          f"is not in {cache}, and {closed}"),
     ]  # fmt: skip
     try:
         yield
-    except Exception as error:  # whatever the library's transport raises
+    except Exception as error:  # also exceptions of the library's transport
         for kind, reason in reasons:
             if isinstance(error, kind):
                 raise ConfigError(f"model {name!r} {reason}") from None
+        if isinstance(error, OSError) and error.errno in _CACHE_ERRORS:
+            raise ConfigError(
+                f"model {name!r} cannot be stored in {cache}: {error.strerror}; name another folder with --download-dir"
+            ) from None
         status: Any = getattr(getattr(error, "response", None), "status_code", None)
         if status == 401:
             raise ConfigError(f"model {name!r} cannot be fetched: {hub} wants a valid token in HF_TOKEN") from None

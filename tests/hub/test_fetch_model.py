@@ -150,7 +150,7 @@ def test_who_may_not_read_is_told_what_to_do(hub: FakeHub, tmp_path: Path) -> No
 
 
 def test_a_model_that_is_nowhere_and_one_without_safetensors(hub: FakeHub, tmp_path: Path) -> None:
-    assert "is no folder here, and http" in fetch(hub, tmp_path, model="org/typo")
+    assert "is not a local folder, and http" in fetch(hub, tmp_path, model="org/typo")
     assert not list(tmp_path.rglob("models--org--typo"))
     del hub.files["model.safetensors"]
     text = fetch(hub, tmp_path)
@@ -160,7 +160,7 @@ def test_a_model_that_is_nowhere_and_one_without_safetensors(hub: FakeHub, tmp_p
 
 def test_without_a_network_the_cache_serves(hub: FakeHub, tmp_path: Path) -> None:
     for setting in ({}, {"offline": "true"}):
-        assert fetch(None, tmp_path, **setting).startswith(f"refused: model '{NAME}' is no folder here, is not in")
+        assert fetch(None, tmp_path, **setting).startswith(f"refused: model '{NAME}' is not a local folder, is not in")
     assert fetch(hub, tmp_path).startswith(MAIN)
     hub.asked.clear()
     for variables, setting in (({}, {}), ({"HF_HUB_OFFLINE": "1"}, {}), ({}, {"offline": "true"})):
@@ -170,6 +170,13 @@ def test_without_a_network_the_cache_serves(hub: FakeHub, tmp_path: Path) -> Non
     assert "revision 'old' of it is not in" in fetch(None, tmp_path, offline="true", revision="old")
     (folder_of(tmp_path) / "model.safetensors").unlink()
     assert "is not complete in" in fetch(None, tmp_path, offline="true")
+
+
+def test_a_cache_that_cannot_be_written_is_named(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    told = fetch(hub, tmp_path, download_dir=str(tmp_path / "cache"))
+    assert told.startswith(f"refused: model '{NAME}' cannot be stored in {tmp_path / 'cache'}: ")
+    assert told.endswith("; name another folder with --download-dir")
 
 
 def test_folders_the_demo_model_and_paths_are_never_asked_for(hub: FakeHub, tmp_path: Path) -> None:
@@ -209,5 +216,5 @@ except ConfigError as error:
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(hub, tmp_path), capture_output=True, text=True, timeout=120
     )
-    assert done.stdout.startswith("model 'org/typo' is no folder here"), done.stderr
+    assert done.stdout.startswith("model 'org/typo' is not a local folder"), done.stderr
     assert done.stdout.endswith("False\n")
