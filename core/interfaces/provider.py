@@ -1,7 +1,4 @@
-"""What a plugin offers: light descriptions, loaded before anything heavy is imported.
-
-Knows nothing of loading or choosing; `frame.core.plugin_host.registry` does both.
-"""
+"""`Provider`: the description of a plugin, which is read before the plugin's class is imported."""
 
 from __future__ import annotations
 
@@ -46,13 +43,14 @@ class _OneSentence(type):
 
 @dataclass(frozen=True)
 class Provider(metaclass=_OneSentence):
-    """One thing that a plugin offers under a name of a kind.
+    """A plugin that a package offers under a name; the hook that returns it says of which kind it is.
 
     `target` is `"package.module:Class"`, imported only when this provider is chosen. `api` is the range of contract
-    versions the plugin was written for, as a version specifier (`">=0.2,<0.3"`). `options` names a pydantic model
-    (`"package.module:Class"` or the class) that `--plugin.NAME.FIELD` and the YAML key `plugin.NAME` fill.
-    `preference` decides "auto": the highest that supports the case wins, a tie is an error. `aliases` are further
-    names under which the same thing is found.
+    versions for which the plugin was written, as a version specifier (`">=0.2,<0.3"`). `summary` is one line for
+    `frame plugins`. `options` is a pydantic model, or `"package.module:Class"` of one, whose fields
+    `--plugin.NAME.FIELD` and the YAML key `plugin.NAME` set. With "auto" the provider of the highest `preference` that
+    supports the case is chosen; a tie is an error. `aliases` are further names of it; `tags` are explained with the
+    hooks that read them. Raises `PluginError` naming missing and unknown fields.
     """
 
     name: str

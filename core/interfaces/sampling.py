@@ -1,7 +1,7 @@
-"""`SamplingParams`: what a caller may ask of the sampler, checked once at admission.
+"""`SamplingParams`: how the tokens of a request are drawn, and when its output ends.
 
-Field names and meanings follow vLLM's public `SamplingParams`. Knows no tensor and no model: bounds that need the
-model (vocabulary, context length) are applied by the front when a request is admitted.
+Field names and meanings follow vLLM's public `SamplingParams`. The front checks the bounds that depend on the model
+(vocabulary, length) when it admits a request.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import msgspec
 
 logger = logging.getLogger(__name__)
 
-#: Below this a temperature means greedy.
+#: Temperatures below this are greedy: the most likely token is taken.
 GREEDY_EPSILON = 1e-5
-#: Smaller temperatures that are not greedy are raised to this, or logits overflow.
+#: Lower temperatures that are not greedy are raised to this, since logits would overflow.
 MIN_TEMPERATURE = 1e-2
-#: A smaller one is zero in float32, and would keep no token.
+#: A lower top_p is zero in float32, and would keep no token.
 MIN_TOP_P = 1e-30
-#: A smaller one makes logits infinite; as far from 1 as the largest.
+#: A lower repetition penalty makes logits infinite; its inverse is the highest one.
 MIN_REPETITION_PENALTY = 1e-4
 
 
@@ -40,11 +40,12 @@ _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One constraint on the output; a grammar plugin compiles it.
+    """One constraint on the output, which a grammar plugin compiles. Raises `ValueError` for several.
 
-    `json` is a JSON schema, `grammar` Lark or GBNF, `structural_tag` JSON that says where in free text which grammar
-    holds. `disable_…` and `whitespace_pattern` concern JSON. `start_after` (token ids) is for reasoning: the constraint
-    begins after their first appearance in the output; empty means at once.
+    `json` is a JSON schema, `grammar` a grammar in Lark or GBNF, `structural_tag` JSON that says which grammar holds
+    where in free text. `disable_any_whitespace`, `disable_additional_properties` and `whitespace_pattern` change what
+    JSON is allowed. The constraint holds after the token ids `start_after` have appeared in the output, which end its
+    reasoning; [] means at once.
     """
 
     json: str | dict[str, Any] | None = None
@@ -66,7 +67,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def constraint(self) -> str | None:
-        """The name of the constraint that is given; None when there is none."""
+        """The name of the field that holds the constraint; None when there is none."""
         given = (name for name in _CONSTRAINTS if getattr(self, name) not in (None, False))
         return next(given, None)
 
@@ -104,7 +105,7 @@ def _check_int(name: str, value: Any, low: int, also: tuple[int, ...] = ()) -> N
 
 
 def _check_ids(name: str, values: Any) -> None:
-    """Refuses what is no token id; a list of a million ids takes milliseconds."""
+    """Refuses entries that are no token ids. The check of a list of a million ids takes milliseconds."""
     if not isinstance(values, list):
         raise ValueError(f"{name} must be a list, got {values!r:.80}")
     if values and (set(map(type, values)) != {int} or min(values) < 0):
@@ -113,7 +114,7 @@ def _check_ids(name: str, values: Any) -> None:
 
 
 def _as_list(name: str, value: Any) -> list[Any]:
-    """A single string stands for itself; anything else that can be listed is copied."""
+    """Returns a string as a list of one, and a copy of any other iterable."""
     if value is None:
         return []
     if type(value) is list:
@@ -126,7 +127,7 @@ def _as_list(name: str, value: Any) -> list[Any]:
 
 
 def _as_biases(value: Any) -> dict[int, float]:
-    """Keys may be strings, as JSON has no others."""
+    """Returns the biases by token ids as integers; keys may be strings, as JSON has no others."""
     if not isinstance(value, Mapping):
         raise ValueError(f"logit_bias must map token ids to biases, got {value!r}")
     try:
@@ -135,7 +136,7 @@ def _as_biases(value: Any) -> dict[int, float]:
         raise ValueError(f"logit_bias keys must be token ids, got {list(value)!r}") from None
 
 
-#: what must be a number in a closed range: field, lowest, highest
+#: Fields that must be numbers in a closed range: (field, lowest, highest).
 _RANGES = (
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
@@ -163,10 +164,10 @@ class _NamesFields(msgspec.StructMeta):
 
 
 class SamplingParams(msgspec.Struct, metaclass=_NamesFields, omit_defaults=True, dict=True):
-    """How the tokens of one request are drawn and when it ends.
+    """How the tokens of one request are drawn and when it ends. Raises `ValueError` naming the field and its range.
 
-    Raises `ValueError` naming the field and its range. `temperature` below 1e-5 is greedy. `logprobs` k returns the k
-    best and the drawn token, -1 the whole vocabulary. `max_tokens` None means up to the model's length.
+    A `temperature` below 1e-5 is greedy. `logprobs` k returns those of the k most likely tokens and the drawn one,
+    -1 those of the whole vocabulary. `max_tokens` None allows as many as the model's length does.
     """
 
     n: int = 1
@@ -200,9 +201,9 @@ class SamplingParams(msgspec.Struct, metaclass=_NamesFields, omit_defaults=True,
     extra_args: dict[str, Any] | None = None
     skip_clone: bool = False
     deterministic: bool = False
-    #: Filled at admission, where the tokenizer is: every spelling of every bad word, as ids.
+    #: The token ids of every spelling of every bad word; the front sets them at admission.
     bad_words_token_ids: list[list[int]] | None = None
-    #: Special tokens that stay in the text for an output parser, whatever `skip_special_tokens` says.
+    #: Special tokens that stay in the text for an output parser even with `skip_special_tokens`; the front sets them.
     kept_special_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
@@ -210,7 +211,7 @@ class SamplingParams(msgspec.Struct, metaclass=_NamesFields, omit_defaults=True,
         self.verify()
 
     def _make_own(self) -> None:
-        """Gives what means the same one form, in lists that no caller holds."""
+        """Replaces values by their one form, and lists by copies, so that a caller's changes do not reach them."""
         self.stop = _as_list("stop", self.stop)
         self.stop_token_ids = _as_list("stop_token_ids", self.stop_token_ids)
         self.bad_words = _as_list("bad_words", self.bad_words)
@@ -228,7 +229,7 @@ class SamplingParams(msgspec.Struct, metaclass=_NamesFields, omit_defaults=True,
 
     @classmethod
     def from_optional(cls, **values: Any) -> SamplingParams:
-        """Parameters from keyword arguments of which None means the default."""
+        """Makes parameters from keyword arguments, of which None means the default."""
         return cls(**{name: value for name, value in values.items() if value is not None})
 
     def verify(self) -> None:
@@ -281,14 +282,11 @@ class SamplingParams(msgspec.Struct, metaclass=_NamesFields, omit_defaults=True,
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken, so that no randomness is used."""
+        """Whether the most likely token is always taken."""
         return self.temperature < GREEDY_EPSILON
 
     def clone(self) -> SamplingParams:
-        """A copy that the engine may keep; logits processors and extra_args are shared, not copied.
-
-        It is as valid as the original: who takes parameters from a caller calls `verify`.
-        """
+        """Returns a copy for the engine to keep, which shares logits processors and `extra_args`; checks nothing."""
         if self.skip_clone:
             return self
         clone = copy(self)

@@ -1,8 +1,8 @@
 """The bounded request schema: what the body of any HTTP route may hold.
 
-Every field has a bound. Those that follow from the configuration or the model come as `Limits` in the validation
-context; the rest are written here. Routes build their own bodies from `BoundedModel` and `SamplingFields`, so that a
-bound is stated once. Knows no protocol and no web framework.
+Every field has a bound. Bounds that depend on the configuration or the model come as `Limits` in the validation
+context; the others are written here. Routes derive their bodies from `BoundedModel` and `SamplingFields`, so that each
+bound is stated once. Knows no route and no web framework.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Limits:
     trust_request_chat_template: bool = False
     max_outputs: int = 1024
     max_inputs: int = 2048
-    #: told the name of each field that is ignored
+    #: called with the name of each field that is ignored; None: nobody needs it
     ignored: Callable[[str], None] | None = None
 
 
 def few(limit: int) -> BeforeValidator:
-    """Refuses a mapping of more than `limit` entries before it looks at any: each wrong one would be an error."""
+    """Refuses a mapping of more than `limit` entries before its entries are checked, each of which may be an error."""
 
     def count(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > limit:
@@ -62,7 +62,7 @@ def few(limit: int) -> BeforeValidator:
 Name = Annotated[str, Field(max_length=MAX_NAME)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
-#: The first wrong entry ends the check: a list of a million of them would take seconds to report.
+#: The first wrong entry ends the check: to report a million of them would take seconds.
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKEN_LIST, fail_fast=True)]
 Words = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 Scalar = (
@@ -72,7 +72,7 @@ Scalar = (
     | Annotated[str, Field(max_length=MAX_VALUE)]
     | None
 )
-#: Free names with plain values.
+#: An object with any names and plain values.
 Settings = Annotated[
     dict[Name, Scalar | Annotated[list[Scalar], Field(max_length=MAX_VALUE, fail_fast=True)]],
     Field(max_length=MAX_EXTRA),
@@ -81,12 +81,12 @@ Settings = Annotated[
 
 
 class BoundedModel(BaseModel):
-    """A request body, or a part of one. Values are taken as they are typed in JSON: no text for a number.
+    """A request body, or a part of one. Values must have the JSON type of their field: no text for a number.
 
-    Null stands for what was left out. Unknown fields are ignored, or refused under `strict_fields`. `not_served` names
-    known fields that are refused with a reason whenever they ask for something.
+    Null means that a field is left out. Unknown fields are ignored, or refused under `strict_fields`.
     """
 
+    #: known fields that are not served → why; they are refused unless their value is null, false, 0 or empty
     not_served: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
@@ -114,12 +114,12 @@ class BoundedModel(BaseModel):
 
 
 def limits_of(info: ValidationInfo) -> Limits | None:
-    """The limits that a body is validated under; None outside a server."""
+    """Returns the limits of the validation context; None outside a server."""
     return (info.context or {}).get("limits")
 
 
 class SamplingFields(BoundedModel):
-    """How tokens are drawn and when the output ends: the fields that every generating route has."""
+    """The fields of every route that generates: how tokens are drawn, and when the output ends."""
 
     n: int | None = Field(None, ge=1, le=MAX_INT)
     temperature: float | None = Field(None, ge=0, le=1e4)
@@ -194,7 +194,7 @@ class SamplingFields(BoundedModel):
         return data
 
     def sampling(self, defaults: SamplingParams, **fields: Any) -> SamplingParams:
-        """The parameters of the request: what it states, else `defaults`; `fields` come from the route.
+        """Returns the parameters of the request: its own, else those of `defaults`; `fields` are set by the route.
 
         Raises `ValueError` naming a field whose value contradicts another.
         """
@@ -209,7 +209,7 @@ class SamplingFields(BoundedModel):
 
 
 def at_most(value: int | None, limit: str, info: ValidationInfo, what: str = "") -> int | None:
-    """Passes `value` on when it keeps within the limit of that name; raises `ValueError` otherwise."""
+    """Returns `value`; raises `ValueError` when it is above the limit called `limit`. `what` is the unit in errors."""
     limits = limits_of(info)
     if value is not None and limits is not None and value > getattr(limits, limit):
         most = f"{getattr(limits, limit)}{what and f' {what}'}"
@@ -218,7 +218,7 @@ def at_most(value: int | None, limit: str, info: ValidationInfo, what: str = "")
 
 
 def bound_logprobs(value: int | None, info: ValidationInfo) -> int | None:
-    """Checks a number of log-probabilities per token, -1 being the vocabulary."""
+    """Returns a number of log-probabilities a token, -1 for the vocabulary; raises `ValueError` above the limit."""
     limits = limits_of(info)
     if value is None or limits is None or limits.max_logprobs == -1:
         return value

@@ -1,4 +1,4 @@
-"""What the HTTP host gives to endpoints, by noun: models, text, generation, http, engine, batches. Knows no route."""
+"""What the HTTP server offers to endpoints, by noun: models, text, generation, http, engine, batches."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ T = TypeVar("T")
 
 
 class ServedModels(Protocol):
-    """What is served. `created` is the start of the process in Unix seconds, `fingerprint` names version and settings.
+    """The names and limits of the served model.
 
-    What needs the engine (`limits`, `pooling`, `require`) raises `RequestError` 503 until it was ready once.
+    `created` is the start of the process in Unix seconds; `fingerprint` changes with version and settings. `limits`,
+    `pooling` and `require` raise `RequestError` 503 until the engine was ready once.
     """
 
     names: list[str]
@@ -39,14 +40,14 @@ class ServedModels(Protocol):
         """What a pooling model can do; None for one that generates."""
 
     def served(self, name: str | None) -> str:
-        """The name to answer with; None means the first. Raises `RequestError` 404 for a model that is not served."""
+        """Returns the name to answer with, for None the first. Raises `RequestError` 404 for another model."""
 
     def require(self, task: str) -> None:
         """Raises `RequestError` 400 unless the model does `task`: "generate" or one of `PoolingParams.task`."""
 
 
 class Texts(Protocol):
-    """Between text and tokens. All of it raises `RequestError`: 503 before the engine was ready, 400 for bad input."""
+    """Tokenizer and templates. All calls raise `RequestError`: 503 before the engine was ready, 400 for bad input."""
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; raises `RequestError` without a tokenizer."""
@@ -55,25 +56,25 @@ class Texts(Protocol):
         """The text of token ids, special tokens included."""
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """The tokenizer's settings as `tokenizer_config.json` has them, without paths of this machine.
+        """The settings of `tokenizer_config.json`, without paths of this machine, and the chat template in use.
 
-        With the chat template that chats are rendered by. Raises `RequestError` without a tokenizer.
+        Raises `RequestError` without a tokenizer.
         """
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token, which may be a part of a character."""
 
     async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
-        """A chat as a prompt for `generate`, with `text` and `token_ids`; `options` are those of the front's templates.
+        """Returns a chat as prompt for `generate`, with `text` and `token_ids`; `options` are those of templates.
 
-        Raises `RequestError` naming what the template cannot take.
+        Raises `RequestError` naming what the template cannot render.
         """
 
     async def pair(self, first: str, second: str, params: PoolingParams, cache_salt: str | None = None) -> Any:
-        """Two texts as one prompt of a cross-encoder, for `pool`; raises `RequestError` naming what is wrong."""
+        """Makes one prompt of two texts, for a cross-encoder; raises `RequestError` naming what is wrong."""
 
     def turn(self, *, tools: Any = None, tool_choice: Any = None, **options: Any) -> Turn:
-        """What the assistant may do in answer to a chat, and how its output is read: see `Turn`.
+        """Returns the assistant's `Turn`: which tools it may call in answer to a chat, and how its output is read.
 
         `tools` and `tool_choice` are in OpenAI's chat form. `options`: `parallel` (False: one call at most),
         `include_reasoning` (False: it is left out), `template_kwargs`. Raises `RequestError` 400 naming the field.
@@ -81,10 +82,10 @@ class Texts(Protocol):
 
 
 class Generation(Protocol):
-    """Requests to the engine. Each is timed, reported to the metrics sinks and cut at its deadline."""
+    """Requests to the engine. The server times each, reports it to metrics sinks, and ends it at its deadline."""
 
     def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
-        """The sampling parameters of a body over the checkpoint's defaults; `fields` are what the route sets itself.
+        """Returns the parameters of a body, else the checkpoint's defaults; `fields` are set by the route.
 
         Raises `RequestError` 400 for values that contradict each other.
         """
@@ -92,13 +93,13 @@ class Generation(Protocol):
     def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """A stream of `RequestOutput`, each with what is new; raises `RequestError` when the request fails.
+        """Yields `RequestOutput`, each with what is new; raises `RequestError` when the request fails.
 
         `options` are keywords of `AsyncLLM.generate`, such as `priority`. Closing the stream aborts the request.
         """
 
     async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
-        """The `PoolingRequestOutput` of one prompt, with `outputs.data` float32; raises `RequestError` when it fails.
+        """Returns the `PoolingRequestOutput` of one prompt, `outputs.data` being float32; may raise `RequestError`.
 
         `options` are keywords of `generate`.
         """
@@ -127,33 +128,33 @@ class RequestCounts(NamedTuple):
 
 
 class HttpRequests(Protocol):
-    """A request's body, owner and connection, and how many there are."""
+    """A request's body, owner and connection, and the number of requests."""
 
     def parse(self, request: Request, kind: type[M]) -> M:
-        """The JSON body as a bounded model; raises `RequestError` 400 naming the field."""
+        """Returns the JSON body as a `kind`; raises `RequestError` 400 naming the field."""
 
     def owner(self, request: Request) -> str:
-        """Whom a request's things belong to: a digest of its API key, "" on an open server."""
+        """Returns whose request it is: a digest of its API key, "" on a server without keys."""
 
     async def race(self, request: Request, work: Awaitable[T]) -> T:
         """Awaits `work`, and cancels it when the client hangs up."""
 
     def events(self, frames: AsyncIterator[bytes]) -> Response:
-        """Server-sent events from ready-made frames; closes `frames` when the client hangs up."""
+        """Returns a stream of server-sent events, encoded in `frames`, which it closes when the client hangs up."""
 
     def forward(self, path: str) -> Response:
-        """What the POST route `path` answers to the request that gets this response, checked as it is already."""
+        """Returns what the POST route `path` answers to the present request, which is not checked again."""
 
     @property
     def load(self) -> int:
-        """HTTP requests that are being answered, in all API processes."""
+        """The number of HTTP requests that are being answered, in all API processes."""
 
     def counts(self) -> RequestCounts:
         """What all API processes have counted since the server started."""
 
 
 class EngineControl(Protocol):
-    """The engine's state, and orders to it."""
+    """The engine's state, and calls of its control methods."""
 
     @property
     def error(self) -> str | None:
@@ -166,7 +167,7 @@ class EngineControl(Protocol):
         """
 
     async def stats(self) -> EngineStats:
-        """Counters and gauges of the engine; the last known ones while it is away."""
+        """Returns counters and gauges of the engine, the last known ones while it is restarted."""
 
     @property
     def info(self) -> EngineInfo | None:
@@ -181,31 +182,31 @@ class RouteAnswer(NamedTuple):
 
 
 class Batches(Protocol):
-    """Calls of routes from inside the process, which meet the same handlers, bounds and errors as requests do."""
+    """Calls of routes from inside the process, by the same handlers, bounds and errors as HTTP requests."""
 
     @property
     def paths(self) -> Sequence[str]:
-        """The POST routes without parameters that take JSON."""
+        """The paths of POST routes that take JSON and have no parameters."""
 
     @property
     def max_body_bytes(self) -> int:
-        """Largest body."""
+        """The largest body in bytes."""
 
     def parse(self, body: bytes) -> Any:
-        """The JSON of a body within the bounds of bodies; raises `RequestError` 400."""
+        """Returns the JSON of a body; raises `RequestError` 400 for what is none, or is beyond the bounds of bodies."""
 
     async def read(self, body: bytes) -> Any:
-        """As `parse`; large bodies are parsed one after the other in a thread."""
+        """As `parse`, but parses large bodies one after the other in a thread."""
 
     def delay(self, owner: str) -> float:
         """Seconds until `owner` may use tokens again; 0 while it has some left. `post` does not wait for it."""
 
     async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
-        """What the route answers to `owner`; refusals are answers, too. Cancelling it ends the request."""
+        """Returns what the route answers to `owner`, refusals included. Cancelling it ends the request."""
 
 
 class Serving(Protocol):
-    """What an endpoint is built with."""
+    """What an endpoint's setup gives it."""
 
     models: ServedModels
     text: Texts

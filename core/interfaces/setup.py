@@ -1,7 +1,7 @@
-"""What a plugin is given when it is built: `Class(setup, options)`.
+"""The setups with which plugins are built: `Class(setup, options)`.
 
-`setup` is the frozen data class of the plugin's kind, `options` the provider's own pydantic model or None. A later
-version may add fields, which breaks no constructor. What a plugin wants to know besides is an option of its own.
+`setup` is the frozen data class of the plugin's kind, `options` the provider's own pydantic model or None. Later
+versions may add fields, which breaks no constructor. Anything else that a plugin must know is an option of its own.
 Imports no torch.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What every plugin is given; all that metrics sinks and commands are.
+    """What every plugin is given. Metrics sinks and commands are given nothing else.
 
     `plugin` is the plugin's own full name, "package:name", for its messages.
     """
@@ -43,11 +43,11 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup(Setup):
-    """Facts of the engine; all that scheduling policies are given.
+    """Facts of the engine. Scheduling policies are given nothing else.
 
-    A step has at most `max_num_seqs` rows and `max_num_batched_tokens` tokens, a request at most `max_model_len` tokens
-    with its output. With `deterministic` every request gets equal bits in any batch. `seed` is the engine's, 0 to
-    2**64 - 1.
+    A step has at most `max_num_seqs` rows and `max_num_batched_tokens` tokens; a request has at most `max_model_len`
+    tokens, prompt and output. With `deterministic` every request gets equal bits in any batch. `seed` is the engine's,
+    0 to 2**64 - 1.
     """
 
     max_num_seqs: int
@@ -61,8 +61,8 @@ class EngineSetup(Setup):
 class PlatformSetup(EngineSetup):
     """For `Platform`, in each worker.
 
-    With `enforce_eager` no step is recorded. `shares_prefixes`: steps may read a prefix that rows share once for all of
-    them. `num_threads` is how many threads the host may compute with, None for as many as suit the platform.
+    With `enforce_eager` no step may be recorded. `shares_prefixes`: steps may read a prefix that rows share once for
+    many of them. `num_threads`: threads that the host may compute with; None for as many as suit the platform.
     """
 
     placement: Placement
@@ -82,10 +82,10 @@ class ExecutorSetup(EngineSetup):
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorSetup(EngineSetup):
-    """For `ConnectorScheduler`: the KV cache as all workers of `mesh` have it.
+    """For `ConnectorScheduler`: the layout of the KV cache, which all workers of `mesh` have.
 
-    `role` says whether blocks are loaded, saved or both; `engine_id` names this engine among those that exchange
-    blocks, and no other has had it.
+    `role` says whether this engine loads blocks, saves them, or both. `engine_id` names it among engines that exchange
+    blocks; no other engine has or had that name.
     """
 
     layout: KVLayout
@@ -96,7 +96,7 @@ class ConnectorSetup(EngineSetup):
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorWorkerSetup(ConnectorSetup):
-    """For `ConnectorWorker`: the device's queues and memory, and which worker this is."""
+    """For `ConnectorWorker`: the device's queue and memory, and which worker this is."""
 
     placement: Placement
     streams: Streams
@@ -105,7 +105,7 @@ class ConnectorWorkerSetup(ConnectorSetup):
 
 @dataclass(frozen=True)
 class BackendSetup(Setup):
-    """For `AttentionBackend`, once per KV group: what its layers ask for, and the platform's ops."""
+    """For `AttentionBackend`, once per KV group: what its layers need, and the platform's ops."""
 
     spec: AttentionSpec
     ops: Ops
@@ -113,7 +113,7 @@ class BackendSetup(Setup):
 
 @dataclass(frozen=True)
 class ModelSetup(Setup):
-    """For `Model`: the configuration of the checkpoint and the parts to put together."""
+    """For `Model`: `build` has the checkpoint's configuration and makes the layers."""
 
     build: Build
 
@@ -128,7 +128,7 @@ class SourceSetup(Setup):
 
 @dataclass(frozen=True)
 class LoaderSetup(Setup):
-    """For `WeightLoader`: the checkpoint's folder; whether `--load-format` asks for this loader; the engine's seed."""
+    """For `WeightLoader`: the checkpoint's folder, whether `--load-format` names this loader, the engine's seed."""
 
     folder: Path
     named: bool = False
@@ -154,10 +154,10 @@ class ProcessorSetup(Setup):
 
 @dataclass(frozen=True)
 class PoolerSetup(Setup):
-    """For `Pooler`, once per worker: what it may allocate, and the ops.
+    """For `Pooler`, once per worker: the sizes of what it allocates, and the ops.
 
-    `stage` copies a host array to the device without waiting. `step_tag_id` is the token that ends a step of a
-    reasoning, for poolers that score steps; None where the model has none.
+    `stage` copies a host array to the device without waiting. `step_tag_id` is the token that ends each step of
+    reasoning, for poolers that score steps; None where none is set.
     """
 
     sizes: PoolerSizes
@@ -168,10 +168,10 @@ class PoolerSetup(Setup):
 
 @dataclass(frozen=True)
 class GrammarSetup(Setup):
-    """For `GrammarBackend`: what token ids stand for, and what JSON schemas mean that do not say.
+    """For `GrammarBackend`: the vocabulary, and what JSON may be where a request does not say.
 
-    `disable_any_whitespace`: JSON has no white space between its parts; `any_whitespace`: any, up to a bound.
-    `disable_additional_properties`: objects have no properties but those that the schema names.
+    `disable_any_whitespace`: it has no white space between its parts; `any_whitespace`: any, up to a bound.
+    `disable_additional_properties`: objects have only the properties that the schema names.
     """
 
     vocabulary: Vocabulary
@@ -210,7 +210,7 @@ class EndpointSettings:
 
 @dataclass(frozen=True)
 class EndpointSetup(Setup):
-    """For `Endpoint`, in each API process: the models and the front, and the server's settings."""
+    """For `Endpoint`, in each API process: what the server offers, and those of its settings that shape answers."""
 
     serving: Serving
     settings: EndpointSettings = EndpointSettings()

@@ -1,7 +1,4 @@
-"""The assistant's turn that a chat request asks for: which tools it may call, and how its output is read.
-
-Every route that lets a model answer a chat uses it, whatever its wire format. Knows no route.
-"""
+"""The assistant's turn in a chat: which tools it may call, and how its output is read."""
 
 from __future__ import annotations
 
@@ -27,22 +24,22 @@ class Turn(Protocol):
     tools: list[dict[str, Any]] | None
 
     def constrain(self, params: SamplingParams, prompt: str | None) -> SamplingParams:
-        """The parameters with what the parsers need and the tool choice demands; `prompt` is the rendered chat.
+        """Returns the parameters with what parsers need and the tool choice demands; `prompt` is the rendered chat.
 
-        Raises `RequestError` 400 when the request asks for another constraint too.
+        Raises `RequestError` 400 when the request has another constraint that contradicts it.
         """
 
     def read(self, completion: Any) -> list[OutputEvent]:
-        """What a `CompletionOutput` adds, neighbouring texts joined and every call with an id.
+        """Returns the events that a `CompletionOutput` adds, with neighbouring texts joined and an id for every call.
 
-        For outputs of kind DELTA, each as it comes, and FINAL_ONLY. One with a finish reason is its index's last.
+        Takes outputs of kind DELTA, each as it comes, or FINAL_ONLY. One with a finish reason is its index's last.
         """
 
     def message(self, index: int = 0) -> AssistantMessage:
-        """Everything read so far of the output with this index."""
+        """Returns the message that was read so far of the output with this index."""
 
     def finish_reason(self, completion: Any) -> str | None:
-        """Why the output ended, "tool_calls" when it did so by calling; asked after it was read."""
+        """Returns why the output ended, "tool_calls" if by a call; valid once it was read."""
 
     def num_reasoning_tokens(self) -> int:
-        """Tokens of the reasoning of all outputs so far; asked for at the end, as it may tokenise the reasoning."""
+        """Returns the reasoning tokens of all outputs; may tokenise the reasoning, so ask once, at the end."""
