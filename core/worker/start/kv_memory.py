@@ -21,15 +21,16 @@ class KVMemory:
     def __init__(self, layout: KVLayout, device: torch.device) -> None:
         self.layout = layout
         # Zeroed: padding rows read the null block, and what they read must be finite.
-        self.pools = [
+        self._pools = [
             [torch.zeros((count, width), dtype=torch.uint8, device=device) for width in slot_bytes(layout, pool)]
             for pool, count in enumerate(layout.pools)
         ]
+        self.slots = [slot for slots in self._pools for slot in slots]
 
     def layer_bytes(self) -> dict[str, Tensor]:
         """Layer name → uint8 [num_blocks, block_bytes]: what connectors move."""
         return {
-            layer: self.pools[group.pool][index].narrow(1, 0, spec.block_bytes(group.block_size))
+            layer: self._pools[group.pool][index].narrow(1, 0, spec.block_bytes(group.block_size))
             for group in self.layout.groups
             for index, (layer, spec) in enumerate(zip(group.layers, group.specs, strict=True))
         }

@@ -177,7 +177,7 @@ def _with_cache(loaded: _Loaded, layout: KVLayout) -> tuple[KVMemory, Runner]:
     bound = loaded.chosen.build(layout, platform.ops())
     with platform.memory().pool("kv_cache"):
         memory = KVMemory(layout, platform.device)
-    platform.memory().claim("kv_cache", [slot for pool in memory.pools for slot in pool])
+    platform.memory().claim("kv_cache", memory.slots)
     views = bound.bind(memory)
     connector = opened.connector(layout, config.transfer.kv_connector)
     connector.register(views)
