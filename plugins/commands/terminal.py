@@ -50,7 +50,7 @@ class TerminalClient:
         try:
             self._url = urlsplit(arguments.url if "//" in arguments.url else f"http://{arguments.url}")
             known = self._url.scheme in ("http", "https") and bool(self._url.hostname) and self._url.port != 0
-        except ValueError:  # a port that is none, or half a bracket
+        except ValueError:  # not a port number, or an unclosed bracket
             known = False
         if not known:
             raise TerminalError(f"--url must be like {_URL}, got {arguments.url!r}")

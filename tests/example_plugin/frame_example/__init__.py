@@ -7,7 +7,7 @@ API = ">=0.2.dev1,<0.3"
 
 @hookimpl
 def frame_platforms() -> list[Provider]:
-    # a preference below the defaults': nobody gets this platform who did not ask for it
+    # its preference is below the defaults', so `auto` does not choose it
     return [Provider("example-cpu", "frame_example.platform:ExampleCpu", api=API, preference=-10)]
 
 
