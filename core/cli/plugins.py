@@ -19,10 +19,10 @@ from ..startup.openmp import child_environment
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `why` the reason of a status but "loaded" and "usable".
+    """One line of the table; `why` is the reason where `status` is "failed" or "unusable".
 
-    `status` is "failed" (cannot be chosen), "unusable" (can be, but not on this machine), "usable" (can be, and this
-    machine has what it needs), or "loaded" (only a start will tell).
+    `status` is "failed" (the plugin cannot be chosen), "unusable" (it can be chosen, but not on this machine), "usable"
+    (this machine has what it needs), or "loaded" (only the start of an engine will show whether it can be used).
     """
 
     kind: str

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..config.tree import FrameConfig
-from .child import Child, frame_command, memory_file, spawn, write_config
+from .child import Child, memory_file, spawn, write_config
 from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
+from .python_command import python_command
 from .supervisor import STEADY_SECONDS
 
 #: Called with the models' names when all of them serve, and with the cause when one died.
@@ -95,12 +96,12 @@ class ApiSupervisor:
         for name, descriptor in shared.items():
             arguments += [f"--{name}", f"/dev/fd/{descriptor}" if name == "config-file" else str(descriptor)]
         descriptors = [listener, *shared.values()]
-        if self._admin is not None and index == 0:  # one error is enough
+        if self._admin is not None and index == 0:  # one process serves the admin listener
             arguments += ["--admin-fd", str(self._admin.fileno())]
             descriptors.append(self._admin.fileno())
         while True:
             born = time.monotonic()
-            child = await spawn(frame_command("api"), arguments, ApiReport, descriptors)
+            child = await spawn(python_command("frame", "api"), arguments, ApiReport, descriptors)
             self._children[index] = child
             if self._draining:
                 child.signal(signal.SIGTERM)

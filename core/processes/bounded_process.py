@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import select
 import socket
 import subprocess
 import sys
@@ -59,7 +58,6 @@ class BoundedProcess:
         self._kind = kind
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
-        self._socket: socket.socket | None = None
         self._closed = False
 
     @property
@@ -69,26 +67,26 @@ class BoundedProcess:
 
     def ask(self, question: Any, seconds: float) -> Any:
         """The answer, or a `Refused`; raises `OutOfBoundsError`, and `RuntimeError` when it does not start."""
-        channel, connection = self._started()
+        channel = self._started()
         try:
             channel.send(question)
         except OSError:  # it died while it was idle
             self._kill()
-            channel, connection = self._started()
+            channel = self._started()
             channel.send(question)
-        return self._receive(channel, connection, seconds)
+        return self._receive(channel, seconds)
 
     def close(self) -> None:
         """Ends the process; from any thread, also while another one waits for an answer."""
         self._closed = True
         self._kill()
 
-    def _started(self) -> tuple[Channel, socket.socket]:
-        if self._channel is not None and self._socket is not None:
-            return self._channel, self._socket
+    def _started(self) -> Channel:
+        if self._channel is not None:
+            return self._channel
         if self._closed:
             raise RuntimeError("the process is closed")
-        connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             process = self._process = subprocess.Popen(
                 python_command("frame", self._command, str(theirs.fileno())),
@@ -98,20 +96,19 @@ class BoundedProcess:
         if process.stdin is not None:
             with process.stdin as stdin:
                 stdin.write(json.dumps(self._start_message).encode())
-        self._socket = connection
-        channel = self._channel = Channel(connection, self._kind)
+        channel = self._channel = Channel(ours, self._kind)
         try:
-            answer = self._receive(channel, connection, START_SECONDS)
+            answer = self._receive(channel, START_SECONDS)
         except OutOfBoundsError:
             raise RuntimeError(f"the process 'frame {self._command}' did not start; the log has the cause") from None
         if isinstance(answer, Refused):
             self._kill()
             raise ValueError(answer.error)
-        return channel, connection
+        return channel
 
-    def _receive(self, channel: Channel, connection: socket.socket, seconds: float) -> Any:
+    def _receive(self, channel: Channel, seconds: float) -> Any:
         try:
-            late = not select.select([connection], [], [], seconds)[0]
+            late = not channel.readable(seconds)
             answer = None if late else channel.receive()
         except (OSError, ValueError):
             late, answer = False, None

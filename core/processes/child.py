@@ -13,14 +13,8 @@ from collections.abc import Sequence
 from ..config.tree import FrameConfig
 from ..startup.openmp import child_environment
 from .channel import AsyncChannel
-from .python_command import python_command
 
 STOP_SECONDS = 8.0
-
-
-def frame_command(subcommand: str) -> list[str]:
-    """The command line that starts a subcommand of frame in a child process."""
-    return python_command("frame", subcommand)
 
 
 def write_config(config: FrameConfig) -> int:

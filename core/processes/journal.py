@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -155,8 +154,3 @@ def _sizes(num_slots: int) -> tuple[int, int]:
 
 def _name(data: bytes, start: int) -> str:
     return data[start : start + _NAME_BYTES].rstrip(b"\0").decode(errors="replace")
-
-
-def names_of(request_ids: Iterable[str]) -> list[str]:
-    """The `journal_name` of each request."""
-    return [journal_name(request_id) for request_id in request_ids]

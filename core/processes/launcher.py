@@ -63,12 +63,12 @@ class Launcher:
             seconds = 0 if self._signals > 1 or self._engine is None else _STOP_SECONDS
             await self._apis.stop(seconds)
             await self._supervisor.stop(seconds)
-            for listener in (*self._listeners, *([self._admin] if self._admin is not None else [])):
-                listener.close()
-            if self._config.server.admin_uds is not None:
-                Path(self._config.server.admin_uds).unlink(missing_ok=True)
-            if self._config.server.uds is not None:
-                Path(self._config.server.uds).unlink(missing_ok=True)
+            for listener in (*self._listeners, self._admin):
+                if listener is not None:
+                    listener.close()
+            for path in (self._config.server.admin_uds, self._config.server.uds):
+                if path is not None:
+                    Path(path).unlink(missing_ok=True)
 
     def _say(self, text: str) -> None:
         _print(f"frame: {time.monotonic() - self._started:6.1f} s  {text}")

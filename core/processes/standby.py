@@ -19,8 +19,7 @@ from .messages import EngineReport
 
 logger = logging.getLogger("frame.server")
 
-#: Seconds between a ready engine and the start of its standby, so that the first requests do not share the CPUs with
-#: it.
+#: Seconds from a ready engine to the start of its standby, so that the first requests do not share the CPUs with it.
 DELAY_SECONDS = 2.0
 #: Seconds until a standby that ended by itself is replaced.
 _AGAIN_SECONDS = 60.0

@@ -19,9 +19,10 @@ from ..config.weight_source import with_weights
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..plugin_host.registry import Registry
 from .blame import Blame
-from .child import STOP_SECONDS, Child, frame_command, memory_file, write_config
+from .child import STOP_SECONDS, Child, memory_file, write_config
 from .journal import PULSE_SECONDS, JournalReader
 from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Weights
+from .python_command import python_command
 from .standby import EngineChild, Standby
 
 logger = logging.getLogger("frame.server")
@@ -41,7 +42,7 @@ class EngineSupervisor:
     def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
         self._config = config
         self._news = news
-        self._command = command or frame_command("engine")
+        self._command = command or python_command("frame", "engine")
         self._files: tuple[int, ...] = ()  # configuration and choice of plugins
         self._standby: Standby | None = None
         self._engine: EngineChild | None = None

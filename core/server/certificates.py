@@ -58,7 +58,7 @@ class Certificates(ssl.SSLContext):
         try:
             self._current = _context(self._server)
         except ConfigError as error:
-            logger.warning("the renewed certificate is not taken, the one before it stays: %s", error)
+            logger.warning("the renewed certificate cannot be used, the one before it stays in use: %s", error)
         else:
             logger.info("a renewed certificate is in use")
 
@@ -75,9 +75,8 @@ def _context(server: ServerConfig) -> ssl.SSLContext:
     files = _files(server)
     _check(files)
     try:
-        context.load_cert_chain(
-            str(server.ssl_certfile), server.ssl_keyfile, password=lambda: ""
-        )  # no prompt for a password
+        # an empty password, so that OpenSSL never asks for one at the terminal
+        context.load_cert_chain(str(server.ssl_certfile), server.ssl_keyfile, password=lambda: "")
         if server.ssl_ca_certs is not None:
             context.load_verify_locations(server.ssl_ca_certs)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -85,7 +84,7 @@ def _context(server: ServerConfig) -> ssl.SSLContext:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if getattr(error, "reason", None) in _MISMATCHES:
             reason = "the private key is not that of the certificate"
-        raise ConfigError(f"TLS cannot be had from {named}: {reason}") from None
+        raise ConfigError(f"TLS cannot be set up with {named}: {reason}") from None
     return context
 
 
@@ -108,7 +107,7 @@ def _check_key(flag: str, file: str, content: bytes) -> None:
         raise ConfigError(f"{flag} {file} holds no private key (PEM: a line -----BEGIN PRIVATE KEY-----){remedy}")
     if _LOCKED.search(content):
         raise ConfigError(
-            f"the private key in {flag} {file} is locked with a password, which nobody is there to type; "
+            f"the private key in {flag} {file} is locked with a password, for which a server cannot ask; "
             "`openssl pkey -in FILE -out NEW` unlocks it"
         )
 

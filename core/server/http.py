@@ -20,7 +20,8 @@ from .wire import attach_wire
 _KEEP_ALIVE_SECONDS = 30
 #: Seconds from the first byte of a request's head (for the first request, from the connection) until it is complete.
 HEAD_SECONDS = 60.0
-_LAST_SECONDS = 2
+#: Seconds that open connections get when the server ends.
+_SHUTDOWN_SECONDS = 2
 #: Polled by probes, collectors and the page; their requests are not logged.
 _POLLED = frozenset(("/health", "/live", "/ping", "/ready", "/startup", "/metrics", "/load", "/stats"))
 
@@ -62,7 +63,7 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: Certificates | None = N
         proxy_headers=False,
         h11_max_incomplete_event_size=config.max_head_bytes,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_LAST_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         ssl_context_factory=None if tls is None else lambda *_: tls,
     )
     own = logging.getLogger("uvicorn")

@@ -66,9 +66,15 @@ class KeyLimits:
             return
         column = self._columns.get(owner, 0)
         with self._locked():
-            self._check_number(column)
-            self._check_tokens(column)
-            self._check_rate(column)
+            if self._most is not None and self._cells[_COUNTS:_OUTPUTS, column].sum() >= self._most:
+                raise RequestError(
+                    429,
+                    f"this key has {self._most} requests under way, which is its limit (--max-requests-per-key)",
+                    code="concurrency_limit_exceeded",
+                )
+            self._check_bucket(_TOKENS, column, self._tokens_per_minute, "use", "tokens")
+            self._check_bucket(_REQUESTS, column, self._per_minute, "send", "requests")
+            self._cells[_REQUESTS, column] -= 1  # not read where there is no limit
             self._own[column] += 1
         try:
             yield
@@ -125,37 +131,14 @@ class KeyLimits:
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
-    def _check_number(self, column: int) -> None:
-        if self._most is not None and self._cells[_COUNTS:_OUTPUTS, column].sum() >= self._most:
+    def _check_bucket(self, row: int, column: int, per_minute: int | None, verb: str, noun: str) -> None:
+        """Raises `RequestError` 429 while a bucket holds less than one; a limit of None has no bucket."""
+        if per_minute is not None and (level := self._fill(row, column, per_minute)) < 1:
             raise RequestError(
                 429,
-                f"this key has {self._most} requests under way, which is its limit (--max-requests-per-key)",
-                code="concurrency_limit_exceeded",
-            )
-
-    def _check_rate(self, column: int) -> None:
-        if self._per_minute is None:
-            return
-        level = self._fill(_REQUESTS, column, self._per_minute)
-        if level < 1:
-            raise RequestError(
-                429,
-                f"this key may send {self._per_minute} requests in a minute (--max-requests-per-minute)",
+                f"this key may {verb} {per_minute} {noun} in a minute (--max-{noun}-per-minute)",
                 code="rate_limit_exceeded",
-                retry_after=math.ceil((1 - level) * 60 / self._per_minute),
-            )
-        self._cells[_REQUESTS, column] -= 1
-
-    def _check_tokens(self, column: int) -> None:
-        if self._tokens_per_minute is None:
-            return
-        level = self._fill(_TOKENS, column, self._tokens_per_minute)
-        if level < 1:
-            raise RequestError(
-                429,
-                f"this key may use {self._tokens_per_minute} tokens in a minute (--max-tokens-per-minute)",
-                code="rate_limit_exceeded",
-                retry_after=math.ceil((1 - level) * 60 / self._tokens_per_minute),
+                retry_after=math.ceil((1 - level) * 60 / per_minute),
             )
 
     def _fill(self, row: int, column: int, per_minute: int) -> float:

@@ -50,9 +50,8 @@ def add_middleware(app: Starlette, paths: Sequence[str]) -> None:
             raise ConfigError(f"middleware {path!r} is neither a class nor a coroutine function")
     if paths:
         app.add_middleware(MessagesOnly)
-        app.middleware_stack = (
-            app.build_middleware_stack()
-        )  # built here, so that an error ends the start instead of every request
+        # built here, so that an error ends the start instead of every request
+        app.middleware_stack = app.build_middleware_stack()
 
 
 def _factory(path: str, kind: type) -> Callable[[ASGIApp], ASGIApp]:

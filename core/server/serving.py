@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..config.tree import FrameConfig
 from ..front.turn import OutputParsers
@@ -28,6 +28,8 @@ from .texts import FrontTexts
 
 if TYPE_CHECKING:
     from ..front.async_llm import AsyncLLM
+
+T = TypeVar("T")
 
 #: Most seconds that a question for the engine's statistics waits for an answer.
 _STATS_SECONDS = 2.0
@@ -112,23 +114,22 @@ class ServingHost:
     @property
     def llm(self) -> AsyncLLM:
         """The text side; raises `RequestError` 503 before the engine was ready."""
-        if self._llm is None:
-            raise RequestError(503, self.error or "the engine is starting")
-        return self._llm
+        return self._opened(self._llm)
 
     @property
     def parsers(self) -> OutputParsers:
         """The parsers of outputs; raises like `llm`."""
-        if self._parsers is None:
-            raise RequestError(503, self.error or "the engine is starting")
-        return self._parsers
+        return self._opened(self._parsers)
 
     @property
     def limits(self) -> Limits:
         """Bounds of request fields; raises like `llm`."""
-        if self._limits is None:
+        return self._opened(self._limits)
+
+    def _opened(self, part: T | None) -> T:
+        if part is None:
             raise RequestError(503, self.error or "the engine is starting")
-        return self._limits
+        return part
 
     @property
     def error(self) -> str | None:

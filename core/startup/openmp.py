@@ -18,9 +18,9 @@ from importlib import import_module
 
 #: Whoever sets one of these has decided how threads wait.
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
-#: Turns of libgomp's loop, 50 to 150 microseconds; docs/operating.md has what others cost.
+#: Rounds of libgomp's waiting loop, 50 to 150 microseconds; docs/operating.md has what others cost.
 SPIN_COUNT = "3000"
-#: What a program is told whose threads spin long.
+#: The warning for a program whose threads spin long.
 LATE = (
     "torch was imported before frame, so its threads spin for ten milliseconds wherever they wait, and steps take many "
     "times as long as soon as other processes want the same processors: make the LLM before torch is imported, or "

@@ -24,7 +24,7 @@ from frame.core.server.certificates import Certificates, tls_context
 from tests.server.key_pairs import Pair, curve_key, make_pair, replace, rsa_key
 from tests.server.running import FAKE, Running, server, until
 
-NOT_TAKEN = "the renewed certificate is not taken"
+NOT_TAKEN = "the renewed certificate cannot be used"
 IN_USE = "a renewed certificate is in use"
 HELLO = b"hello"
 
@@ -284,7 +284,7 @@ WRONG_FILES = {
         "own.key",
         "--ssl-certfile .*--ssl-keyfile .*not that of the certifi",
     ),
-    "garbage inside": ("broken.crt", "first.key", "TLS cannot be had from --ssl-certfile"),
+    "garbage inside": ("broken.crt", "first.key", "TLS cannot be set up with --ssl-certfile"),
     "locked key": ("first.crt", "locked.key", "--ssl-keyfile .*locked.key is locked with a password"),
 }
 
