@@ -43,7 +43,7 @@ def tokenizer_source(config: FrameConfig, checkpoint: Checkpoint) -> TokenizerSo
 class Front:
     """Admits requests and turns the engine's outputs into text.
 
-    `info` is the ready engine's. `validators` further check sampling parameters (`Admission`).
+    `info` is what the engine reports once it is ready. `validators` are further checks of sampling parameters.
     """
 
     def __init__(
@@ -126,7 +126,9 @@ class Front:
         admitted = record.admitted
         taken = next((one.request_id for one in admitted.requests if one.request_id in self._sequences), None)
         if taken is not None:  # child i of request "a" is "i_a"
-            raise InvalidRequest(f"request id {request_id!r} needs {taken!r}, which is in use", "request_id")
+            raise InvalidRequest(
+                f"request id {request_id!r} needs {taken!r}, which is in use by another request", "request_id"
+            )
         self._records[request_id] = record
         for sequence in record.sequences:
             self._sequences[sequence.request.request_id] = record, sequence
@@ -176,9 +178,10 @@ class Front:
         return self._admission.tokenize(prompt, params)
 
     def pair(self, first: str, second: str, params: PoolingParams, chat_template: str | None = None) -> ParsedPrompt:
-        """Two texts as one prompt of a reranker: by its chat template where there is one, else joined.
+        """Two texts as one prompt of a reranker.
 
-        A template gets two messages, of the roles "query" and "document".
+        A model with a chat template gets them as two messages of the roles "query" and "document", any other model gets
+        their ids with the tokenizer's special tokens around and between them.
         """
         template = chat_template or self.chat_template
         if template is None:

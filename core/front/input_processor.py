@@ -60,7 +60,8 @@ class Limits:
     """What the model and its configuration allow.
 
     `max_tokens` caps the output of every request (generation_config's max_new_tokens). `priorities` says whether the
-    scheduling policy reads them. `not_deterministic` says why requests cannot be deterministic; None where they can.
+    scheduling policy reads the priorities of requests. `not_deterministic` says why requests cannot be deterministic;
+    it is empty where they can.
     """
 
     max_model_len: int
@@ -78,7 +79,7 @@ class Limits:
         """Raises `InvalidRequest` for a priority that the scheduling policy would ignore."""
         if priority and not self.priorities:
             raise InvalidRequest(
-                f"priority {priority} needs scheduling_policy 'priority'; this engine serves in order of arrival",
+                f"priority {priority} needs scheduling_policy 'priority'; its present policy ignores priorities",
                 "priority",
             )
 
@@ -87,7 +88,7 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
     """Raises `InvalidRequest` for a prompt without tokens, or with one that the model does not have."""
     if len(ids) == 0:
         raise InvalidRequest("the prompt is empty; give at least one token", "prompt")
-    if ids.view(f"u{ids.itemsize}").max() >= vocab_size:  # where a negative one is larger than any
+    if ids.view(f"u{ids.itemsize}").max() >= vocab_size:  # read as unsigned, a negative id is larger than any
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         raise InvalidRequest(
             f"prompt token {int(wrong[0])} is {ids[wrong[0]]}, but ids go from 0 to {vocab_size - 1}", "prompt"

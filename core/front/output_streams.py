@@ -83,7 +83,7 @@ class RequestStreams:
             self._reader = asyncio.get_running_loop().create_task(self._read())
 
     def open(self, request_id: str, aggregate: bool) -> Collector:
-        """The collector for the outputs of an admitted request; `aggregate` joins outputs that wait."""
+        """Makes the collector that gets the outputs of an admitted request; `aggregate` as for `Collector`."""
         collector = self._collectors[request_id] = Collector(aggregate)
         return collector
 

@@ -18,7 +18,7 @@ from ..interfaces.parser import (
 
 
 class TurnReader:
-    """One output and its chain of readers, each of which reads the content that the one before left."""
+    """Reads one output: each reader of the chain gets the text that the one before it has passed on as content."""
 
     def __init__(
         self, readers: Sequence[OutputReader], parallel: bool, include_reasoning: bool, new_id: Callable[[], str]
@@ -56,7 +56,7 @@ class TurnReader:
         self._num_tokens += len(token_ids)
 
     def num_reasoning_tokens(self, encode: Callable[[str], list[int]]) -> int:
-        """Tokens before the one that ends the reasoning; where no single token does, those of its text."""
+        """Tokens before the one that ends the reasoning; where no single token ends it, the tokens of its text."""
         if not self.reasoning:
             return 0
         if self.end_token is None or (self._num_until_end is None and (self.num_calls or self.message.content)):

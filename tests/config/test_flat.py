@@ -159,7 +159,7 @@ def test_config_is_frozen_and_closed():
         ({"trust_remote_code": True}, "trust_remote_code=True cannot be honoured: no code of a checkpoint is ever run"),
         ({"quantization": "fp8"}, "quantization='fp8' cannot be honoured"),
         ({"kv_transfer_config": {"kv_ip": "x"}}, "kv_transfer_config has no kv_ip here"),
-        ({"device": "cpu", "platform": "cuda"}, "device says platform='cpu', but platform='cuda' is given too"),
+        ({"device": "cpu", "platform": "cuda"}, "device means platform='cpu', but platform='cuda' is given too"),
         ({"allowed_origins": '["*"'}, "is not a JSON list"),
         ({"api_key": ["k", " "]}, "api_key must not be empty"),
     ],
@@ -198,7 +198,7 @@ def test_vllm_names_and_values_mean_the_same(caplog):
     assert config.model.max_model_len == -1
     assert config.model.generation_config == "frame"
     said = [record.getMessage() for record in caplog.records if record.name.startswith("frame.vllm_names")]
-    assert said == ["without effect here: swap_space"]
+    assert said == ["arguments of vLLM's that have no effect here: swap_space"]
 
 
 def test_torch_dtypes_are_taken():

@@ -123,4 +123,6 @@ def test_values_of_another_form_are_refused_in_one_sentence(given: dict[str, Any
 
 def test_what_has_no_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     config("--swap-space 4 --max-loras 2")
-    assert [record.getMessage() for record in caplog.records] == ["without effect here: max_loras, swap_space"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "arguments of vLLM's that have no effect here: max_loras, swap_space"
+    ]

@@ -1,6 +1,6 @@
-"""Beam search over an engine: each round asks for one token of every beam with its 2·width best continuations.
+"""Beam search: each round generates one token after every beam, with the 2 · width most likely tokens there.
 
-Knows requests and log-probabilities only; prefix caching makes the rounds cheap.
+Knows requests and log-probabilities only. The prefix cache keeps a round from computing its beams again.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class BeamSearch:
     completed: list[BeamSearchSequence] = field(default_factory=list)
 
     def grow(self, outputs: Sequence[RequestOutput]) -> None:
-        """Takes one token's candidates of every live beam; keeps the best `beam_width` that go on."""
+        """Extends every beam by each candidate of its next token; keeps the `beam_width` best that have not ended."""
         candidates: list[BeamSearchSequence] = []
         for beam, output in zip(self.beams, outputs, strict=True):
             completion = output.outputs[0]
-            if not completion.logprobs:  # the engine could not go on
+            if not completion.logprobs:  # the request failed or was aborted
                 beam.finish_reason = completion.finish_reason or "error"
                 self.completed.append(beam)
                 continue
@@ -87,7 +87,7 @@ class BeamSearch:
         self.beams = candidates[: self.params.beam_width]
 
     def score(self, beam: BeamSearchSequence) -> float:
-        """Higher is better. An end token does not count as length."""
+        """The rank of a beam, best highest. The end-of-sequence token does not count as length."""
         length = len(beam.tokens) - self.prompt_len
         if beam.finish_reason == "stop":
             length -= 1

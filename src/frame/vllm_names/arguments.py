@@ -1,7 +1,7 @@
 """vLLM's argument names and values, for scripts that change one word.
 
-`TRANSLATIONS` mean the same under another name here; those of `unused` have nothing to act on. Knows names only; the
-settings are in the tree.
+`TRANSLATIONS` holds the arguments that frame has under another name, `unused` those that it does not use. Knows names
+only; the settings are in the tree.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _task(value: Any) -> dict[str, Any]:
 
 
 def _optimization_level(value: Any) -> dict[str, Any]:
-    """-O0 is eager; the other levels differ in what vLLM compiles, of which there is nothing here."""
+    """-O0 runs steps eagerly. The other levels differ in what vLLM compiles, and frame compiles none of it."""
     levels = {"0": True, "1": False, "2": False, "3": False}
     text = str(value).upper().removeprefix("O")
     if text not in levels:
@@ -172,7 +172,7 @@ _GRAPH_MODES: Mapping[str, bool] = MappingProxyType({
     "0": True, "1": False, "2": False,
 })  # fmt: skip
 
-#: Keys of vLLM's CompilationConfig that tune its compiler, which is not here.
+#: Keys of vLLM's CompilationConfig that tune its compiler, which frame does not have.
 _COMPILER_KEYS = frozenset((
     "backend", "cache_dir", "compile_cache_save_format", "compile_mm_encoder", "compile_ranges_endpoints",
     "compile_ranges_split_points", "compile_sizes", "cudagraph_copy_inputs", "cudagraph_num_of_warmups",
@@ -183,7 +183,7 @@ _COMPILER_KEYS = frozenset((
 
 
 def _compilation(value: Any) -> dict[str, Any]:
-    """Whether steps are recorded as CUDA graphs, and in which sizes; keys of the compiler change nothing."""
+    """Whether steps are recorded as CUDA graphs, and for which batch sizes; keys of vLLM's compiler change nothing."""
     given = {"mode": value} if isinstance(value, int | str) else _fields("compilation_config", value)
     settings: dict[str, Any] = {}
     mode, level, graphs = given.pop("mode", None), given.pop("level", None), given.pop("cudagraph_mode", None)
@@ -206,7 +206,7 @@ def _graph_sizes(value: Any) -> dict[str, Any]:
 
 
 def _largest_graph(value: Any) -> dict[str, Any]:
-    """The sizes that the CUDA platform has by default, as far as the largest that is asked for."""
+    """The batch sizes for which the CUDA platform records graphs by default, up to the largest that is asked for."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(f"max_cudagraph_capture_size must be a whole number of at least 0, got {value!r:.50}")
     if value == 0:
@@ -255,7 +255,7 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "otlp_traces_endpoint": lambda value: {"metrics_sinks": ["otel"], "plugin": {"otel": {"endpoint": value}}},
 })  # fmt: skip
 
-#: Those of them whose flag takes no value.
+#: Translated arguments whose flag takes no value.
 SWITCHES = frozenset(
     (
         "disable_uvicorn_access_log",
@@ -266,19 +266,19 @@ SWITCHES = frozenset(
     )
 )
 
-#: Those whose flag takes several values.
+#: Arguments whose flag takes several values.
 LISTS = frozenset((
     "cudagraph_capture_sizes", "cuda_graph_sizes", "kv_cache_dtype_skip_layers", "lora_target_modules", "lora_modules",
     "numa_bind_nodes", "numa_bind_cpus", "cpu_offload_params", "offload_params", "allowed_media_domains",
     "collect_detailed_traces", "ignore_patterns",
 ))  # fmt: skip
 
-#: Settings that several of the others add to, and the user as well.
+#: Settings to which several translations add, beside what the user gives for them.
 _JOINED = ("metrics_sinks", "plugin")
 
 
 def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` in our names: translated, without what nothing acts on. None always means the default.
+    """`values` under frame's names, without the arguments that frame does not use. None always means the default.
 
     `defaults` are those of our settings: a value that equals its default contradicts no translation. Raises
     `ConfigError` for an argument that would have to do something and cannot.
@@ -301,17 +301,19 @@ def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
                     joined[key] = _join(joined.get(key), part)
                     continue
                 if values.get(key) not in (None, defaults.get(key), part):
-                    raise ConfigError(f"{name} says {key}={part!r}, but {key}={values[key]!r} is given too")
+                    raise ConfigError(
+                        f"{name} means {key}={part!r}, but {key}={values[key]!r} is given too; leave one out"
+                    )
                 own[key] = _own_value(key, part)
         else:
             own[name] = _own_value(name, value)
     if ignored:
-        logger.warning("without effect here: %s", ", ".join(sorted(ignored)))
+        logger.warning("arguments of vLLM's that have no effect here: %s", ", ".join(sorted(ignored)))
     return own | {key: _join(part, own.get(key)) for key, part in joined.items()}
 
 
 def _join(first: Any, second: Any) -> Any:
-    """Both lists, or both mappings; the second wins."""
+    """Two lists joined without duplicates, or two mappings merged, of which the second wins."""
     if not first or not second:
         return first or second
     if isinstance(first, list):

@@ -50,7 +50,7 @@ class BatchLogitsProcessor(ForeignLogitsProcessor):
 
     @classmethod
     def adapted(cls, setup: ProcessorSetup) -> LogitsProcessor:
-        """Runs it on the rows that it believes in."""
+        """A `LogitsProcessor` that runs it on dense rows."""
         from .dense_rows import BatchProcessorAdapter
 
         return BatchProcessorAdapter(cls(setup, setup.device, setup.device.type == "cuda"), setup)
@@ -69,7 +69,7 @@ class BatchLogitsProcessor(ForeignLogitsProcessor):
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Called before every `apply`; None when no row came, went or moved."""
+        """Called before every `apply`; None when no row was added, removed or moved."""
 
 
 class AdapterLogitsProcessor(BatchLogitsProcessor):

@@ -1,8 +1,8 @@
-"""vLLM's arguments that no part of frame acts on: which of their values change nothing, and what to give instead.
+"""vLLM's arguments that frame does not use: which of their values are accepted, and what to give instead of others.
 
-Every argument of `vllm serve` (0.22) that is neither a setting of frame's nor translated is here. Where a value would
-change an answer, a limit or what is measured, it is refused with the reason; what only tunes vLLM's own parts is taken
-with one warning that names it.
+Every argument of `vllm serve` (0.22) that is neither a setting of frame's nor translated is here. A value that would
+change an answer, a limit or what is measured is refused with the reason; one that only tunes vLLM's own parts is
+accepted with one warning that names the argument.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Unused:
-    """An argument without a part to act on.
+    """An argument of vLLM's that frame does not use.
 
     `harmless` are the values that are accepted, None: every value is, with a warning; `switch`: its flag takes no
     value; `short`: another spelling of its flag.
@@ -46,12 +46,12 @@ def _switches(reason: str, names: str) -> dict[str, Unused]:
 
 
 def _free(names: str, *, switch: bool = False) -> dict[str, Unused]:
-    """Arguments that tune parts of vLLM's which frame does not have: any value changes nothing."""
+    """Arguments that tune parts of vLLM which frame does not have: every value is accepted and has no effect."""
     return {name: Unused(_NO_EFFECT, switch=switch) for name in names.split()}
 
 
 def _only(reason: str, **harmless: Any) -> dict[str, Unused]:
-    """Arguments that may only have the value that means nothing, or one of a tuple of such values."""
+    """Arguments that may only have the given value, or one of a tuple of values, because those change nothing."""
     return {
         name: Unused(reason, (None, *(value if isinstance(value, tuple) else (value,))))
         for name, value in harmless.items()
