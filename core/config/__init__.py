@@ -1,1 +1,1 @@
-"""Configuration: the tree, its sources (flags, YAML, keyword arguments) and the facts of a checkpoint folder."""
+"""Configuration: the tree of settings, its sources (flags, YAML, keyword arguments), and a checkpoint's facts."""

@@ -1,6 +1,6 @@
 """Facts of a checkpoint folder: config.json with the user's overrides, lengths, dtype, end tokens, sampling defaults.
 
-Reads the small JSON files only. Knows no torch and no weights.
+Reads the small JSON files only: no weights, and no torch.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .pooling import PoolingPlan, read_pooling
 from .tree import FrameConfig
 
 DEMO_FOLDER = Path(__file__).parents[2] / "plugins" / "models" / "demo"
-#: What the demo model is served as, and may be asked for by.
+#: The name of the demo model, for users and in answers.
 DEMO_NAME = "demo"
-#: Sizes that config.json may state, and the most that is taken: far above any model, and below what makes Python,
-#: numpy or torch fail in the middle of a start.
+#: Sizes in config.json → the largest accepted one: far above that of any model, and below what makes Python, numpy or
+#: torch fail in the middle of a start.
 _SIZES = {
     "hidden_size": 1 << 20, "num_hidden_layers": 1 << 12, "num_attention_heads": 1 << 14,
     "num_key_value_heads": 1 << 14, "head_dim": 1 << 14, "intermediate_size": 1 << 22,
     "n_embd": 1 << 20, "n_layer": 1 << 12, "n_head": 1 << 14,
     "max_position_embeddings": MAX_LENGTH, "vocab_size": 1 << 24,
 }  # fmt: skip
-#: The same for sizes that may be 0 where a model lacks the part.
+#: Sizes that may be 0, in models without that part → the largest accepted one.
 _OPTIONAL_SIZES = {
     "moe_intermediate_size": 1 << 22, "shared_expert_intermediate_size": 1 << 22, "num_experts": 1 << 16,
     "num_local_experts": 1 << 16, "n_routed_experts": 1 << 16, "type_vocab_size": 1 << 24, "sliding_window": MAX_LENGTH,
@@ -40,9 +40,9 @@ _DTYPES = ("float32", "float16", "bfloat16")
 class Checkpoint:
     """The facts of a checkpoint that are known before any weight is read.
 
-    `hf` is config.json with `hf_overrides` merged in, `text` its text model's part. `max_model_len` is the user's
-    limit, or what the model was made for; `model_max_len` always the latter. `dtype` is the type of the stored weights
-    by its torch name. `generation` holds the default sampling values, {} when none are wanted. `pooling` says how a
+    `hf` is config.json with `hf_overrides` merged in, `text` the part of it about the text model. `model_max_len` are
+    the tokens that the model was made for, `max_model_len` the user's limit if there is one, else the same. `dtype` is
+    the type of the stored weights by its torch name. `generation` holds default sampling values. `pooling` says how a
     pooling model makes vectors; None for one that generates. `model_plugin` is the plugin that the user chose for it.
     """
 
@@ -66,16 +66,16 @@ class Checkpoint:
 
     @property
     def sliding_window(self) -> int | None:
-        """Tokens that layers with a window see; None without one. The model decides which layers have it."""
+        """Tokens that a layer with a window attends to; None without one. The model says which layers have it."""
         window = self.text.get("sliding_window")
         return int(window) if window and self.text.get("use_sliding_window", True) else None
 
 
 def read_checkpoint(config: FrameConfig) -> Checkpoint:
-    """Reads the folder that `config.model` names; an empty name, or "demo" without such a folder, is the demo model.
+    """Reads the folder that `find_folder` finds for `config.model`.
 
-    Raises `ConfigError`, one sentence: folder or config.json missing, unreadable, without an architecture, or
-    `max_model_len` above what the model was made for.
+    Raises `ConfigError`, one sentence, for a folder or config.json that is missing or unreadable, a missing
+    architecture, wrong sizes, or a `max_model_len` above what the model was made for.
     """
     folder = find_folder(config.model.model, config.model.revision)
     check_files(folder)
@@ -130,7 +130,7 @@ def find_folder(model: str, revision: str | None = None) -> Path:
 
 
 def _revision_folder(folder: Path, revision: str) -> Path:
-    """The snapshot that `revision` names: a subfolder, a commit under snapshots/, or a branch under refs/."""
+    """Returns the folder of `revision`: a branch under refs/, a commit under snapshots/, or a subfolder."""
     if Path(revision).is_absolute() or ".." in Path(revision).parts:
         raise ConfigError(f"revision {revision!r} must be a name, not a path")
     reference = folder / "refs" / revision
@@ -158,7 +158,7 @@ def _text_part(hf: dict[str, Any], folder: Path) -> dict[str, Any]:
         raise ConfigError(f"text_config in {folder / 'config.json'} must be an object, got {type(part).__name__}")
     if "vocab_size" in part:
         return part
-    # Some published folders leave out what equals the family's defaults; those are in transformers (slow to import).
+    # Some published folders leave out values that equal the family's defaults; transformers has these (slow to import).
     from transformers import AutoConfig
 
     try:
@@ -169,7 +169,7 @@ def _text_part(hf: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _check_sizes(text: Mapping[str, Any], folder: Path) -> None:
-    """Refuses sizes that no model has before a library uses them; which sizes there are depends on the family."""
+    """Refuses sizes that no model has, before a library uses them. Families state different ones."""
     for key in _SIZES:
         if isinstance(text.get(key), (str, int, float)):
             _positive(text, key, folder)
@@ -207,7 +207,7 @@ def _dtype(hf: Mapping[str, Any], text: Mapping[str, Any]) -> str:
 
 
 def _eos_token_ids(*sources: Mapping[str, Any]) -> list[int]:
-    """The end tokens of every source, each once; the generation config's first."""
+    """Returns the end tokens of all sources in order, each once."""
     found: dict[int, None] = {}
     for source in sources:
         value = source.get("eos_token_id")
@@ -218,7 +218,7 @@ def _eos_token_ids(*sources: Mapping[str, Any]) -> list[int]:
 
 
 def _generation(config: FrameConfig, stored: dict[str, Any]) -> dict[str, Any]:
-    """Default sampling values from the checkpoint, another folder or nowhere, overridden by the user's."""
+    """Returns default sampling values: the checkpoint's, those of another folder or none, with the user's overrides."""
     source = config.model.generation_config
     if source == "frame":
         values: dict[str, Any] = {}

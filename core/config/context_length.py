@@ -1,4 +1,4 @@
-"""How many tokens a model was made for, from its config.json. Knows the field's many names for it, and rope scaling."""
+"""How many tokens a model was made for, from its config.json, which has many names for it, and from rope scaling."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _LENGTH_KEYS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length",
     "max_seq_length", "seq_len",
 )  # fmt: skip
-#: Rope types whose stated length is already the extended one.
+#: Rope types whose models state the length after scaling.
 _EXTENDED = frozenset(("su", "longrope", "llama3", "default", "mrope", "proportional"))
-#: Families whose first position comes after that of the padding token, so that fewer are left.
+#: Families that count positions from the padding token's id + 1, so that fewer are left for tokens.
 _SHIFTED_POSITIONS = frozenset(("roberta", "xlm-roberta", "camembert"))
-#: Most tokens that a model may state.
+#: Most tokens that config.json may state.
 MAX_LENGTH = 2**31 - 1
-#: A model that states no length gets this one.
+#: Length of models whose config.json states none.
 _FALLBACK = 2048
 
 
 def derive_max_model_len(text: Mapping[str, Any]) -> int:
-    """Tokens of prompt and output: the smallest stated length, times the factor of rope scaling where that extends it.
+    """Returns the tokens of prompt and output: the smallest stated length, times the factor by which rope extends it.
 
     Raises `ConfigError` for a length or factor that is no positive number.
     """
@@ -44,9 +44,9 @@ def derive_max_model_len(text: Mapping[str, Any]) -> int:
 
 
 def rope_parameters(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Rope settings in any of their forms: `rope_parameters` (also one per layer type) or the older `rope_scaling`.
+    """Returns the rope settings, one for each layer type if they differ, from `rope_parameters` or `rope_scaling`.
 
-    When both are there, `rope_parameters` counts.
+    `rope_scaling` is the older form, and ignored beside the other.
     """
     value = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(value, Mapping):

@@ -13,13 +13,13 @@ class ConfigError(ValueError):
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that says what a misspelt name may have meant; empty when nothing is close."""
+    """Returns " (did you mean X?)" for a misspelt name; "" when no known name is close."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
 def sentence(error: ValidationError) -> str:
-    """What pydantic found first, as one sentence: the setting, what it must be, what it is."""
+    """Returns pydantic's first finding as one sentence: the setting, what it must be, and its value."""
     first = error.errors()[0]
     names = [str(part) for part in first["loc"]]
     name = names[1] if len(names) > 1 else ".".join(names)

@@ -12,7 +12,7 @@ from .leaves import leaves, sections
 
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
-    """The flat settings of a file. Raises `ConfigError` naming the file and what is wrong in it."""
+    """Returns the settings of a file by name. Raises `ConfigError` naming the file and what is wrong in it."""
     content = _read(Path(path))
     flat: dict[str, Any] = {}
     for key, value in content.items():
@@ -56,7 +56,7 @@ def _read(path: Path) -> Mapping[Any, Any]:
 
 
 def _fault(error: Exception) -> str:
-    """What PyYAML found and where, without the excerpt that it draws over several lines."""
+    """Returns what PyYAML found and where, without its excerpt of several lines."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return " ".join(str(error).split())
@@ -65,7 +65,7 @@ def _fault(error: Exception) -> str:
 
 
 def _refuse_duplicates(path: Path, node: Any) -> None:
-    """Refuses a setting that is given twice, of which YAML would silently keep the last."""
+    """Refuses a setting that is given twice; YAML would keep the last one silently."""
     import yaml
 
     if not isinstance(node, yaml.MappingNode):

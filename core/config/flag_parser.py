@@ -1,7 +1,7 @@
 """The argument parser of frame's command line.
 
-Underscores count as dashes, mappings take dotted keys (`--hf-overrides.a.b 1`), `--help=GROUP` shows a part, and a
-misspelt flag gets one sentence with the near ones. Knows no setting.
+Underscores in flags count as dashes, settings that are mappings take dotted keys (`--hf-overrides.a.b 1`),
+`--help=GROUP` shows the flags of a group, and a misspelt flag is refused with the names near it. Knows no setting.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ N = TypeVar("N")
 
 
 class FlagParser(argparse.ArgumentParser):
-    """`mappings` are the destinations that take dotted keys, `short_names` other flags of theirs.
+    """A parser to which the caller adds flags.
 
-    `show_help` answers `--help=NAME`.
+    `mappings` holds the destinations that take dotted keys, and how to read the value of a key. `short_names` maps
+    short flags to such destinations. `show_help` returns the text for `--help=NAME`.
     """
 
     def __init__(self, *, prog: str | None = None, description: str | None = None, add_help: bool = True) -> None:
@@ -38,7 +39,7 @@ class FlagParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Like argparse, after our own forms have been removed from `args`."""
+        """Like argparse, but also reads dotted keys, flags with underscores, and `--help=NAME`."""
         import sys
 
         try:
@@ -51,7 +52,7 @@ class FlagParser(argparse.ArgumentParser):
         return found, rest
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Like argparse; ends the process with one sentence for unknown arguments."""
+        """Like argparse, but ends the process with one sentence for an unknown argument."""
         found, rest = self.parse_known_args(args, namespace)
         if rest:
             name = rest[0].partition("=")[0]
@@ -96,7 +97,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def read_json(text: str) -> Any:
-    """A dotted key's value: JSON where it is JSON (numbers, true, null, lists), else the text itself."""
+    """Reads a dotted key's value: as JSON if it is any (numbers, true, null, lists), else as text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -104,12 +105,12 @@ def read_json(text: str) -> Any:
 
 
 def read_option(text: str) -> Any:
-    """A plugin option's value: the plugin's own types turn text into numbers; only lists and objects are JSON."""
+    """Reads a plugin option's value: lists and objects as JSON, others as text, which the plugin's types convert."""
     return read_json(text) if text[:1] in ("[", "{") else text
 
 
 def read_mapping(text: str) -> dict[str, Any]:
-    """A JSON object; raises `argparse.ArgumentTypeError` for anything else."""
+    """Reads a JSON object; raises `argparse.ArgumentTypeError` for anything else."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -120,7 +121,7 @@ def read_mapping(text: str) -> dict[str, Any]:
 
 
 def _dashes(item: str) -> str:
-    """`--max_model_len=x` → `--max-model-len=x`; dotted keys and values are left alone."""
+    """`--max_model_len=x` → `--max-model-len=x`; dotted keys and values stay as they are."""
     if not item.startswith("--"):
         return item
     name, equals, value = item.partition("=")

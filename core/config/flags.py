@@ -1,6 +1,6 @@
-"""Command-line flags made from the tree, their help by group, and the way back: arguments and file to a configuration.
+"""Makes command-line flags from the tree, their help by group, and a configuration from parsed arguments.
 
-The command line beats the file, the file beats the defaults.
+Flags override the configuration file, which overrides the defaults.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from .tree import FrameConfig
 
 
 def add_config_flags(parser: FlagParser, *, positional_model: bool = True) -> None:
-    """Adds `[MODEL]`, `--config FILE` and a flag for every setting; only what is typed is in the namespace.
+    """Adds `[MODEL]`, `--config FILE` and a flag for every setting; parsed arguments hold only flags that were typed.
 
-    `config_from_arguments` makes the configuration from it. The plain help lists groups; `--help=GROUP` their flags.
+    `config_from_arguments` makes the configuration of them. `--help` lists groups, and `--help=GROUP` their flags.
     """
     if positional_model:
         parser.add_argument("model_folder", nargs="?", metavar="MODEL", help=leaves()["model"].help)
-    parser.add_argument("--config", dest="config_file", metavar="FILE", help="YAML file with settings; flags beat it.")
+    parser.add_argument(
+        "--config", dest="config_file", metavar="FILE", help="YAML file with settings, which flags override."
+    )
     add_setting_flags(parser, leaves().values(), hidden=True)
     add_foreign_flags(parser)
     parser.short_names |= SHORT_FLAGS
@@ -47,7 +49,7 @@ def add_config_flags(parser: FlagParser, *, positional_model: bool = True) -> No
 def add_setting_flags(
     parser: argparse._ActionsContainer, settings: Iterable[Leaf], *, hidden: bool = False, defaults: bool = False
 ) -> None:
-    """Adds a flag for each setting; with `defaults` the namespace holds the others' defaults too."""
+    """Adds a flag for each setting; with `defaults`, parsed arguments hold the defaults of flags that nobody typed."""
     short = {name: flag for flag, name in SHORT_FLAGS.items()}
     for own in settings:
         names = [own.flag, *([short[own.name]] if own.name in short else [])]
@@ -64,7 +66,7 @@ def add_setting_flags(
 
 
 def config_from_arguments(arguments: argparse.Namespace, **values: Any) -> FrameConfig:
-    """The configuration of parsed arguments, their `--config` file, and `values`, which beat both.
+    """Returns the configuration of parsed arguments and their `--config` file; `values` override both.
 
     Raises `ConfigError`.
     """
@@ -81,7 +83,7 @@ def config_from_arguments(arguments: argparse.Namespace, **values: Any) -> Frame
 
 
 def help_text(own: Leaf) -> str:
-    """What a flag's help says: description, choices, default."""
+    """Returns a flag's help: description, choices, default."""
     parts = [own.help]
     if own.choices:
         parts.append(f"One of {', '.join(own.choices)}.")
@@ -111,7 +113,7 @@ def _reader(own: Leaf) -> Any:
 
 
 def _help_of(parser: FlagParser, name: str) -> str:
-    """The answer to `--help=NAME`: a group, a flag or everything."""
+    """Returns the text for `--help=NAME`, of a group, a flag or "all"; raises `ConfigError` for another name."""
     wanted = name.strip().lower().removeprefix("--").replace("-", "_")
     group = wanted.removesuffix("config").rstrip("_")
     if wanted == "all":

@@ -1,4 +1,4 @@
-"""Flat settings (keyword arguments, flags, file keys) to the tree. Knows names and forms, not where they came from."""
+"""Makes the tree from settings by name, which come from keyword arguments, flags or files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AUTO = {"max_model_len": -1, "block_size": 0}
 
 
 def from_flat(values: Mapping[str, Any]) -> FrameConfig:
-    """The tree with `values` set; None means the default, vLLM's names are understood.
+    """Returns the tree with `values`, in which None means the default, and vLLM's names count as ours.
 
     Raises `ConfigError`, one sentence, for an unknown name (with near ones), a value out of range, a contradiction.
     """
@@ -48,12 +48,12 @@ def from_flat(values: Mapping[str, Any]) -> FrameConfig:
 
 
 def known_names() -> list[str]:
-    """Every name that `from_flat` takes."""
+    """Returns every name that `from_flat` takes."""
     return [*leaves(), *TRANSLATIONS, *UNUSED, "plugin"]
 
 
 def convert(own: Leaf, value: Any) -> Any:
-    """`value` as the setting's type where its text form differs: human integers, one name for a list, a torch dtype."""
+    """Returns `value` in the form of its setting: 4k as 4000, one name as a list of one, a torch dtype as its name."""
     if own.kind == "int" and isinstance(value, str):
         if own.name in _AUTO and value.strip().lower() == "auto":
             return _AUTO[own.name]
@@ -72,7 +72,7 @@ def convert(own: Leaf, value: Any) -> Any:
 
 
 def _list(own: Leaf, items: Any) -> Any:
-    """`items`, or the JSON list that a single text item spells out (`--allowed-origins '["*"]'`)."""
+    """Returns `items`, or the JSON list that its only item is (`--allowed-origins '["*"]'`)."""
     if not isinstance(items, (list, tuple)):
         return items
     if len(items) != 1 or not isinstance(items[0], str) or not items[0].startswith("["):
@@ -90,7 +90,7 @@ def _plugin_settings(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def parse_integer(text: str) -> int:
-    """The value of "4096", "4k" (4000), "4K" (4096) or "25.6k" (25600).
+    """Returns the value of "4096", "4k" (4000), "4K" (4096) or "25.6k" (25600).
 
     Raises `ConfigError` for anything else: a fraction with a binary suffix, or one that is no whole number.
     """

@@ -1,6 +1,6 @@
-"""The files of a checkpoint folder, with errors of one sentence.
+"""Reads the JSON files of a checkpoint folder; what is wrong with them is one sentence.
 
-Only regular files are opened, and small ones read up to a bound: reading a pipe would block until somebody writes.
+Only regular files up to a bound are read: reading a pipe would block until somebody writes to it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from .errors import ConfigError
 
-#: Most bytes of a small file, and of those that grow with the vocabulary or the number of tensors.
+#: Most bytes of a file, and of one that grows with the vocabulary or the number of tensors.
 _MAX_BYTES, _MAX_LIST_BYTES = 16 << 20, 512 << 20
 _LISTS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "tekken.json", "spiece.model")
 _READ = (".json", ".jinja", ".txt", ".model", ".safetensors")
 
 
 def check_files(folder: Path) -> None:
-    """Raises `ConfigError` unless everything in `folder` that is read by its name is a regular file of sound size."""
+    """Raises `ConfigError` if a file in `folder` that may be read is not a regular one, or is too large."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(_READ))
     except OSError as error:
@@ -41,7 +41,7 @@ def _check(path: Path, found: os.stat_result) -> None:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The bytes of a file that passes `_check`; opening it never blocks."""
+    """Returns the bytes of a file that passes `_check`; never blocks."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         _check(path, os.fstat(descriptor))
@@ -49,7 +49,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path, needed: str = "") -> dict[str, Any]:
-    """The object in `path`; raises `ConfigError` when it is missing (`needed` says why it is asked for) or wrong."""
+    """Returns the object in `path`; raises `ConfigError` for a wrong or missing file (`needed`: why it must exist)."""
     content = _read(path, needed)
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a JSON object, got {type(content).__name__}")
@@ -57,12 +57,12 @@ def read_json(path: Path, needed: str = "") -> dict[str, Any]:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """The object in `path`, {} when there is no such file."""
+    """Returns the object in `path`, or {} when there is no such file."""
     return read_json(path) if path.exists() else {}
 
 
 def read_list(path: Path) -> list[dict[str, Any]]:
-    """The list of objects in `path`, [] when there is no such file."""
+    """Returns the list of objects in `path`, or [] when there is no such file."""
     content = _read(path, "") if path.exists() else []
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
         raise ConfigError(f"{path} must hold a JSON list of objects")

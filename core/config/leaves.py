@@ -1,4 +1,4 @@
-"""The settings of the tree as a flat table: one `Leaf` a name. Flags, keyword arguments and docs are made from it."""
+"""The settings of the tree by name, each as a `Leaf`, from which flags, keyword arguments and docs are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from .errors import ConfigError, near
+from .errors import ConfigError
 from .section import Section
 from .tree import FrameConfig
 
@@ -18,7 +18,7 @@ LeafKind = Literal["bool", "int", "float", "text", "choice", "list", "mapping"]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One setting. `choices` only for kind "choice"; `optional` when None is a value of its own."""
+    """One setting. `choices` are the values of kind "choice"; `optional`: None is a value."""
 
     section: str
     name: str
@@ -36,7 +36,7 @@ class Leaf:
 
 @cache
 def leaves() -> Mapping[str, Leaf]:
-    """Every setting by its name, in the order of the tree; names are unique over all sections."""
+    """Returns every setting by its name, in the order of the tree. No two sections have a setting of one name."""
     table: dict[str, Leaf] = {}
     for section, section_field in FrameConfig.model_fields.items():
         kind = section_field.annotation
@@ -59,13 +59,6 @@ def sections() -> Mapping[str, str]:
         for name, kind in kinds.items()
         if isinstance(kind, type) and issubclass(kind, Section)
     }
-
-
-def leaf(name: str) -> Leaf:
-    """The setting called `name`; raises `ConfigError` with the near names when there is none."""
-    if name not in leaves():
-        raise ConfigError(f"no setting {name!r}{near(name, leaves())}")
-    return leaves()[name]
 
 
 def _shape(annotation: Any) -> tuple[LeafKind, tuple[str, ...], bool]:

@@ -1,4 +1,4 @@
-"""Nested mappings: merging, and dotted paths into them."""
+"""Merges nested mappings, and sets values in them by path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import ConfigError
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `over` on top; mappings are merged key by key, everything else is replaced."""
+    """Returns `base` with the values of `over`; mappings are merged key by key, other values replaced."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -18,7 +18,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def put(target: dict[str, Any], path: list[str], value: Any) -> None:
-    """Sets target[path[0]][path[1]]… in place; a last part that ends in "+" appends to a list."""
+    """Sets target[path[0]][path[1]]… in place; if the last part ends in "+", it appends to a list instead."""
     for part in path[:-1]:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):

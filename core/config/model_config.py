@@ -1,7 +1,7 @@
 """The Hugging Face configuration of a text model, read from config.json as far as that goes.
 
-transformers' configuration classes know each family's defaults and older spellings, but importing the first of them
-takes longer than everything else that starts a small engine. Knows no model.
+The configuration classes of transformers know each family's defaults and older spellings, but importing the first one
+takes longer than everything else in the start of a small engine.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-#: Transformers' classes change these on reading, so their value in the file is not the attribute's.
+#: Keys whose values transformers' classes change when they read them, so that the file does not say the attribute's.
 _REWRITTEN = frozenset({"dtype", "torch_dtype", "rope_scaling", "rope_theta", "auto_map", "quantization_config"})
-#: A file with `rope_parameters` has these inside of it, or not at all.
+#: Keys that a file with `rope_parameters` has in there, or not at all.
 _IN_ROPE_PARAMETERS = frozenset({"partial_rotary_factor", "original_max_position_embeddings"})
-#: Model types that turn whole heads by one table: what an old file's `rope_theta` and `rope_scaling` say is all of it.
+#: Model types that rotate whole heads by one table, for which `rope_theta` and `rope_scaling` of old files say all.
 _PLAIN_ROPE = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma2"})
-#: What files of these model types leave out where the class's default is meant.
+#: Model types whose files leave out keys that have the class's default → these keys.
 _FAMILY_DEFAULTS = {name: {"use_sliding_window": False} for name in ("qwen2", "qwen3", "qwen3_moe")}
 
 
 class ModelConfig:
-    """Attributes of a model's configuration: `values` of config.json, and from transformers what is not among them."""
+    """The configuration of a model: attributes are `values` of config.json, and those that lack are transformers'."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = {**_FAMILY_DEFAULTS.get(values.get("model_type", ""), {}), **values}
@@ -40,7 +40,7 @@ class ModelConfig:
         return getattr(self.complete, name)
 
     def _old_rope(self) -> dict[str, Any] | None:
-        """`rope_parameters` from a file that says it in the old form; None where transformers must be asked."""
+        """Returns `rope_parameters` made from the old keys of a file; None where only transformers can."""
         values = self._values
         if values.get("model_type") not in _PLAIN_ROPE or "rope_parameters" in values or not values.get("rope_theta"):
             return None
@@ -50,7 +50,7 @@ class ModelConfig:
 
     @cached_property
     def complete(self) -> Any:
-        """Transformers' own object; a plain one for model types that it lacks."""
+        """The object of transformers; a plain one for model types that it lacks."""
         from transformers import AutoConfig, PretrainedConfig
 
         values = dict(self._values)

@@ -1,6 +1,6 @@
 """How a checkpoint makes vectors: from its architecture, the files of sentence-transformers, and the user's settings.
 
-Reads the small JSON files only. What the folder leaves open stays None, because it follows from the model's class.
+Reads the small JSON files only. What the folder does not say stays None, because the model's class decides it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .tree import FrameConfig
 Purpose = Literal["embed", "classify", "reward"]
 Activation = Literal["identity", "sigmoid", "softmax"]
 
-#: Suffix of an architecture -> the use of such a model; the first match counts.
+#: (suffix of an architecture, what such a model is for); the first match counts.
 _ENDINGS: tuple[tuple[str, Purpose | None], ...] = (
     ("ForCausalLM", None),
     ("LMHeadModel", None),
@@ -27,10 +27,10 @@ _ENDINGS: tuple[tuple[str, Purpose | None], ...] = (
     ("RewardModel", "reward"),
     ("Model", "embed"),
 )
-#: 1_Pooling/config.json's switches -> pooler
+#: Switches in 1_Pooling/config.json → pooler
 _MODES = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
 _MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
-#: Classes of a model without names for them.
+#: Most classes of a model that states no names for them.
 _MAX_LABELS = 1 << 20
 
 
@@ -38,9 +38,9 @@ _MAX_LABELS = 1 << 20
 class PoolingPlan:
     """The facts of a pooling model that are known before its class is chosen.
 
-    `pooler` None: as its class says. `matryoshka` are the sizes that embeddings may be cut to, () for any when
-    `is_matryoshka`. `activation` makes probabilities of `num_labels` scores. `max_len` is the longest text in tokens
-    that the model was trained on, where that is shorter than its positions.
+    `pooler` None: the one of its class. If `is_matryoshka`, embeddings may be cut to the sizes in `matryoshka`, to any
+    size when that is (). `activation` makes probabilities of `num_labels` scores. `max_len` is the longest text, in
+    tokens, that the model was trained on; None where the model's positions are the limit.
     """
 
     purpose: Purpose
@@ -56,9 +56,9 @@ class PoolingPlan:
 
 
 def read_pooling(config: FrameConfig, folder: Path, hf: Mapping[str, Any], architecture: str) -> PoolingPlan | None:
-    """The plan of the pooling model in `folder`; None when the engine is to generate.
+    """Returns the plan of the pooling model in `folder`; None for a model that generates.
 
-    Raises `ConfigError` for a folder or settings that ask for what is not there.
+    Raises `ConfigError` for settings that contradict each other, and for files that are wrong.
     """
     modules = read_list(folder / "modules.json")
     purpose = _purpose(config, architecture, bool(modules))
@@ -104,7 +104,7 @@ def _purpose(config: FrameConfig, architecture: str, has_modules: bool) -> Purpo
 
 
 def _labels(hf: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes, in order; config.json states names or only their number, and two is the default."""
+    """Returns the names of the classes, in order. config.json has names, or only their number, by default two."""
     names = hf.get("id2label")
     if isinstance(names, Mapping) and names:
         if not all(str(index).isascii() and str(index).isdigit() for index in names):
@@ -118,7 +118,7 @@ def _labels(hf: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(hf: Mapping[str, Any], num_labels: int) -> Activation:
-    """What cross-encoders of sentence-transformers state, else what the kind of problem means."""
+    """Returns what a cross-encoder of sentence-transformers states, else what suits its `problem_type`."""
     stated = (hf.get("sentence_transformers") or {}).get("activation_fn") or hf.get(
         "sbert_ce_default_activation_function"
     )
@@ -137,7 +137,7 @@ def _activation(hf: Mapping[str, Any], num_labels: int) -> Activation:
 
 
 def _sentence_modules(folder: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
-    """Pooler and normalisation as the modules of sentence-transformers say; {} without such modules."""
+    """Returns pooler and normalisation from the modules of sentence-transformers; {} without such modules."""
     if not modules:
         return {}
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
@@ -168,7 +168,7 @@ def _sentence_pooler(path: Path, settings: Mapping[str, Any]) -> str:
 
 
 def _sentence_length(folder: Path) -> int | None:
-    """max_seq_length of sentence-transformers: its file is named after the model's family."""
+    """Returns max_seq_length of sentence-transformers, whose file is named after the model's family."""
     for path in sorted(folder.glob("sentence_*_config.json")):
         if re.fullmatch(r"sentence_\w+_config\.json", path.name):
             length = read_optional(path).get("max_seq_length")

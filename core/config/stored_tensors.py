@@ -1,4 +1,4 @@
-"""The tensors of a safetensors file, from its header. Reads no weight and needs no torch."""
+"""Lists the tensors of a safetensors file from its header. Reads no weights and imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_HEADER_BYTES = 100 << 20
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file: its type as the file names it, and its sizes."""
+    """One tensor of a file: name, type as the file names it, number of elements, bytes."""
 
     name: str
     dtype: str
@@ -26,7 +26,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> Iterator[StoredTensor]:
-    """The tensors of one file; raises `ConfigError`."""
+    """Yields the tensors of a file; raises `ConfigError` if it is no safetensors file or is cut off."""
     try:
         with path.open("rb") as stream:
             head = stream.read(8)

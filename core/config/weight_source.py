@@ -1,4 +1,4 @@
-"""Where the weights of a running engine come from, and what may not change with them. Knows no tensor."""
+"""Other weights for a running engine: the configuration that names them, and whether they are of the same model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .checkpoint import Checkpoint, find_folder
 from .errors import ConfigError
 from .tree import FrameConfig
 
-#: Keys of config.json that decide nothing of what a model computes when it serves.
+#: Keys of config.json that change nothing that a serving model computes.
 _INERT = re.compile(r"_.*|transformers_version|(torch_)?dtype|use_cache|initializer_.*|.*dropout.*|.*_token_id|.*_coef")
 _MAX_NAMED = 4
 
@@ -17,9 +17,9 @@ _MAX_NAMED = 4
 def with_weights(
     config: FrameConfig, model: str | None = None, revision: str | None = None, load_format: str | None = None
 ) -> FrameConfig:
-    """The configuration of the same engine with other weights; without a `model` those of the same folder.
+    """Returns the configuration with other weights: those of `model`, or without it of the same folder.
 
-    The tokenizer stays the one that requests are read with.
+    The tokenizer stays the present one.
     """
     known = config.model
     if model is None:
@@ -31,7 +31,7 @@ def with_weights(
 
 
 def require_same_model(old: Checkpoint, new: Checkpoint) -> None:
-    """Raises `ConfigError` unless both are checkpoints of one model, so that only weights differ."""
+    """Raises `ConfigError` unless the two checkpoints differ in nothing but their weights."""
     if old.architecture != new.architecture:
         raise ConfigError(f"{new.folder} holds a {new.architecture}, the engine serves a {old.architecture}")
     before, after = _facts(old), _facts(new)
