@@ -25,7 +25,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 class Launch:
     """Sizes of one launch: query rows and keys of a tile, and its pipeline.
 
-    In launches of one shape a token's bits depend on its own row alone.
+    Launches of equal sizes give a token the same bits whatever other rows there are.
     """
 
     block_m: int
@@ -139,7 +139,7 @@ def attend_keys(
     return acc, new_peak, total
 
 
-# Decodes come first in a step, so where the rest begins follows their number.
+# Decodes come first in a step, so the alignment of the rest depends on their number.
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["query_start", "seq_lens", "block_table"])
 def _paged_attention_kernel(
     out, queries, cache, query_start, seq_lens, block_table, scores, num_rows, stride_table, num_heads,

@@ -1,8 +1,8 @@
 """Kernels that begin while the one before them ends (programmatic dependent launch, Hopper and later).
 
-A decode step of one row is a chain of kernels of a few microseconds each, and as long again goes by between them. A
-chained kernel is launched early, may read weights at once, and waits before it reads what others wrote. Every program
-of it must wait: what comes after relies on that, be it one that was let in before this one had waited.
+A decode step of one row is a chain of kernels of a few microseconds each, with gaps as long between them. A chained
+kernel is launched early, may read weights at once, and waits before it reads what earlier kernels wrote. Every program
+of it must wait, because the next kernel relies on that, even one that was launched before this one had waited.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def await_previous(CHAINED: tl.constexpr, LONG: tl.constexpr = False):
     """Waits for all that kernels before this one wrote, and lets the next one begin.
 
-    The next one begins when all programs have come here: before they wait, so that a launch is hidden behind two short
-    kernels. Programs of a LONG kernel wait first: those of the next one would sit beside it and do nothing.
+    The next kernel begins when all programs have called this: before they wait, so that its launch is hidden behind two
+    short kernels. Programs of a LONG kernel wait first, or programs of the next one would take room beside it and wait.
     """
     if CHAINED:
         if not LONG:

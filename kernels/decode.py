@@ -19,7 +19,7 @@ from .chain import await_previous, chained
 from .paged import CacheScales, Projected, Rows, Scores, Splitting, layer_of, paged_cache
 from .spans import PREFIX_ALIGN, own_span, prefix_span, prefix_splits
 
-#: Parts of a row that there is room for: few kinds, for each is a kernel of its own, which a start waits for.
+#: Sizes of the room for a row's parts: few, since each is a kernel of its own, for which a start waits.
 PARTS = (1, 4, 16, 64, 256)
 
 
@@ -64,20 +64,20 @@ def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1, 
         return DecodeLaunch(block_m, 32 if wide else 64, splits, warps, 2 if wide else 3)
     if wide:  # products of float32 are sums in registers
         return DecodeLaunch(block_m, 32, splits, 8 if dtype.itemsize > 2 else 2, 2)
-    # where programs fill the device, many small ones read fastest
+    # where programs fill the device, many small programs read fastest
     return DecodeLaunch(block_m, 64, splits, 2, 3) if few and splits > 1 else DecodeLaunch(block_m, 32, splits, 1, 4)
 
 
 def invariant_launch(head_dim: int, groups: int, dtype: torch.dtype) -> DecodeLaunch | None:
     """What gives the bits of `attention.launch_for(..., invariant=True)`; None where nothing does.
 
-    A row is not split: where its parts ended would follow the batch.
+    A row is not split, since the length of its splits would depend on the batch.
     """
     return DecodeLaunch(16, INVARIANT_KEYS, 1, 1, 4) if one_warp(head_dim, groups, dtype) else None
 
 
 def room_for(parts: int) -> int:
-    """The least of PARTS that is no less."""
+    """The smallest of PARTS that holds `parts`."""
     return next(room for room in PARTS if room >= parts)
 
 

@@ -64,7 +64,7 @@ CANDIDATES = (
 
 
 class Messages(NamedTuple):
-    """Shared memory for numbers of tiles, and barriers: one was told by who drew it, and heard by who multiplies."""
+    """Shared memory for numbers of tiles, and barriers: the fetching warps sent one, both warpgroups read it."""
 
     tiles: Any
     told: Any
@@ -89,10 +89,10 @@ class Shape(NamedTuple):
 
 @gluon.jit
 def _draw(used, messages, number, total):
-    """A tile that no other program has, told to those who multiply; message number `number` of this program.
+    """Draws a tile that no other program has and sends it to the multiplying warpgroups as message `number`.
 
-    Of `total` tiles programs begin with one each and draw until they get none: the counter's last value is known, and
-    who draws it sets the counter back.
+    Programs begin with one tile each and draw until the `total` tiles are used up. The counter's last value is known;
+    the program that draws it resets the counter.
     """
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     drawn = gl.atomic_add(used + 1, 1, sem="relaxed")

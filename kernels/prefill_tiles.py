@@ -97,7 +97,7 @@ def fetch(
             key_source, keys, table, position, feature, first_key, block.seq_len, row_of_block, begun + step, SHAPE
         )
         if SHAPE.repeated and step == 0:
-            # the first keys came while the queries before were still in use
+            # the first keys are fetched while the queries before are still in use
             mbarrier.wait(queries.free, (turn & 1) ^ 1)
             _fetch_queries(query_source, queries, block.out_row, query_feature, SHAPE)
         _fetch_tile(

@@ -1,4 +1,5 @@
-"""Choosing experts in Triton, and sorting what they get; `route` has its reference in `frame.core.ops.experts`.
+"""Choosing experts, and sorting pairs of tokens and experts, in Triton; the reference of `route` is in
+`frame.core.ops.experts`.
 
 Both leave everything on the device: no count reaches the host. Knows no weights of experts.
 """

@@ -122,7 +122,7 @@ def _launch(
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, _BLOCK)
     most = min(blocks, _MOST_PARTS)
-    # of a few rows more parts: which token is best depends on none of them
+    # few rows are split into more parts; the split changes no result
     each = triton.cdiv(blocks, max(1, min(most, _PROGRAMS // max(1, rows))))
     parts = triton.cdiv(blocks, each)
     device = logits.device

@@ -1,4 +1,4 @@
-"""How long the parts are in which decodes read keys, in Triton: of a shared prefix, and of a row's own."""
+"""How many splits decodes read keys in and how long they are, in Triton: of shared prefixes and of a row's own keys."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import triton.language as tl
 PREFIX_ALIGN = tl.constexpr(64)
 
 
-#: Tiles of rows that are counted, and no more.
+#: Most tiles of rows that are counted.
 _TILES = tl.constexpr(128)
 
 
 @triton.jit
 def prefix_splits(tile_lens, num_tiles, programs, most):
-    """In how many parts a shared prefix is attended to: with few tiles in many, so that `programs` parts are at work.
+    """The splits of a shared prefix: more where few tiles are in use, so that about `programs` programs run in all.
 
-    Counted on the device, since a recorded step holds for any number of tiles that are used.
+    Computed on the device, since a CUDA graph is replayed for any number of used tiles.
     """
     tile = tl.arange(0, _TILES)
     used = tl.sum((tl.load(tile_lens + tile, tile < num_tiles, other=0) > 0).to(tl.int32), 0)

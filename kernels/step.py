@@ -14,7 +14,7 @@ from torch import Tensor
 _BLOCK = 512
 
 
-# Counts and places follow the step: kernels that differ by them would be compiled while requests wait.
+# Counts and addresses change from step to step: kernels specialised on them would be compiled while requests wait.
 @triton.jit(do_not_specialize=["batch", "padded_tokens", "max_blocks"], do_not_specialize_on_alignment=["rows"])
 def _build_inputs(
     rows, token_ids, stride_ids, tables, inputs, slot_mapping, batch, padded_tokens, max_blocks,
@@ -32,7 +32,7 @@ def _build_inputs(
     computed = tl.load(rows + batch + row, mask=real, other=0)
     lanes = tl.arange(0, BLOCK)
     if FIRST:
-        # the program after the last row has neither
+        # the program after the last row fills padding and has no row
         tl.store(query_start + row + 1, end, mask=real)
         tl.store(seq_lens + row, computed + count, mask=real)
     num_blocks = tl.minimum((computed + count + BLOCK_SIZE - 1) // BLOCK_SIZE, max_blocks)

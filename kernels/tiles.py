@@ -8,7 +8,7 @@ kernels/logprobs.py).
 A search wants the largest t for which the weights of all values ≥ t reach a goal; weights are whole numbers (1 each,
 or probabilities as integers), so the answer depends on no order of summation. Candidates are gathered to `CAP` places;
 while there are more, passes with three pivots narrow the range. Then the bits of t are bisected in registers.
-Knows no temperature's meaning and no request.
+Knows no request.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def search(
     number = tl.full([], 0, tl.int32)
     fewer = number > 0
     turns = tl.full([], 0, tl.int32)
-    # twice where there are more than fit, so that the code is there once
+    # a second turn where there were more than CAP: a loop, so that the code is compiled once
     while turns < 2:
         number, weight = _gather(
             logits, listed, count, vocab, temperature, best, found, low, high, unit, SCALED, STEP, TILE, CAP

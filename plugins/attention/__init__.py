@@ -1,4 +1,4 @@
-"""The attention backends that ship with frame: `torch` everywhere, `triton` where there is a GPU, two around libraries.
+"""The attention backends that ship with frame: `torch` anywhere, `triton` on GPUs, `flash` and `cudnn` by libraries.
 
 Preferences follow what was measured on an H200 (benchmarks/README.md): our own kernels read a decode batch faster than
 FlashAttention 3 and need nothing installed. FlashAttention is ahead for prompts of one or two thousand tokens, as is
@@ -14,7 +14,7 @@ _HERE = "frame.plugins.attention"
 
 @hookimpl
 def frame_attention_backends() -> list[Provider]:
-    """Plain torch, our own Triton kernels, and libraries for who asks for them."""
+    """Plain torch, our own Triton kernels, and two backends by libraries, for users who name them."""
     return [
         Provider(
             "torch",

@@ -1,4 +1,4 @@
-"""How backends around foreign kernels store a step's keys and values. Knows no attention."""
+"""Stores a step's keys and values, for backends whose attention comes from a library. Computes no attention."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Prompts that begin at their first token by torch's scaled_dot_product_attention with cuDNN; the rest by our kernels.
 
 cuDNN attends to dense keys and values only, so it takes the rows at the end of a batch that have nothing in the cache:
-their keys are those of the step. It prepares itself for each new shape, which takes tens of milliseconds, so lengths
-are padded (by less than an eighth) and rows of one length go together in powers of two: few shapes ever come up. What a
-padded query makes is dropped, and no query sees a padded key, since those come after it. Knows no kernel.
+their keys are those of the step. cuDNN builds a plan for each new shape, which takes tens of milliseconds, so lengths
+are padded (by less than an eighth) and a call takes a power of two of rows of one length, which leaves few shapes. The
+outputs of padded queries are dropped; no query sees a padded key, since those come after it. Contains no kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .reasons import Capabilities, reasons
 from .triton import TritonAttention
 
 _HALVES = (torch.bfloat16, torch.float16)
-#: Rows of one call.
+#: Most rows of one call.
 MAX_ROWS = 16
 
 
@@ -46,7 +46,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class CudnnPlan:
-    """The first `num_rows` rows own the first `num_tokens` tokens and go by `inner`, a plan of the other backend."""
+    """The other backend attends to the first `num_rows` rows, of `num_tokens` tokens, by `inner`; cuDNN to the rest."""
 
     batch: GroupBatch
     num_rows: int
@@ -56,19 +56,19 @@ class CudnnPlan:
 
 
 class CudnnAttention(AttentionBackend):
-    """See the module."""
+    """Prompts without cached tokens by cuDNN, all other rows by the other backend."""
 
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     dtypes: ClassVar[tuple[torch.dtype, ...]] = _HALVES
     #: Shorter rows go to the other backend; lengths are padded to multiples of it, or of a power of two above.
     min_length: ClassVar[int] = 128
-    #: What serves all other rows; the cache is laid out as it wants.
+    #: The backend of all other rows; it decides the layout of the cache.
     inner: ClassVar[type[AttentionBackend]] = TritonAttention
 
     def __init__(self, setup: BackendSetup, options: Any = None) -> None:
         super().__init__(setup, options)
         self._inner = self.inner(setup)
-        self.needs_python = self._inner.needs_python  # which serves all single-token steps
+        self.needs_python = self._inner.needs_python  # the other backend attends to all rows of one token
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
@@ -136,7 +136,7 @@ class CudnnAttention(AttentionBackend):
 
 
 def padded(length: int, least: int) -> int:
-    """What `length` tokens are padded to: a multiple of `least` or of a sixteenth of the next power of two."""
+    """`length` padded to a multiple of `least` or of a sixteenth of the next power of two."""
     step = max(least, (1 << (length - 1).bit_length()) // 16)
     return -(-length // step) * step
 

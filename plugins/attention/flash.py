@@ -1,7 +1,7 @@
 """Attention by FlashAttention, where the user has installed it: version 3 or 4 on Hopper, else version 2.
 
-Both read the paged cache as it lies. Which one serves a layer, and why not, is in `flash_libraries`. Knows no kernel of
-ours but the one that stores keys and values.
+Both read the paged cache in place. `flash_libraries` says which version serves a layer and why another cannot.
+Only keys and values are stored by a kernel of ours.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FlashPlan:
 
 
 class FlashAttention(AttentionBackend):
-    """See the module. What the library splits, it decides from lengths on the device and from the longest row."""
+    """Attention by the library, which splits rows by their lengths on the device and by the longest row."""
 
     needs_python = False
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
@@ -45,7 +45,7 @@ class FlashAttention(AttentionBackend):
 
     @classmethod
     def block_multiple(cls, spec: AttentionSpec) -> int:
-        """What the library asks for that will serve the layer."""
+        """The number of tokens of which the library that serves the layer needs a block to be a multiple."""
         return next((library.block_multiple for library in cls.libraries if not library.reasons(spec)), 1)
 
     @classmethod
@@ -65,7 +65,7 @@ class FlashAttention(AttentionBackend):
         return "; ".join(reasons(spec, can) + (own if len(own) == len(refused) else [])) or None
 
     def plan(self, batch: GroupBatch) -> FlashPlan:
-        # a step of single tokens may be recorded, and then finds padding where there was none
+        # a CUDA graph of a decode step may be replayed with padding rows that its capture did not have
         whole = batch.max_query_len > 1 and int(batch.host_query_lens.sum()) == batch.num_tokens
         return FlashPlan(batch, None if whole else (batch.slot_mapping < 0)[:, None, None])
 
@@ -75,7 +75,7 @@ class FlashAttention(AttentionBackend):
         store(key, value, kv_cache, plan.batch.slot_mapping)
         if not plan.batch.max_query_len:
             return torch.zeros_like(query)
-        # of single tokens a library takes one for each row; there may be more or fewer tokens, the rest is padding
+        # a library takes one token for each row of a decode step; what is left of tokens or rows is padding
         taken = query
         if plan.batch.max_query_len == 1:
             taken = _of_length(query, len(plan.batch.host_query_lens))

@@ -30,7 +30,7 @@ class FlashLibrary(ABC):
     capabilities: ClassVar[tuple[tuple[int, int], ...]] = ()
 
     def load(self) -> Callable[..., Any]:
-        """The foreign function; raises `ImportError` or what else importing a broken package raises."""
+        """Imports the library's function; raises `ImportError`, or what else a broken package raises."""
         found: Callable[..., Any] = getattr(import_module(self.module), self.function)
         return found
 
@@ -94,7 +94,7 @@ class FlashThree(FlashLibrary):
 class FlashFour(FlashLibrary):
     """The version for Hopper and Blackwell, `flash-attn-4`, which compiles each of its kernels at first use.
 
-    It multiplies what lies before a window by zero, and another request may have left numbers there that are none.
+    Windows are refused: it multiplies values before a window by zero, and another request may have left NaN there.
     """
 
     name = "FlashAttention 4"
@@ -156,16 +156,16 @@ class FlashTwo(FlashLibrary):
         )
 
 
-#: Most wanted first.
+#: In the order of preference.
 LIBRARIES: tuple[FlashLibrary, ...] = (FlashThree(), FlashFour(), FlashTwo())
 
 
 def _window(spec: AttentionSpec) -> tuple[int, int]:
-    """How many keys before and after a query it sees; -1 is all of them."""
+    """How many keys before and after itself a query sees; -1 stands for all."""
     return (spec.window - 1, 0) if spec.window else (-1, -1)
 
 
 def _output(found: Any) -> Tensor:
-    """Some releases give the log-sum-exp as well."""
+    """The output alone: some releases return the log-sum-exp with it."""
     out: Tensor = found[0] if isinstance(found, tuple) else found
     return out

@@ -59,7 +59,7 @@ def _rows(x: Tensor, group: EqualRows) -> Tensor:
 
 
 def own_rows(batch: GroupBatch, *, alone: bool) -> OwnRows:
-    """Groups the rows of a batch by length; `alone` gives each a call of its own, so that its bits are its own."""
+    """Groups the rows of a batch by length; with `alone` each row has its own call, so that its bits are its own."""
     lengths = batch.host_query_lens
     starts = lengths.cumsum(dtype=np.int64) - lengths
     live = np.flatnonzero(lengths)

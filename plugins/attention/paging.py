@@ -32,7 +32,7 @@ class CachedTokens:
 
     @cached_property
     def slots(self) -> Tensor:
-        """int64 [length]; made when somebody asks, since a run can mostly be read where it lies."""
+        """int64 [length]; computed at first use, since a run can usually be read as a slice."""
         if self._listed is None:
             first = self.start or 0
             return torch.arange(first, first + self.length, device=self._device)
@@ -118,7 +118,7 @@ class StepRows:
 
     @classmethod
     def of(cls, batch: GroupBatch) -> StepRows:
-        """Reads the batch; on a device other than the CPU this waits for it."""
+        """Reads the batch on the host; on a device other than the CPU this waits for the device."""
         query_lens = batch.host_query_lens
         starts = query_lens.cumsum(dtype=np.int64) - query_lens
         table = batch.block_table.cpu().numpy()

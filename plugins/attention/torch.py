@@ -1,4 +1,4 @@
-"""Attention in plain torch: any device and any dtype, and the backend that CPU speed rests on.
+"""Attention in plain torch, for any device and dtype; the backend of the CPU.
 
 Decode rows of similar length are gathered into one workspace and attended in one call, with the query heads of a KV
 head as its query tokens; prompt rows go one by one, in tiles; rows without a cache go together where they are equally
@@ -73,7 +73,7 @@ class CausalMask:
 
 
 class TorchAttention(AttentionBackend):
-    """See the module. Reads the batch's lengths on the host: free on the CPU, a wait per step elsewhere."""
+    """Attention in plain torch. Reads lengths on the host, which means a wait a step on devices other than the CPU."""
 
     def __init__(self, setup: BackendSetup, options: Any = None) -> None:
         super().__init__(setup, options)

@@ -1,7 +1,7 @@
 """Attention by frame's Triton kernels: CUDA, and the CPU under Triton's interpreter (for tests).
 
-A plan is launch sizes chosen from what the host knows, and the order of rows, which the device works out: planning
-neither waits for it nor copies to it. Knows no model.
+A plan holds launch sizes, chosen from lengths that the host knows, and the order of rows, which the device computes:
+planning neither waits for the device nor copies to it. Knows no model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLOATS8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: A split shorter than this costs more to join than it saves.
 MIN_SPLIT_LENGTH = 128
 MAX_SPLITS = 64
-#: As much, where rows fill the device about as well without splits: those are for the longest ones.
+#: The same where rows fill the device without splits: then only the longest rows are split.
 MIN_LONG_SPLIT = 512
 #: Parts of a shared prefix, in steps of up to so many rows.
 MAX_PREFIX_SPLITS, MANY_ROWS = 32, 64
@@ -49,9 +49,9 @@ MIN_HOPPER_QUERIES = 64
 
 @dataclass(frozen=True)
 class TritonPlan:
-    """The batch, and how its rows are served: the first `num_decodes` own one token each and go by `decode`.
+    """The batch, and what attends to its rows: `decode` to the first `num_decodes`, which have one token each.
 
-    The rest goes by `mixed`, or by the Hopper kernel where `mixed` is None. `covers_all`: rows own every token. Where
+    The rest takes the launch `mixed`, or the Hopper kernel if that is None. `covers_all`: rows own every token. Where
     `prefix` is given, decodes attend to the tokens that they share together. `order` is that of `decode`'s rows.
     """
 
@@ -65,7 +65,7 @@ class TritonPlan:
 
 
 class TritonAttention(AttentionBackend):
-    """See the module."""
+    """Attention by Triton kernels, prompts on Hopper by a Gluon kernel."""
 
     needs_python = False
 
@@ -101,7 +101,7 @@ class TritonAttention(AttentionBackend):
         longer = np.flatnonzero(lens != 1)
         num_decodes = int(longer[0]) if len(longer) else len(lens)
         if not lens[num_decodes:].any() and len(lens) == batch.num_tokens:
-            num_decodes = len(lens)  # what is left is padding, a token each
+            num_decodes = len(lens)  # tokens that no row owns are padding
         decode = mixed = prefix = None
         if spec.deterministic or batch.deterministic:
             decode = decode_kernel.invariant_launch(spec.head_dim, groups, spec.dtype)
@@ -218,7 +218,7 @@ class TritonAttention(AttentionBackend):
 
 
 def _prefix_costs(spec: AttentionSpec) -> PrefixCosts | None:
-    """None for layers whose decodes read every token for themselves."""
+    """The costs of shared prefixes; None for layers whose rows never share a read."""
     groups = spec.num_heads // spec.num_kv_heads
     if spec.window or groups > MAX_PREFIX_GROUPS:
         return None
@@ -230,14 +230,14 @@ def _prefix_costs(spec: AttentionSpec) -> PrefixCosts | None:
 def _features(layer: LayerParams, *, plain: bool = False) -> dict[str, Any]:
     spec = layer.spec
     found = {"scale": spec.scale, "window": spec.window, "soft_cap": spec.soft_cap, "sinks": layer.sinks}
-    if plain:  # what the Hopper kernel takes
+    if plain:  # what the Hopper kernel needs
         return found
     scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
     return {**found, **scales, "alibi_slopes": layer.alibi_slopes}
 
 
 def _converts_e4m3() -> bool:
-    """Whether the device has that type: from compute capability 8.9 on. Without a device nothing speaks against it."""
+    """Whether the device has that type: from compute capability 8.9 on. True where there is no device to ask."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
 
 

@@ -76,9 +76,9 @@ class CpuPlatform(Platform):
 
 
 def _fitting_threads() -> int | None:
-    """As many threads as processors, where torch would take more; None where it or the user decides.
+    """The number of processors, where torch would start more threads; None where torch's or the user's choice stays.
 
-    torch knows the affinity of its process, and not the CPU limit of its container: beyond it threads only wait.
+    torch respects the affinity of its process, but not the CPU limit of its container, beyond which threads only wait.
     """
     if any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
         return None
@@ -87,7 +87,7 @@ def _fitting_threads() -> int | None:
 
 
 class Arrived(HostCopy):
-    """A copy that needs no waiting."""
+    """A copy that is done already."""
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self._arrays = arrays
@@ -100,7 +100,7 @@ class Arrived(HostCopy):
 
 
 class HostStreams(Streams):
-    """Host memory is device memory: staging copies, copying out does where little is to copy."""
+    """Host memory is device memory. Inputs are copied; results too, where they are small."""
 
     def stage(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.copy())
@@ -119,7 +119,7 @@ class HostStreams(Streams):
 
 
 class HostMemory(Memory):
-    """The machine's memory, as the kernel reports it. What sleeps is freed: it is host memory already."""
+    """The machine's memory, as the kernel reports it. Sleeping frees the memory, since it is host memory already."""
 
     def __init__(self) -> None:
         self._claimed: dict[str, list[Tensor]] = {}

@@ -26,7 +26,7 @@ _MASK_CHUNK = 1 << 12
 
 
 class CpuOps(Ops):
-    """The reference ops, with quicker ones for what every step does.
+    """The reference ops, with quicker versions of those that every step runs.
 
     While `invariant` is set, sums and functions that libraries compute in another way at the end of a tensor are taken
     in pieces of one size; sums, products and roots of elements round the same everywhere and need no care.
@@ -202,7 +202,7 @@ def _cut(values: Sequence[Tensor | None], rows: slice) -> list[Tensor | None]:
 
 
 def _forbid(logits: np.ndarray, masks: np.ndarray) -> None:
-    """Forbids in float32 `logits` [N, V], in place, what `masks` uint8 [N, at least V / 8] do not allow.
+    """Sets to -inf, in place, the float32 `logits` [N, V] whose bit in `masks` uint8 [N, at least V / 8] is 0.
 
     On the bits, ((x ^ never) & kept) ^ never: a quarter of the time that filling by a mask of booleans takes, and exact
     for NaN and infinity, which a sum or a minimum would not be.

@@ -53,7 +53,7 @@ _ATTENTION = ("attention", "cascade", "decode", "prefill")
 
 
 class CudaOps(Ops):
-    """The ops that kernels do faster, or without waiting for the device."""
+    """The ops for which there are kernels that are faster, or that do not wait for the device."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class CudaOps(Ops):
     add_rms_norm = staticmethod(norm.add_rms_norm)
     silu_mul = staticmethod(activation.silu_mul)
     gelu_tanh_mul = staticmethod(activation.gelu_tanh_mul)
-    norm_rotary = staticmethod(rotary.norm_rotary)  # before `rotary` takes the module's name
+    norm_rotary = staticmethod(rotary.norm_rotary)  # before the function `rotary` hides the module
     rotary = staticmethod(rotary.rotary)
     route = staticmethod(routing.route)
     write_rows = staticmethod(step.write_rows)
@@ -95,7 +95,7 @@ class CudaOps(Ops):
         build(buffers, token_ids, tables, rows, sizes)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """By the kernel that is quickest for the shape, or where bits must not follow the batch by one for all."""
+        """By the quickest kernel for the shape; by one kernel for all where bits must not depend on the batch."""
         if self.invariant:
             return linear_invariant(x, weight, bias)
         if x.dim() != 2:
@@ -127,14 +127,14 @@ class CudaOps(Ops):
     def norm_linear(
         self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """In one kernel for one row, where bits may follow the batch."""
+        """In one kernel for one row, unless bits must not depend on the batch."""
         fused = norm_linear.norm_linear if self._is_one_row(x) else super().norm_linear
         return fused(x, residual, norm, weight, bias)
 
     def norm_linear_silu_mul(
         self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """In one kernel for one row, where bits may follow the batch."""
+        """In one kernel for one row, unless bits must not depend on the batch."""
         fused = norm_linear.norm_linear_silu_mul if self._is_one_row(x) else super().norm_linear_silu_mul
         return fused(x, residual, norm, weight, bias)
 
@@ -155,7 +155,7 @@ class CudaPlatform(Platform):
         self._open()
 
     def _open(self) -> None:
-        """Makes the device this process's, but nothing on it yet: a context comes with the first memory or stream."""
+        """Selects the device without creating a context, which comes with the first memory or stream."""
         torch.cuda.set_device(self.device)
         # what an earlier engine of this process left must not count against this one
         if torch.cuda.memory_reserved(self.device):
@@ -166,7 +166,7 @@ class CudaPlatform(Platform):
     @classmethod
     def probe(cls) -> str | None:
         if torch.version.cuda is not None:
-            read_triton()  # while torch and the driver get to know each other
+            read_triton()  # imported while torch initialises the driver
         if not torch.cuda.is_available():
             return "torch sees no CUDA device"
         capability = torch.cuda.get_device_capability()
@@ -211,7 +211,7 @@ class CudaPlatform(Platform):
         return self.setup.max_num_batched_tokens
 
     def settle_products(self) -> None:
-        """Chooses the kernels of all products that were met; called once they are compiled."""
+        """Chooses the kernels of all products that the warm-up met; called once they are compiled."""
         self._ops.products.settle(self._max_tokens)
 
     def steps(self) -> Steps:
@@ -243,17 +243,17 @@ class CudaKernels(Kernels):
             from .compile.absent_cuda import CompilingAhead
 
             for name in _ATTENTION:
-                with suppress(ImportError):  # a Triton whose Gluon has changed
+                with suppress(ImportError):  # Gluon is experimental: another Triton may lack what is imported
                     import_module(f"frame.kernels.{name}")
-            read_triton()()  # for the forked process too
+            read_triton()()  # so that the forked process has the hash too
             properties = torch.cuda.get_device_properties(self._platform.device)
             self._ahead = CompilingAhead(self._platform, properties, rehearse).wait
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """Compiles what steps launch, all at once, then runs the usual ones, so that libraries have chosen by then.
+        """Compiles the kernels of all steps at once, then runs the steps, so that libraries choose their algorithms.
 
-        While another process compiles, everything but Triton's kernels runs for a first time already. Last, products
-        are measured that no earlier start has measured.
+        While another process compiles, the steps run without Triton's kernels. Last, products are measured that no
+        earlier start has measured.
         """
         ahead, self._ahead = self._ahead, None
         with without_lines():
@@ -284,9 +284,9 @@ class CudaMemory(Memory):
         )
 
     def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int, full_bytes: int) -> int:
-        """The configured share, less what weights and the profiling step took at most, less a reserve.
+        """The configured share, less the peak of weights and the profiling step, less a reserve.
 
-        Of what the profiling step took, recorded steps with prompts will take their part once more.
+        CUDA graphs of steps with prompts need their part of the profiling step's memory once more.
         """
         del full_bytes
         now = self.snapshot()

@@ -15,11 +15,11 @@ from . import weight_copies
 
 
 class PinnedCopy(HostCopy):
-    """Tensors on their way to pinned memory; `event` is recorded behind them."""
+    """Tensors that are being copied to pinned memory; `event` follows the copies."""
 
     def __init__(self, hosts: dict[str, Tensor], devices: list[Tensor], event: torch.cuda.Event) -> None:
         self._hosts = hosts
-        self._devices = devices  # held until the copy is done: their memory is read by another stream
+        self._devices = devices  # kept until the copy is done, since another stream reads their memory
         self._event = event
 
     def ready(self) -> bool:
@@ -70,7 +70,7 @@ class CudaStreams(Streams):
     def copy_out(self, tensors: Mapping[str, Tensor]) -> HostCopy:
         main = torch.cuda.current_stream(self._device)
         if sum(tensor.nbytes for tensor in tensors.values()) <= SMALL_COPY_BYTES:
-            # takes the device less time than another stream takes the host
+            # small copies: a second stream would cost the host more than it saves the device
             return PinnedCopy(_copied(tensors), [], main.record_event())
         self._out.wait_stream(main)
         with torch.cuda.stream(self._out):

@@ -23,7 +23,7 @@ THREADS = 4
 
 
 class Lane:
-    """Two buffers that take turns, for one thread at a time. On CUDA they are pinned, and a stream copies from them."""
+    """Two buffers, used in turn by one thread. On CUDA they are pinned, and a stream copies from them."""
 
     def __init__(self, device: torch.device, buffer_bytes: int = BUFFER_BYTES) -> None:
         self._device = device
@@ -57,7 +57,9 @@ class Lane:
     def _copy_part(self, target: Tensor, part: Tensor) -> None:
         buffer, done = self._next_buffer()
         staged = buffer[: part.numel() * part.itemsize].view(part.dtype).view(part.shape)
-        if part.is_contiguous():  # by one processor and without Python's lock, where torch would start threads for each
+        if (
+            part.is_contiguous()
+        ):  # numpy copies on one processor without Python's lock; torch would start threads for each piece
             np.copyto(staged.view(-1).view(torch.uint8).numpy(), part.view(-1).view(torch.uint8).numpy())
         else:
             staged.copy_(part)

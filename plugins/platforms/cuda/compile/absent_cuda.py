@@ -1,4 +1,4 @@
-"""The CUDA platform of a worker that has no device yet, and the process that compiles kernels on it meanwhile."""
+"""A CUDA platform without a device, and the process that compiles a worker's kernels on it while weights load."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .rehearsal import compile_in_forks
 logger = logging.getLogger("frame.platforms.cuda")
 
 _MOST_SHARES = 4
-#: What the process may take: kernels that have not been compiled by then are compiled by the worker.
+#: The process's time limit; the worker compiles the kernels that are missing then.
 _SECONDS = 180.0
 
 
 class AbsentCuda(CudaPlatform):
-    """The platform as steps see it, on a device that is not there."""
+    """The CUDA platform for steps that run on a stand-in for the device."""
 
     def _open(self) -> None:
         """There is nothing to open."""
@@ -43,21 +43,21 @@ class AbsentCuda(CudaPlatform):
 class CompilingAhead:
     """A forked process that runs steps on the device `properties` describe, without it, and compiles what they launch.
 
-    It leaves kernels in Triton's cache on disk, works while its parent loads weights, and ends with it.
+    Its kernels go to Triton's cache on disk. It is killed when its parent ends.
     """
 
     def __init__(self, platform: CudaPlatform, properties: Any, rehearse: Callable[[Platform], None]) -> None:
         absent = AbsentCuda(platform.setup, platform.options)
-        freezes = not gc.get_freeze_count()  # what an embedding program has frozen stays so
+        freezes = not gc.get_freeze_count()  # an embedding program may have frozen objects, which stay frozen
         if freezes:
-            gc.freeze()  # the child collects no garbage, and pages stay shared
+            gc.freeze()  # so that the child's collector writes to no page that it shares
         self._group = ForkedGroup(lambda: _compile(absent, properties, rehearse), _SECONDS)
         if freezes:
             gc.unfreeze()
         self._start = time.monotonic()
 
     def wait(self) -> bool:
-        """Returns when the process has ended; whether it did all it was to do."""
+        """Waits for the process to end and returns whether it succeeded."""
         start = time.monotonic()
         done = self._group.wait()
         now = time.monotonic()
@@ -66,7 +66,7 @@ class CompilingAhead:
 
 
 def num_shares(processors: int) -> int:
-    """Processes that run the same steps; they take processors from the compilers, so there are few."""
+    """How many processes run the steps; few, since they take processors from those that compile."""
     return max(1, min(_MOST_SHARES, processors // 4))
 
 

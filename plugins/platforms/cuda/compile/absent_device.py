@@ -59,7 +59,7 @@ class Pretended(TorchFunctionMode):
 
 
 def _range(*bounds: int, dtype: torch.dtype = torch.int64, device: Any = None, **_: Any) -> Tensor:
-    """As `torch.arange`, whose form for the meta device imports a compiler: two seconds."""
+    """`torch.arange`, whose version for the meta device imports a compiler, which takes two seconds."""
     return torch.empty(len(range(*bounds)), dtype=dtype, device=device)
 
 
@@ -103,14 +103,14 @@ _QUICK: dict[Any, Callable[..., Any]] = {
     torch.Tensor.log: _same,
     torch.Tensor.mul: _scaled,
     torch.Tensor.__mul__: _scaled,
-    torch.Tensor.tolist: lambda x: torch.ones(x.shape).tolist(),  # such as scales: what they are changes no launch
+    torch.Tensor.tolist: lambda x: torch.ones(x.shape).tolist(),  # such as scales, whose value changes no launch
     torch.outer: lambda x, y: _empty((len(x), len(y)), x),
     torch.cat: _joined,
 }
 
 
 class StandIn(ModuleType):
-    """In place of a module that takes seconds to import: what is given, and the module itself if asked for more."""
+    """Stands for a module that takes seconds to import: has some attributes, and imports the module for any other."""
 
     def __init__(self, name: str, plain: Mapping[str, Any]) -> None:
         super().__init__(name)
@@ -125,7 +125,7 @@ class StandIn(ModuleType):
 
 
 class _Symbolic:
-    """What no number here is."""
+    """Stands for sympy's classes: no number is an instance."""
 
 
 #: What operations of the meta device ask of torch's compiler and of sympy: to leave a function alone, whether sizes are
@@ -170,14 +170,14 @@ class AbsentStreams(Streams):
         return ZeroCopy(tensors)
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Returns at once: no work is ever submitted."""
 
     def fill(self, pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
         """Reads nothing."""
 
 
 class AbsentMemory(Memory):
-    """Counts nothing."""
+    """Reports no memory."""
 
     def snapshot(self) -> MemorySnapshot:
         return MemorySnapshot(total=0, free=0, held=0, peak=0)
@@ -187,7 +187,7 @@ class AbsentMemory(Memory):
 
 
 def _take_away(name: str) -> None:
-    """Unless the module itself was let in."""
+    """Removes the stand-in of that module, unless the module itself was imported."""
     if isinstance(sys.modules.get(name), StandIn):
         del sys.modules[name]
 

@@ -1,4 +1,4 @@
-"""Triton's compiler as starts use it: for a device that need not be there, without source lines, launchers included.
+"""Triton's compiler as starts use it: without a device, without line information, with the launchers in C.
 
 Imports no torch. Knows no kernel.
 """
@@ -18,7 +18,7 @@ from .launchers import build
 
 #: Compiles a kernel, or finds it in Triton's cache on disk.
 Compile = Callable[[], Any]
-#: What compiling one kernel may take, some seconds as a rule, and all of a model's, a dozen on a few processors.
+#: Time limits for one kernel, which takes some seconds, and for all of a model, a dozen seconds on a few processors.
 KERNEL_SECONDS, ALL_SECONDS = 60.0, 180.0
 _LINES = "TRITON_DISABLE_LINE_INFO"
 
@@ -53,7 +53,7 @@ def absent_driver(capability: tuple[int, int], shared_bytes: int) -> Iterator[No
 
 @contextmanager
 def without_lines() -> Iterator[None]:
-    """Kernels compiled inside know no source lines, a fifth of the work, unless TRITON_DISABLE_LINE_INFO is set."""
+    """Kernels compiled inside have no line information, a fifth of the work, unless TRITON_DISABLE_LINE_INFO is set."""
     if os.environ.get(_LINES) is not None:
         yield
         return
@@ -63,7 +63,7 @@ def without_lines() -> Iterator[None]:
 
 
 def leave(compile_kernel: Compile) -> None:
-    """Compiles a kernel, and the C function that launches it, which is compiled at the first launch otherwise."""
+    """Compiles a kernel and the C function that launches it, which Triton would build at the first launch."""
     kernel = compile_kernel()
     knobs.build.impl = knobs.build.impl or build
     driver.active.launcher_cls(kernel.src, kernel.metadata)

@@ -1,4 +1,4 @@
-"""What a start on CUDA waits for while the interpreter is free for others. Imports no torch."""
+"""Work that a start on CUDA begins in threads before torch is imported. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .triton_files import read_triton
 
 
 def begin(setup: Setup, options: Any) -> None:
-    """Begins to open the driver and to hash Triton's files; does nothing where there is no driver."""
+    """Starts to initialise the driver and to hash Triton's files, in threads; does nothing where there is no driver."""
     del setup, options
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return
-    # torch does it again, which takes no time then; neither makes a context or takes memory of a device
+    # torch calls it again, which returns at once; it creates no context and takes no device memory
     Thread(target=driver.cuInit, args=(0,), name="frame-cuda-driver", daemon=True).start()
     read_triton()

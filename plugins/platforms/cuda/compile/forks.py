@@ -1,6 +1,6 @@
-"""Work in forked processes of this one: so many at a time, so long each, so long all of them.
+"""Runs functions in forked processes, with limits on their number and on the time of each and of all.
 
-A child shares nothing with its parent but what it leaves on disk. Knows no compiler.
+A child hands its results over on disk. Knows no compiler.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Forks:
         self.num_failed = 0
 
     def start(self, work: Callable[[], object]) -> None:
-        """Starts `work` now, or once an earlier one is done: then in a later call of this or of `wait`."""
+        """Starts `work` now, or, at the limit, in a later call of this or of `wait` once a child has ended."""
         if self._end is None:
             self._end = time.monotonic() + self._all_seconds
         self._waiting.append(work)
         self._advance()
 
     def wait(self) -> None:
-        """Returns when no child is left and nothing waits; every one is reaped."""
+        """Returns when all work is done and every child is reaped."""
         while self._running or self._waiting:
             self._advance()
             if self._running:
@@ -58,7 +58,7 @@ class Forks:
             logger.warning("%d forked processes failed or took too long", self.num_failed)
 
     def stop(self) -> None:
-        """Kills what runs and forgets what waits."""
+        """Kills the children and drops the work that has not begun."""
         self.num_failed += len(self._waiting)
         self._waiting.clear()
         for child in self._running:
@@ -84,13 +84,13 @@ class ForkedGroup:
 
     def __init__(self, work: Callable[[], object], seconds: float) -> None:
         self._leader = [fork(partial(_lead, work))]
-        with suppress(OSError):  # as the child does: whichever is first
+        with suppress(OSError):  # the child calls it too; the first call counts
             os.setpgid(self._leader[0], self._leader[0])
         self._end = time.monotonic() + seconds
         weakref.finalize(self, _stop, self._leader)
 
     def wait(self) -> bool:
-        """Returns when the child has ended; whether it did so without an error. Called once."""
+        """Waits for the child to end and returns whether it succeeded. Called once."""
         while self._leader:
             found, status = os.waitpid(self._leader[0], os.WNOHANG)
             if found:
@@ -103,7 +103,7 @@ class ForkedGroup:
         return False
 
     def stop(self) -> None:
-        """Kills all of them."""
+        """Kills the child and its children."""
         _stop(self._leader)
 
 
@@ -130,9 +130,9 @@ def fork(work: Callable[[], object]) -> int:
     try:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before that
+            if os.getppid() != parent:  # the parent died before the call took effect
                 return child
-        gc.disable()  # a short life: what is not looked through stays shared with the parent
+        gc.disable()  # pages that the collector does not write stay shared with the parent
         work()
         status = 0
     finally:

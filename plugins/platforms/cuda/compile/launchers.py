@@ -1,6 +1,6 @@
-"""Builds the C functions that launch kernels of Triton, one for each signature, in a third of the time it takes itself.
+"""Builds the C functions that launch Triton's kernels, one for each signature, in a third of Triton's own time.
 
-They are not optimised: they hand arguments to the driver, and only steps that are not recorded call them. They stay in
+They are not optimised: they only hand arguments to the driver, and CUDA graphs do not call them. They are kept in
 Triton's cache on disk. Knows no kernel.
 """
 

@@ -1,4 +1,4 @@
-"""A run of steps that launches no Triton kernel: what it would have launched is compiled, many kernels at a time.
+"""Runs steps without launching Triton's kernels: those that would have been launched are compiled, many at a time.
 
 A cold start spends most of its time compiling one kernel after another, each at its first launch. Knows no kernel.
 """
@@ -41,7 +41,7 @@ class Unlaunched:
 
 
 class Zeros(TorchFunctionMode):
-    """New tensors are zero: what an unlaunched kernel leaves in its output is still a valid index."""
+    """New tensors are zeros, so that the output of a kernel that was not launched is still a valid index."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         replaced = {torch.empty: torch.zeros, torch.empty_like: torch.zeros_like}
@@ -49,9 +49,9 @@ class Zeros(TorchFunctionMode):
 
 
 class CompileMode:
-    """Implements what Triton asks of its asynchronous compile mode: keeps the kernels that it lacks, launches none.
+    """Implements Triton's asynchronous compile mode: notes the kernels that are missing and launches none.
 
-    `lacks` is called with what compiles each of them, once.
+    `lacks` is called once for each of them, with the function that compiles it.
     """
 
     def __init__(self, lacks: Callable[[Compile], None]) -> None:
@@ -91,8 +91,8 @@ def compile_in_forks(run: Callable[[], None], shares: int = 1) -> CompileMode:
     """Calls `run` and compiles what it would launch, each kernel in a forked process; returns when all are done.
 
     A process leaves its kernel in Triton's cache on disk: a good part of a compilation is Python. It touches no device.
-    Each fork costs whoever forks the pages that it writes next. With `shares`, so many processes call `run`, and each
-    compiles its part of what it meets: the last kernel is met sooner.
+    After a fork the parent copies each page that it writes. With `shares`, so many processes call `run`, and each
+    compiles its part of the kernels: the last one is reached sooner.
     """
     others = Forks(seconds=ALL_SECONDS, all_seconds=ALL_SECONDS, limit=max(1, shares - 1))
     for share in range(1, shares):
@@ -132,11 +132,11 @@ def _compile_share(run: Callable[[], None], share: int, shares: int) -> CompileM
 
 
 def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -> None:
-    """Calls `run` and has compiled what it would launch; its results mean nothing. Does nothing where Triton cannot.
+    """Calls `run`, whose results mean nothing, and compiles the kernels that it would launch, if Triton can do so.
 
-    `ahead` waits for whoever compiles the same meanwhile, and says whether that went well. What reads on the host what
-    an unlaunched kernel should have written may raise: then the rest is left to the first real run, which raises again
-    if the fault is its own.
+    `ahead` waits for another process that compiles the same kernels, and says whether it succeeded. Code that reads on
+    the host what an unlaunched kernel should have written may raise: the rest is then left to the first real run, which
+    raises again if the fault is its own.
     """
     if not can_rehearse():
         return
@@ -160,7 +160,7 @@ def can_rehearse() -> bool:
 
 
 def _collect(run: Callable[[], None], ahead: Callable[[], bool]) -> CompileMode:
-    """Calls `run` while others compile, and compiles what it would launch when they could not."""
+    """Calls `run` while another process compiles; compiles the kernels that it would launch if that process failed."""
     lacking: list[Compile] = []
     with CompileMode(lacking.append) as mode:
         run()

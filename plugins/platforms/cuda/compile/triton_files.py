@@ -15,7 +15,7 @@ _BRISK_SECONDS = 1e-4
 
 
 def read_triton() -> Callable[[], None]:
-    """Begins once to hash the files, of half a gigabyte; what it returns waits for the end."""
+    """Starts, once, a thread that hashes the files, half a gigabyte; returns a function that waits for it."""
     return _reading().join
 
 
@@ -27,14 +27,14 @@ def _reading() -> Thread:
 
 
 def _hash_briskly() -> None:
-    """Gets the interpreter back soon after each of its eight hundred reads and updates, also while others import."""
+    """Hashes with a short switch interval, to get the interpreter back soon after each of some eight hundred reads."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(_BRISK_SECONDS)
     try:
         from triton.runtime.cache import triton_key
 
         triton_key()
-    except ImportError as error:  # none, or a later one: whoever needs the hash takes it
+    except ImportError as error:  # no Triton, or one without this function: the hash is computed when it is needed
         logger.debug("Triton's files are not hashed ahead: %s", error)
     finally:
         sys.setswitchinterval(usual)

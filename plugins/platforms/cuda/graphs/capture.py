@@ -17,7 +17,7 @@ _GIVEN_UP: list[torch.cuda.CUDAGraph] = []
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was launched once: `replay` launches it again, into the same `result`. It took `num_bytes` of the device."""
+    """A CUDA graph: `replay` launches it again, into the same `result`; its capture took `num_bytes` of the device."""
 
     replay: Callable[[], None]
     result: Tensor
@@ -45,7 +45,7 @@ class Recorder:
             try:
                 result = forward()
             except BaseException:
-                with suppress(RuntimeError):  # the first error is the one to tell
+                with suppress(RuntimeError):  # the first error is reported
                     self._end(graph)
                 raise
             self._end(graph)
@@ -73,12 +73,12 @@ class Recorder:
         try:
             end_recording(graph, self._device, self._pool)
         except RuntimeError:
-            self._pool = None  # the next recording gets one of its own
+            self._pool = None  # the next recording gets a pool of its own
             raise
 
 
 def end_recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
-    """Ends it. Raises RuntimeError where the driver has given it up, when what torch leaves undone then is done.
+    """Ends a capture. Raises RuntimeError where the driver has given it up, after torch's state is put right.
 
     Torch's allocators keep what other streams used until that pool is closed, and ask the graph for good.
     """

@@ -1,4 +1,4 @@
-"""The kernels that can multiply rows with a weight, by name, and which of them a product may choose between.
+"""The kernels that can multiply rows with a weight, by name, and which of them are measured for a product.
 
 A product is its shape: rows, outputs and inputs of the weight, and whether the halves of its outputs are gated. Knows
 no times and no layer.
@@ -70,7 +70,7 @@ def candidates(rows: int, shape: Shape, device: torch.device) -> dict[str, Produ
 
 
 def usual(rows: int, known: Collection[str]) -> str:
-    """What of the candidates `known` is taken where nothing was measured: ours for up to 8 rows, else the library's."""
+    """The candidate of `known` to take where nothing was measured: ours for up to 8 rows, else the library's."""
     preferred = ("one-2x2048x2", "one-2x1024x2", "rows-4x6", "rows-4x4") if rows <= 8 else ()
     return next((name for name in preferred if name in known), CUBLAS)
 

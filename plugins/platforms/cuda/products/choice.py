@@ -1,4 +1,4 @@
-"""Which kernel multiplies in ordinary steps: by what was measured for the shape on this device, else the usual one.
+"""Which kernel multiplies: the quickest as measured for the shape on this device, else a fixed choice.
 
 Shapes are met in the warm-up, in which every candidate of a new one is launched once, so that all are compiled with
 the other kernels. `settle` then has those measured that no file knows. Knows no layer.
@@ -67,7 +67,7 @@ class Products:
         return found
 
     def _launch_all(self, shape: Shape, x: Tensor, weight: Tensor) -> None:
-        """Every candidate once: with it a kernel is compiled, as the others of a warm-up are."""
+        """Launches every candidate once, so that its kernel is compiled with the others of the warm-up."""
         for rows in (1, 8, 16, 128):
             sample = x.new_empty(rows, shape.inputs)
             for name, call in candidates(rows, shape, self._device).items():

@@ -30,7 +30,9 @@ def linear_lt(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _zeros(dtype: torch.dtype, device: torch.device) -> Tensor | None:
     """As many as there may be outputs, a megabyte for each type; None while they cannot be made."""
     zeros = _ZEROS.get((dtype, device))
-    if zeros is None and not torch.cuda.is_current_stream_capturing():  # what is recorded is not there yet
+    if (
+        zeros is None and not torch.cuda.is_current_stream_capturing()
+    ):  # memory made inside a capture holds nothing before the first replay
         with torch.inference_mode(False):
             zeros = _ZEROS[dtype, device] = torch.zeros(_MAX_OUTPUTS, dtype=dtype, device=device)
     return zeros

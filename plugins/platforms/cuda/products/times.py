@@ -39,7 +39,7 @@ POINTS = (1, 8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 768, 102
 MOST_OPERATIONS = 2e12
 #: Rows of a weight as wide as a head that are measured: a step has logits of its last tokens only.
 HEAD_OUTPUTS, HEAD_ROWS = 65536, 512
-#: What other than the library must save to be taken: less is chance.
+#: The part of the library's time that another candidate must save to be chosen: less is noise.
 MARGIN = 0.98
 #: Weights are read in turn, from more memory than the L2 cache holds.
 _CACHE_BYTES = 120 << 20
@@ -80,7 +80,7 @@ def points_of(shape: Shape, max_rows: int) -> list[int]:
 def best_of(points: Mapping[int, Mapping[str, float]], rows: int, allowed: Collection[str]) -> str:
     """The candidate of `allowed` that takes least time at the measured numbers of rows next to `rows`, on both sides.
 
-    It is cuBLAS where nothing saves more than chance, or nothing is known.
+    It is cuBLAS where nothing saves more than noise, or nothing was measured.
     """
     known = sorted(points)
     above = bisect_left(known, rows)
@@ -141,7 +141,7 @@ def _record(
 
 
 def _file(device: torch.device) -> Path:
-    """Named after all that the times follow from."""
+    """The file, whose name holds everything that the times depend on."""
     sources = sorted(
         Path(path, name)
         for path in frame.kernels.__path__
@@ -163,7 +163,7 @@ def _read(file: Path) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _write(file: Path, known: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    """Leaves the file whole or not at all; a cache that cannot be written is measured again."""
+    """Writes the file atomically; where it cannot be written, the next start measures again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=file.parent, suffix=".json", delete=False) as made:
