@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from frame.interfaces import Command
-from frame.settings import ConfigError, Registry, fetch_model, from_flat, read_checkpoint, read_header
+from frame.settings import ConfigError, Registry, fetch_model, from_flat, read_checkpoint
 
+from .stored_tensors import read_header
 from .terminal import TerminalClient, TerminalError, add_client_arguments
 
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from frame.settings import ConfigError, StoredTensor, read_header
+from frame.settings import ConfigError
+
+from ..stored_tensors import StoredTensor, read_header
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _SUFFIXES = frozenset((".safetensors", ".bin", ".pt", ".pth", ".gguf"))

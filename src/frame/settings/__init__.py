@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from frame.core.config.model_config import (
         ModelConfig as ModelConfig,
     )
-    from frame.core.config.stored_tensors import (
-        StoredTensor as StoredTensor,
-        read_header as read_header,
-    )
     from frame.core.config.tree import (
         FrameConfig as FrameConfig,
     )

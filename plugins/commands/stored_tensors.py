@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from frame.settings import ConfigError
 
 _MAX_HEADER_BYTES = 100 << 20
 
