@@ -121,7 +121,7 @@ def _row(offer: Offer) -> Row:
 
 
 def _with_trials(rows: list[Row]) -> list[Row]:
-    """The rows with what a process of its own found out: it imports what this one must not, torch for a start."""
+    """The rows with the findings of a child process, which may import what this process must not, such as torch."""
     keys = [[row.kind, f"{row.package}:{row.name}"] for row in rows if row.status == "loaded" and row.kind in TRIED]
     if not keys:
         return rows

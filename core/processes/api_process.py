@@ -150,7 +150,7 @@ class ApiProcess:
                 if isinstance(message, EngineUp) and front is None:
                     front = asyncio.create_task(self._open(control, text))
         except (OSError, ValueError) as error:
-            logger.error("the parent process cannot be understood: %s", describe(error))
+            logger.error("a message of the parent process cannot be read: %s", describe(error))
         await self._end_running(ingress, "the server was stopped", _HANGUP_SECONDS)
         server.force_exit = server.should_exit = True
 
@@ -257,9 +257,9 @@ def run_api_process(
     server = config.server
     limits = KeyLimits(
         server.api_key,
-        most=server.max_requests_per_key,
-        per_minute=server.max_requests_per_minute,
-        outputs=server.max_outputs_per_key,
+        max_requests=server.max_requests_per_key,
+        requests_per_minute=server.max_requests_per_minute,
+        max_outputs=server.max_outputs_per_key,
         tokens_per_minute=server.max_tokens_per_minute,
         descriptor=limits_fd,
         process=index,

@@ -19,15 +19,15 @@ logger = logging.getLogger("frame.server")
 
 T = TypeVar("T")
 
-#: How long the head of a stream waits for its first frame.
-_PATIENCE_SECONDS = 1.0
+#: Most seconds that the head of a stream waits for its first frame.
+_FIRST_FRAME_SECONDS = 1.0
 
 
 class ClientGoneError(Exception):
     """The client disconnected before its answer was ready."""
 
 
-async def _hang_up(receive: Receive) -> None:
+async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -35,7 +35,7 @@ async def _hang_up(receive: Receive) -> None:
 async def race(receive: Receive, work: Awaitable[T]) -> T:
     """Awaits `work`; when the client disconnects, cancels it and raises `ClientGoneError`."""
     task = asyncio.ensure_future(work)
-    watch = asyncio.create_task(_hang_up(receive))
+    watch = asyncio.create_task(_until_disconnect(receive))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -80,7 +80,7 @@ class EventStream(Response):
         """Sends the head with the first frame, or alone when that takes long: early errors keep their status."""
         first = asyncio.ensure_future(self._next())
         try:
-            await asyncio.wait([first], timeout=_PATIENCE_SECONDS)
+            await asyncio.wait([first], timeout=_FIRST_FRAME_SECONDS)
             if first.done() and isinstance(error := first.exception(), RequestError):
                 raise _EarlyError(error)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

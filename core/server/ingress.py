@@ -171,7 +171,7 @@ class Ingress:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await self._read(scope, timely)
         except TimeoutError:
-            raise RequestError(408, f"the body was not there within {BODY_SECONDS:g} seconds") from None
+            raise RequestError(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from None
         if body is None:
             return receive
         if body:
@@ -230,7 +230,7 @@ def _timely(receive: Receive) -> Receive:
             async with asyncio.timeout(PIECE_SECONDS):
                 message = await receive()
         except TimeoutError:
-            raise RequestError(408, f"no piece of the body came for {PIECE_SECONDS:g} seconds") from None
+            raise RequestError(408, f"no piece of the body arrived for {PIECE_SECONDS:g} seconds") from None
         more = message.get("more_body", False)
         return message
 

@@ -34,16 +34,16 @@ class KeyLimits:
         self,
         keys: Sequence[str],
         *,
-        most: int | None = None,
-        per_minute: int | None = None,
-        outputs: int | None = None,
+        max_requests: int | None = None,
+        requests_per_minute: int | None = None,
+        max_outputs: int | None = None,
         tokens_per_minute: int | None = None,
         descriptor: int | None = None,
         process: int = 0,
     ) -> None:
-        self._most = most
-        self._per_minute = per_minute
-        self._outputs = outputs
+        self._max_requests = max_requests
+        self._requests_per_minute = requests_per_minute
+        self._max_outputs = max_outputs
         self._tokens_per_minute = tokens_per_minute
         self._columns = {hashlib.sha256(key.encode()).hexdigest(): index for index, key in enumerate(keys)}
         self._descriptor = os.memfd_create("frame-limits") if descriptor is None else descriptor
@@ -56,7 +56,9 @@ class KeyLimits:
     @property
     def active(self) -> bool:
         """Whether there is any limit of requests or tokens."""
-        return not (self._most is None and self._per_minute is None and self._tokens_per_minute is None)
+        return not (
+            self._max_requests is None and self._requests_per_minute is None and self._tokens_per_minute is None
+        )
 
     @contextlib.contextmanager
     def admit(self, owner: str) -> Iterator[None]:
@@ -66,14 +68,14 @@ class KeyLimits:
             return
         column = self._columns.get(owner, 0)
         with self._locked():
-            if self._most is not None and self._cells[_COUNTS:_OUTPUTS, column].sum() >= self._most:
+            if self._max_requests is not None and self._cells[_COUNTS:_OUTPUTS, column].sum() >= self._max_requests:
                 raise RequestError(
                     429,
-                    f"this key has {self._most} requests under way, which is its limit (--max-requests-per-key)",
+                    f"this key has {self._max_requests} requests under way, its limit (--max-requests-per-key)",
                     code="concurrency_limit_exceeded",
                 )
             self._check_bucket(_TOKENS, column, self._tokens_per_minute, "use", "tokens")
-            self._check_bucket(_REQUESTS, column, self._per_minute, "send", "requests")
+            self._check_bucket(_REQUESTS, column, self._requests_per_minute, "send", "requests")
             self._cells[_REQUESTS, column] -= 1  # not read where there is no limit
             self._own[column] += 1
         try:
@@ -84,17 +86,17 @@ class KeyLimits:
     @contextlib.contextmanager
     def outputs(self, owner: str, count: int) -> Iterator[None]:
         """Counts so many outputs while they are generated; raises `RequestError` 429 above the limit."""
-        if self._outputs is None:
+        if self._max_outputs is None:
             yield
             return
         column = self._columns.get(owner, 0)
         with self._locked():
             there = int(self._cells[_OUTPUTS:, column].sum())
-            if there + count > self._outputs:
+            if there + count > self._max_outputs:
                 raise RequestError(
                     429,
-                    f"this key has {there} outputs under way and asks for {count} more; its limit is {self._outputs} "
-                    "(--max-outputs-per-key)",
+                    f"this key has {there} outputs under way and asks for {count} more; its limit is "
+                    f"{self._max_outputs} (--max-outputs-per-key)",
                     code="concurrency_limit_exceeded",
                 )
             self._own_outputs[column] += count

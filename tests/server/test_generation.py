@@ -52,7 +52,7 @@ async def run(made: TimedGeneration, n: int = 1) -> int:
 
 async def test_a_key_pays_for_the_tokens_of_its_prompt_and_outputs() -> None:
     streams = Streams()
-    limits = KeyLimits([], outputs=4, tokens_per_minute=6000)
+    limits = KeyLimits([], max_outputs=4, tokens_per_minute=6000)
     token = REQUEST.set({OWNER: "digest", OUTPUTS: limits, TOKENS: limits})
     try:
         assert await run(generation(streams), n=2) == 1

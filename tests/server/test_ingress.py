@@ -251,7 +251,7 @@ def test_keys_are_kept_as_digests() -> None:
 
 
 async def test_what_needs_no_key_is_counted_to_none(recorder: Recorder) -> None:
-    limits = KeyLimits(["one", "two"], per_minute=1)
+    limits = KeyLimits(["one", "two"], requests_per_minute=1)
     async with client_of(ingress_of(recorder, ("one", "two"), limits=limits)) as client:
         for _ in range(3):
             assert (await client.post("/ping")).status_code == 200

@@ -32,7 +32,7 @@ SETTINGS = (
 
 def test_processes_count_together_and_forget_the_dead() -> None:
     memory = os.memfd_create("limits")
-    first, second = (KeyLimits(["a", "b"], most=2, descriptor=memory, process=index) for index in range(2))
+    first, second = (KeyLimits(["a", "b"], max_requests=2, descriptor=memory, process=index) for index in range(2))
     a, b = (hashlib.sha256(key.encode()).hexdigest() for key in "ab")
     with ExitStack() as stack:
         stack.enter_context(first.admit(a))
@@ -40,13 +40,13 @@ def test_processes_count_together_and_forget_the_dead() -> None:
         stack.enter_context(second.admit(b))
         with pytest.raises(RequestError, match="2 requests under way"):
             stack.enter_context(first.admit(a))
-        KeyLimits(["a", "b"], most=2, descriptor=memory, process=1)  # the second one's successor
+        KeyLimits(["a", "b"], max_requests=2, descriptor=memory, process=1)  # the second one's successor
         stack.enter_context(first.admit(a))
     assert KeyLimits([]).active is False
 
 
 def test_a_bucket_fills_evenly() -> None:
-    limits = KeyLimits([], per_minute=600)
+    limits = KeyLimits([], requests_per_minute=600)
     for _ in range(600):
         with limits.admit(""):
             pass
@@ -66,7 +66,7 @@ def test_a_bucket_fills_evenly() -> None:
 
 def test_outputs_are_counted_while_they_are_generated() -> None:
     memory = os.memfd_create("limits")
-    first, second = (KeyLimits(["a"], outputs=64, descriptor=memory, process=index) for index in range(2))
+    first, second = (KeyLimits(["a"], max_outputs=64, descriptor=memory, process=index) for index in range(2))
     with ExitStack() as stack:
         stack.enter_context(first.outputs("", 40))
         stack.enter_context(second.outputs("", 20))
