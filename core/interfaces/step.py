@@ -1,6 +1,6 @@
 """One step as data: what the scheduler asks for and what the worker answers.
 
-Plain arrays and structs, so that a step crosses processes as it is. Knows no tensor, no text and no policy.
+It consists of plain arrays and structs, so that it can be sent to other processes. Knows no tensor and no text.
 A *slot* is a request's stable index in the worker's state (0 .. max_num_seqs - 1); the scheduler hands slots out and
 reuses one only after the last step that used it has been answered. Arrays are int32 unless said otherwise.
 """
@@ -17,11 +17,11 @@ from .sampling import SamplingParams
 
 
 class PrefixCosts(msgspec.Struct, frozen=True):
-    """What it costs and saves a layer to read a prefix once for rows that share it, in tokens that a row reads alone.
+    """What a layer loses and saves when it reads a prefix once for rows that share it.
 
-    `launch` tokens are lost in each step that does it, and `tile` for each shared token and tile of `rows` rows. Of the
-    tokens that rows no longer read `few` are saved by up to 4 rows, `some` by up to 16 and `many` by more: what many
-    rows read at the same time comes from a cache.
+    The unit is the time in which a row alone reads one token. Each step that does it loses `launch`, and `tile` for
+    each shared token and tile of `rows` rows. For each token that a row need not read it saves `few` with up to 4 rows,
+    `some` with up to 16 and `many` with more: less for many, since what they read at one time comes from a cache.
     """
 
     launch: float
@@ -32,7 +32,7 @@ class PrefixCosts(msgspec.Struct, frozen=True):
     many: float = 1.0
 
     def saved(self, num_rows: int, num_tokens: int) -> float:
-        """Tokens saved where so many rows share `num_tokens`, without `launch`; below 0 where it would cost."""
+        """Returns what is saved if `num_rows` rows share `num_tokens`, without `launch`; below 0 for a loss."""
         each = self.few if num_rows <= 4 else self.some if num_rows <= 16 else self.many
         return (num_rows * each - -(-num_rows // self.rows) * self.tile) * num_tokens
 
@@ -41,7 +41,7 @@ class NewRequest(msgspec.Struct, kw_only=True):
     """A request that enters a slot: newly admitted, or resumed after preemption (then prefill includes its output).
 
     `prompt_len` counts the user's prompt; `token_ids` [prefill_len] are the tokens to prefill now: the prompt and
-    whatever was generated before a preemption. `num_computed` of them are already in the KV cache. `block_ids[g]`
+    what was generated before a preemption. `num_computed` of them are already in the KV cache. `block_ids[g]`
     are the blocks of KV group g, in order. `seed` is never missing: drawn at admission when the caller gave none.
     A request with `pooling` yields a pooled row at the end of its prefill, and never a token.
     """
@@ -61,7 +61,7 @@ class NewRequest(msgspec.Struct, kw_only=True):
 
 
 class BlockAppend(msgspec.Struct, kw_only=True):
-    """Blocks that running requests gained in KV group `group`: `block_ids` [n] go to (`slots` [n], `offsets` [n])."""
+    """Blocks that requests gained in KV group `group`, [n]: entry `offsets[i]` of slot `slots[i]` is `block_ids[i]`."""
 
     group: int
     slots: np.ndarray
@@ -70,7 +70,7 @@ class BlockAppend(msgspec.Struct, kw_only=True):
 
 
 class PrefixRows(msgspec.Struct, kw_only=True):
-    """Rows `rows` [n] of a step whose first `num_tokens` tokens lie in the same blocks, and are all computed."""
+    """Rows `rows` [n] of a step whose first `num_tokens` tokens are computed and lie in the same blocks."""
 
     rows: np.ndarray
     num_tokens: int
@@ -105,7 +105,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the forward pass computes."""
+        """The number of tokens that the forward pass computes."""
         return int(np.add.reduce(self.num_scheduled))
 
 
@@ -130,14 +130,14 @@ class TokenMasks(msgspec.Struct, kw_only=True):
     words: np.ndarray
 
     def packed(self) -> bytes:
-        """As bytes, copied once: of a large vocabulary and batch there are megabytes in each step."""
+        """Returns the masks as bytes, copied once: large vocabularies and batches make megabytes in each step."""
         slots = np.ascontiguousarray(self.slots, "<i4")
         words = np.ascontiguousarray(self.words, "<i4")
         return b"".join((struct.pack("<II", *words.shape), slots.data, words.data))
 
     @classmethod
     def unpacked(cls, data: bytes) -> TokenMasks:
-        """Read-only views of what `packed` gave; raises `ValueError` when it is something else."""
+        """Returns the masks in bytes of `packed`, as read-only views; raises `ValueError` for other bytes."""
         rows, width = struct.unpack_from("<II", data) if len(data) >= 8 else (0, 0)
         if len(data) != 8 + 4 * rows * (1 + width):
             raise ValueError(f"{len(data)} bytes are not the masks of {rows} rows of {width} words")
@@ -150,8 +150,8 @@ class TransferReport(msgspec.Struct, kw_only=True):
     """What a connector's worker side did in one step.
 
     `sent` and `received` are request ids whose asynchronous transfer ended; `failed_blocks` are pairs (KV group, block
-    id) whose content did not arrive: the scheduler recomputes from the first of them. `counters` are added to what was
-    counted, `gauges` replace what was told; the metrics show both as `frame_kv_connector_NAME`, NAME being lower-case
+    id) whose content did not arrive: the scheduler recomputes from the first of them. `counters` are added to those of
+    earlier steps, `gauges` replace them; the metrics show both as `frame_kv_connector_NAME`, NAME being lower-case
     letters, digits and "_". `events` reach the scheduler side once every rank gave an equal one ("stored"), `notes`,
     pairs (rank, data), as they come ("dropped").
     """
