@@ -41,7 +41,6 @@ class Worker:
     ) -> None:
         self.config = config
         self.registry = registry
-        self.rank = placement.rank
         self.rank, self.local_rank = placement.rank, placement.local_rank
         self._start = WorkerStart(config, registry, placement, engine_id, progress)
         self._started: Started | None = None

@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,18 +28,10 @@ from ..processes.python_command import python_command
 from ..startup.openmp import child_environment
 from .factory import worker_of
 
+T = TypeVar("T")
+
 #: Seconds that a worker gets to end by itself.
 CLOSE_SECONDS = 10.0
-
-
-class Load(msgspec.Struct, tag=True):
-    """Engine to worker: the first phase of the start; answered with `Loaded`."""
-
-
-class Allocate(msgspec.Struct, tag=True):
-    """Engine to worker: the second phase of the start; answered with `Ready`."""
-
-    layout: KVLayout
 
 
 class Execute(msgspec.Struct, tag=True):
@@ -55,7 +47,7 @@ class Sample(msgspec.Struct, tag=True):
 
 
 class Call(msgspec.Struct, tag=True):
-    """Engine to worker: a worker method by name; answered with `Value`."""
+    """Engine to worker: a method of `WorkerProtocol` or of the worker by name; answered with `Value`."""
 
     method: str
     arguments: dict[str, Any] | None = None
@@ -65,18 +57,6 @@ class Stage(msgspec.Struct, tag=True):
     """Worker to engine: a stage of the start began."""
 
     name: str
-
-
-class Loaded(msgspec.Struct, tag=True):
-    """Worker to engine: its model is there."""
-
-    facts: WorkerFacts
-
-
-class Ready(msgspec.Struct, tag=True):
-    """Worker to engine: it takes steps."""
-
-    ready: WorkerReady
 
 
 class Sampled(msgspec.Struct, tag=True):
@@ -100,8 +80,8 @@ class Failure(msgspec.Struct, tag=True):
     culprit: str = ""
 
 
-ToWorker = Load | Allocate | Execute | Sample | Call
-FromWorker = Stage | Loaded | Ready | Sampled | Value | Failure
+ToWorker = Execute | Sample | Call
+FromWorker = Stage | Sampled | Value | Failure
 
 
 class WorkerError(RuntimeError):
@@ -137,7 +117,7 @@ class RemoteWorker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._progress = progress
         self._steps: deque[RemoteStep] = deque()
-        self._values: deque[Value | Failure | Loaded | Ready] = deque()
+        self._values: deque[Value | Failure] = deque()
         self._num_unheard = 0  # answers to come for which nobody waits any more
         with theirs:
             self._process = subprocess.Popen(
@@ -154,18 +134,10 @@ class RemoteWorker:
 
     def load(self) -> WorkerFacts:
         self._progress("worker process")
-        self._channel.send(Load())
-        answer = self._next_value()
-        if not isinstance(answer, Loaded):
-            raise WorkerError(f"the worker answered {type(answer).__name__} to load")
-        return answer.facts
+        return msgspec.convert(self._ask(Call("load")), WorkerFacts)
 
     def allocate(self, layout: KVLayout) -> WorkerReady:
-        self._channel.send(Allocate(layout))
-        answer = self._next_value()
-        if not isinstance(answer, Ready):
-            raise WorkerError(f"the worker answered {type(answer).__name__} to allocate")
-        return answer.ready
+        return msgspec.convert(self._ask(Call("allocate", {"layout": layout})), WorkerReady)
 
     def execute(self, plan: StepPlan) -> None:
         self._send(Execute(plan))
@@ -179,9 +151,7 @@ class RemoteWorker:
         for name, value in (arguments or {}).items():
             if callable(value):
                 raise ValueError(f"{method}: {name} is a callable, which cannot travel to a worker process; name it")
-        self._send(Call(method, arguments))
-        answer = self._next_value(None if timeout is None else (method, timeout))
-        return answer.value if isinstance(answer, Value) else None
+        return self._ask(Call(method, arguments), timeout)
 
     def check(self) -> None:
         if self._process.poll() is not None:
@@ -214,20 +184,21 @@ class RemoteWorker:
         else:
             self._values.append(message)
 
-    def _next_value(self, limit: tuple[str, float] | None = None) -> Value | Loaded | Ready:
-        """The next answer that somebody waits for; `limit` names the method and its seconds."""
-        latest = None if limit is None else time.monotonic() + limit[1]
+    def _ask(self, call: Call, timeout: float | None = None) -> Any:
+        """What the worker answers; raises `TimeoutError` after so many seconds, and its answer is then nobody's."""
+        self._send(call)
+        latest = None if timeout is None else time.monotonic() + timeout
         while not self._values:
-            if limit is not None and latest is not None and not self._channel.readable(latest - time.monotonic()):
+            if latest is not None and not self._channel.readable(latest - time.monotonic()):
                 self._num_unheard += 1
                 raise TimeoutError(
-                    f"a worker did not answer {limit[0]} within {limit[1]:g} seconds; it goes on with it"
+                    f"a worker did not answer {call.method} within {timeout:g} seconds; it goes on with it"
                 )
             self.read_one()
         answer = self._values.popleft()
         if isinstance(answer, Failure):
             raise WorkerError(answer.message if answer.kind == "ValueError" else f"{answer.kind}: {answer.message}")
-        return answer
+        return answer.value
 
     def _send(self, message: ToWorker) -> None:
         try:
@@ -282,14 +253,15 @@ class _WorkerLoop:
         """Does what a message asks for; answers to steps come later, by `answer_oldest`."""
         if isinstance(message, Execute):
             self._step = message.plan.step
-            self._failed = self._try(lambda: self._worker.execute(message.plan))
+            self._failed = self._try(partial(self._worker.execute, message.plan))
         elif isinstance(message, Sample):
-            self.unanswered.append((self._step, self._failed or self._sample(message.masks)))
+            outcome: Any = self._failed or self._try(partial(self._worker.sample, message.masks))
+            self.unanswered.append((self._step, outcome))
         else:
             while self.unanswered:
                 self.answer_oldest()
             try:
-                self._channel.send(self._answer(message))
+                self._channel.send(Value(self._answer(message)))
             except Exception as error:
                 traceback.print_exc()
                 self._channel.send(Failure(type(error).__name__, str(error)))
@@ -305,27 +277,19 @@ class _WorkerLoop:
         except Exception as error:  # also a result that is too large to be sent
             self._channel.send(Failure(type(error).__name__, str(error), step, self._culprit(error)))
 
-    def _sample(self, masks: bytes) -> StepHandle | Exception:
+    def _try(self, work: Callable[[], T]) -> T | Exception:
+        """What `work` gives; what it raises is told when the engine asks for the tokens."""
         try:
-            handle: StepHandle = self._worker.sample(masks)
+            return work()
         except Exception as error:
             traceback.print_exc()
             return error
-        return handle
 
-    def _try(self, work: Callable[[], None]) -> Exception | None:
-        try:
-            work()
-        except Exception as error:  # told when the engine asks for the tokens
-            traceback.print_exc()
-            return error
-        return None
-
-    def _answer(self, message: Load | Allocate | Call) -> FromWorker:
-        if isinstance(message, Load):
-            return Loaded(self._worker.load())
-        if isinstance(message, Allocate):
-            ready = self._worker.allocate(message.layout)
+    def _answer(self, call: Call) -> Any:
+        if call.method == "load":
+            return self._worker.load()
+        if call.method == "allocate":
+            ready = self._worker.allocate(msgspec.convert((call.arguments or {})["layout"], KVLayout))
             gc.freeze()  # as in the engine's process: what lives now lives on
-            return Ready(ready)
-        return Value(self._worker.call(message.method, message.arguments))
+            return ready
+        return self._worker.call(call.method, call.arguments)

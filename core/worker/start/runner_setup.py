@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...config.checkpoint import Checkpoint
-from ...config.tree import FrameConfig
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.logits import LogitsProcessor
 from ...interfaces.model import Model
-from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
 from ...ops.step import StepBuffers
-from ...plugin_host.registry import Registry
 from ..device import Device
 from ..pooling.pooling import NullPooling
 from ..pooling.setup import make_pooling
@@ -23,58 +19,45 @@ from ..step.request_state import RequestTables
 from ..step.runner import Runner
 from ..step.speculation import make_speculation
 from .attention_binding import BoundLayers
+from .open_device import OpenDevice
 
 
-class RunnerSetup:
-    """What all runners of a worker have in common."""
-
-    def __init__(self, config: FrameConfig, registry: Registry, platform: Platform, checkpoint: Checkpoint) -> None:
-        self._config = config
-        self._registry = registry
-        self._platform = platform
-        self._checkpoint = checkpoint
-
-    def make(
-        self,
-        layout: KVLayout,
-        model: Model,
-        bound: BoundLayers,
-        steps: Steps,
-        connector: ConnectorWorker,
-        processors: Sequence[LogitsProcessor],
-    ) -> Runner:
-        """A runner with empty slots."""
-        config, platform, checkpoint = self._config, self._platform, self._checkpoint
-        max_slots, max_len = config.scheduler.max_num_seqs, checkpoint.max_model_len
-        max_blocks = [group.blocks_for(max_len + 1) for group in layout.groups]
-        device = Device(
-            platform.ops(),
-            platform.streams(),
-            platform.device,
-            shapes=steps.shapes,
-            graphs=steps.graphs,
-            deterministic=config.model.deterministic,
-        )
-        tables = RequestTables(device, max_slots, max_len + 1, max_blocks)
-        max_tokens = config.scheduler.max_num_batched_tokens
-        sampler = Sampler(device, max_slots, checkpoint.vocab_size, config.model.logprobs_mode, processors)
-        return Runner(
-            device=device,
-            model=model,
-            layout=layout,
-            planners=[one.planner for one in bound.planned],
-            plan_groups=[one.group for one in bound.planned],
-            tables=tables,
-            buffers=StepBuffers.allocate(max_tokens, max_slots, max_blocks, platform.device),
-            sampler=sampler,
-            speculation=make_speculation(config, self._registry, device, sampler, tables.token_ids),
-            connector=connector,
-            pooling=self._make_pooling(model),
-            prefixes=PrefixTiles(device, max_slots, bound.prefix_tile_rows or 16),
-        )
-
-    def _make_pooling(self, model: Model) -> NullPooling:
-        plan = self._checkpoint.pooling
-        if plan is None:
-            return NullPooling()
-        return make_pooling(self._config, plan, model, self._registry, self._platform)
+def make_runner(
+    opened: OpenDevice,
+    layout: KVLayout,
+    model: Model,
+    bound: BoundLayers,
+    steps: Steps,
+    connector: ConnectorWorker,
+    processors: Sequence[LogitsProcessor] = (),
+) -> Runner:
+    """A runner with empty slots on an open device."""
+    config, platform, checkpoint = opened.config, opened.platform, opened.checkpoint
+    plan = checkpoint.pooling
+    max_slots, max_len = config.scheduler.max_num_seqs, checkpoint.max_model_len
+    max_blocks = [group.blocks_for(max_len + 1) for group in layout.groups]
+    device = Device(
+        platform.ops(),
+        platform.streams(),
+        platform.device,
+        shapes=steps.shapes,
+        graphs=steps.graphs,
+        deterministic=config.model.deterministic,
+    )
+    tables = RequestTables(device, max_slots, max_len + 1, max_blocks)
+    max_tokens = config.scheduler.max_num_batched_tokens
+    sampler = Sampler(device, max_slots, checkpoint.vocab_size, config.model.logprobs_mode, processors)
+    return Runner(
+        device=device,
+        model=model,
+        layout=layout,
+        planners=[one.planner for one in bound.planned],
+        plan_groups=[one.group for one in bound.planned],
+        tables=tables,
+        buffers=StepBuffers.allocate(max_tokens, max_slots, max_blocks, platform.device),
+        sampler=sampler,
+        speculation=make_speculation(config, opened.registry, device, sampler, tables.token_ids),
+        connector=connector,
+        pooling=NullPooling() if plan is None else make_pooling(config, plan, model, opened.registry, platform),
+        prefixes=PrefixTiles(device, max_slots, bound.prefix_tile_rows or 16),
+    )

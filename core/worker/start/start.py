@@ -22,13 +22,12 @@ from ..pooling.pooling import Pooling
 from ..sample.processors import load_processors
 from ..step.runner import Runner
 from .attention_binding import BoundLayers, ChosenBackends, choose_backends
-from .graph_choice import choose_graphs, hook_reasons
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel, compiled, load_model
 from .numerics import block_numerics
 from .open_device import OpenDevice, open_device
 from .profile import profile_step
-from .runner_setup import RunnerSetup
+from .runner_setup import make_runner
 from .trial_steps import TrialSteps, against_recording, rehearse
 
 logger = logging.getLogger("frame.worker")
@@ -182,13 +181,13 @@ def _with_cache(loaded: _Loaded, layout: KVLayout) -> tuple[KVMemory, Runner]:
     connector = opened.connector(layout, config.transfer.kv_connector)
     connector.register(views)
     against = against_recording(opened, loaded.model, bound)
-    against += hook_reasons(connector.hooks, config.transfer.kv_connector)
+    if connector.hooks.decode_steps:
+        against.append(f"KV connector {config.transfer.kv_connector!r} needs Python in each layer of decode steps")
     if against and not isinstance(opened.steps.graphs, EagerGraphs):
         logger.info("no step is recorded: %s", "; ".join(against))
-    steps = replace(opened.steps, graphs=choose_graphs(opened.steps.graphs, against))
+    steps = replace(opened.steps, graphs=EagerGraphs()) if against else opened.steps
     processors = load_processors(config, opened.registry, platform.device)
-    setup = RunnerSetup(config, opened.registry, platform, opened.checkpoint)
-    return memory, setup.make(layout, loaded.model.model, bound, steps, connector, processors)
+    return memory, make_runner(opened, layout, loaded.model.model, bound, steps, connector, processors)
 
 
 def _record(runner: Runner) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+from torch import nn
+
 from ...interfaces.kv_layout import with_blocks
+from ...interfaces.model import Model
 from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
+from ...layers.build import Layers
+from ...layers.cached import CachedLayer
 from ..step.runner import Runner
 from .attention_binding import BoundLayers, ChosenBackends, choose_backends
-from .distinct_layers import distinct_layers
-from .graph_choice import layer_reasons, model_reasons
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel, build_model, compiled
 from .open_device import OpenDevice
-from .runner_setup import RunnerSetup
+from .runner_setup import make_runner
 from .warm_up import warm_up
 
 
@@ -56,9 +61,8 @@ class TrialSteps:
             layout = with_blocks(self._chosen.layout, 0, 2)
             bound = self._chosen.build(layout, opened.platform.ops())
             bound.bind(KVMemory(layout, opened.platform.device))
-            setup = RunnerSetup(opened.config, opened.registry, opened.platform, opened.checkpoint)
             steps, connector = Steps(shapes=opened.steps.shapes), opened.connector(layout, None)
-            self._made = setup.make(layout, loaded.model, bound, steps, connector, []), bound
+            self._made = make_runner(opened, layout, loaded.model, bound, steps, connector), bound
         return self._made
 
 
@@ -74,5 +78,57 @@ def rehearse(opened: OpenDevice, platform: Platform) -> None:
 
 def against_recording(opened: OpenDevice, loaded: LoadedModel, bound: BoundLayers) -> list[str]:
     """Why no step is recorded, whatever moves blocks; none when steps may be."""
-    pools = opened.checkpoint.pooling is not None
-    return model_reasons(loaded.model, pools=pools) + layer_reasons(bound.planned)
+    model, found = loaded.model, list[str]()
+    if opened.checkpoint.pooling is not None:
+        found.append("a pooling engine has no decodes")
+    if model.needs_python or model.segments:
+        found.append(f"model {type(model).__name__} needs Python in each step")
+    python = dict.fromkeys((one.backend is None, one.name) for one in bound.planned if one.planner.needs_python)
+    found += [f"{'layer' if own else 'attention backend'} {name!r} needs Python in each step" for own, name in python]
+    return found
+
+
+@contextmanager
+def distinct_layers(model: Model) -> Iterator[None]:
+    """While inside, `model` lacks each layer that is made as an earlier one is, and follows a layer made as that one's.
+
+    A step of it launches the kernels that a step of the whole model does. The last layer stays. Only what
+    `build.layers` made is cut; attention layers that are left out keep their places in the cache's layout.
+    """
+    whole = [
+        (module, name, layers)
+        for module in list(model.modules())
+        for name, layers in module.named_children()
+        if isinstance(layers, Layers)
+    ]
+    for module, name, layers in whole:
+        setattr(module, name, Layers(_distinct(layers)))
+    try:
+        yield
+    finally:
+        for module, name, layers in whole:
+            setattr(module, name, layers)
+
+
+def _distinct(layers: nn.ModuleList) -> list[nn.Module]:
+    kept: list[nn.Module] = []
+    seen: set[tuple[Hashable, Hashable]] = set()
+    before: Hashable = None
+    for index, layer in enumerate(layers):
+        made = _made(layer)
+        if (before, made) not in seen or index == len(layers) - 1:
+            kept.append(layer)
+        seen.add((before, made))
+        before = made
+    return kept
+
+
+def _made(layer: nn.Module) -> Hashable:
+    """What a layer's launches depend on: its modules, its tensors' shapes, its attention."""
+    kinds = tuple((name, type(module)) for name, module in layer.named_modules())
+    tensors = [*layer.named_parameters(), *layer.named_buffers()]
+    shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+    specs = tuple(
+        (module.backend_spec, module.kv_spec()) for module in layer.modules() if isinstance(module, CachedLayer)
+    )
+    return kinds, shapes, specs

@@ -18,7 +18,6 @@ from ...interfaces.pooling_params import PoolingParams
 from ...interfaces.sampling import SamplingParams
 from ...interfaces.step import NewRequest, StepPlan, TokenMasks
 from ..step.runner import Runner
-from .graph_choice import model_reasons
 
 #: Block that the requests read and write; it stays free, so what they leave in it is nobody's.
 _BLOCK = 1
@@ -81,8 +80,8 @@ def warm_up(
 
 def _takes_padding(runner: Runner, kinds: Sequence[PoolingParams]) -> bool:
     """Whether there are decodes, and whether they can be padding alone, as they must where steps are recorded."""
-    against = any(planner.needs_python for planner in runner.planners)
-    return not (against or model_reasons(runner.model, pools=bool(kinds)))
+    model, planning = runner.model, any(planner.needs_python for planner in runner.planners)
+    return not (kinds or planning or model.needs_python or model.segments)
 
 
 def _decodes(most: int, met: set[tuple[int, bool]]) -> list[StepShape]:

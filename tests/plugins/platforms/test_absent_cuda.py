@@ -20,9 +20,8 @@ from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.engine.schedule.step_budget import resolve_budget
 from frame.core.plugin_host.registry import Registry
-from frame.core.worker.start.distinct_layers import distinct_layers
 from frame.core.worker.start.open_device import OpenDevice
-from frame.core.worker.start.trial_steps import rehearse
+from frame.core.worker.start.trial_steps import distinct_layers, rehearse
 from frame.interfaces import Placement
 from frame.kernels.norm import _rms_norm
 from frame.plugins.platforms.cuda.compile import rehearsal

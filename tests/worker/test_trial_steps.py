@@ -3,7 +3,7 @@
 from torch import nn
 
 from frame.core.layers.build import Layers
-from frame.core.worker.start.distinct_layers import distinct_layers
+from frame.core.worker.start.trial_steps import distinct_layers
 
 
 class Stack(nn.Module):
