@@ -141,17 +141,17 @@ class LayerParams:
 class CacheBackend(ABC):
     """Serves layers that ask for one by a spec. Built as `Class(setup, options)`, once for each KV group and spec.
 
-    A recorded step is one of single tokens. `plan` and the layers run once for it, while the host believes in rows as
-    long as any can be and in no padding, and what they launched is launched again for other rows, with device tensors
-    at the same addresses. A backend says with `needs_python` whether that would be wrong. Of steps with prompts all but
-    attention is recorded, maybe by a step of padding of which the host believes the same, with more tokens than rows.
+    Steps of one token a row may be recorded as CUDA graphs. `plan` and the layers then run once, with the host lengths
+    of the longest rows that can be and without padding; a replay launches the same kernels for other rows, which they
+    read from device tensors at the same addresses. `needs_python` says that this would be wrong. Steps with prompts are
+    recorded but for attention, maybe by a step of padding with such lengths and more tokens than rows.
     """
 
     #: the specs that it is asked about
     spec_type: ClassVar[type] = AttentionSpec
-    #: whether `plan` makes use of the batch's `prefix`; only then is one worked out
+    #: whether `plan` reads the batch's `prefix`; only then is one computed
     shares_prefixes: bool = False
-    #: what that costs and saves; with None steps share prefixes only where a user says from how many tokens on
+    #: what that costs and saves; with None rows share prefixes only from the length on that a user sets
     prefix_costs: PrefixCosts | None = None
     #: rows that attend to a shared prefix as one tile: with 4 query heads for each KV head, 16 of them have the 64 rows
     #: of a Hopper matrix instruction. Backends of one engine that share prefixes must agree, or none are shared.

@@ -1,7 +1,8 @@
-"""Which running requests begin with the same blocks, kept up as requests come and go.
+"""Which running requests begin with the same blocks.
 
-A prefix is shared where a request took over another's blocks at its admission, so tables are compared then, once, and
-never in a step. Knows slots and tables of blocks: no hash, no pool, and not whether a device makes use of it.
+Requests share a prefix when one was admitted with cached blocks that another holds. So block tables are compared at
+admission only, never in a step. Knows slots and block tables: no hash, no pool, and not whether a device reads shared
+prefixes once.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class _Family:
 
 
 class SharedPrefixes:
-    """Called as requests take and leave slots, and by each step that is launched.
+    """Called when a request takes or leaves a slot, and for each step that is launched.
 
-    A group counts when its rows save tokens by `costs`, and all groups of a step together save what the launch costs.
-    Without costs none counts. `groups` are the KV groups that keep whole prefixes, and their block sizes; what requests
-    share is counted in whole grains, of `grain` tokens.
+    Rows are reported as a group when `costs` say that reading their prefix once saves tokens, and when all groups of a
+    step together save what the launch costs; without costs none is. `groups` are the KV groups that keep whole
+    prefixes, and their block sizes. Shared tokens are counted in multiples of `grain`.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class SharedPrefixes:
         self._families: dict[int, _Family] = {}
         self._first_block: dict[int, int] = {}  # by slot
         self._tables: dict[int, Tables] = {}
-        self._groups: list[tuple[np.ndarray, int]] | None = []  # None: to be worked out
+        self._groups: list[tuple[np.ndarray, int]] | None = []  # None: to be computed anew
         self._row_of_slot = np.full(num_slots, -1, np.int32)
 
     def enter(self, slot: int, tables: Tables) -> None:
@@ -98,7 +99,7 @@ class SharedPrefixes:
         return made if saved >= self._costs.launch else []
 
     def _group(self, family: _Family) -> tuple[np.ndarray, int] | None:
-        """(slots, tokens) of the members for which sharing saves most; None where that is nothing."""
+        """(slots, tokens) of the members for which sharing saves most; None where it saves nothing."""
         if self._costs is None:
             return None
         order = sorted(family.common, key=family.common.__getitem__, reverse=True)

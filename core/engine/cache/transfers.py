@@ -1,4 +1,4 @@
-"""The scheduler's side of a KV connector: what it is asked, told, and reports. Knows no transport."""
+"""The scheduler's calls of a KV connector, and what they do to requests. Knows no transport."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _METRIC = re.compile("[a-z][a-z0-9_]{0,63}")
 
 
 class Transfers:
-    """Speaks to one connector in terms of requests. With the null connector everything here is a no-op.
+    """Calls one connector about requests. With the null connector everything here is a no-op.
 
-    A connector that raises costs its help and nothing else. `counters` and `gauges` are what it told for the metrics.
+    Where a connector raises, requests are computed without it. `counters` and `gauges` are its numbers for the metrics.
     """
 
     def __init__(self, connector: ConnectorScheduler, kv: KVCache) -> None:
         self.connector = connector
         self.active = not isinstance(connector, NullConnectorScheduler)
         self._kv = kv
-        # it raised where it notes what to load: a later message could write to blocks that are others' by then
+        # it raised in `allocated` or `build_message`: a later message could load into blocks that others hold by then
         self._silent = False
         self.counters: dict[str, float] = {}
         self.gauges: dict[str, float] = {}
-        self._untold: set[str] = set()
+        self._logged: set[str] = set()
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
         """(tokens that can be loaded past `num_computed`, whether later); None: ask again in a later step."""
@@ -78,21 +78,21 @@ class Transfers:
 
     def report(self, report: TransferReport) -> None:
         """Passes on what the workers reported."""
-        for name, value in self._told(report.counters).items():
+        for name, value in self._shown(report.counters).items():
             self.counters[name] = self.counters.get(name, 0.0) + value
-        self.gauges.update(self._told(report.gauges))
+        self.gauges.update(self._shown(report.gauges))
         try:
             self.connector.update(report)
         except Exception:
             logger.exception("the KV connector failed in update")
 
-    def _told(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Those that metrics can show; the others are named in the log, once."""
-        told = {name: value for name, value in numbers.items() if _METRIC.fullmatch(name) and math.isfinite(value)}
-        for name in numbers.keys() - told.keys() - self._untold:
-            self._untold.add(name)
-            logger.warning("the KV connector told %r as %r, which no metric can show", name, numbers[name])
-        return told
+    def _shown(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The numbers that metrics can show; each of the others is named in the log once."""
+        shown = {name: value for name, value in numbers.items() if _METRIC.fullmatch(name) and math.isfinite(value)}
+        for name in numbers.keys() - shown.keys() - self._logged:
+            self._logged.add(name)
+            logger.warning("the KV connector reported %r as %r, which no metric can show", name, numbers[name])
+        return shown
 
     def _ask(self, method: str, otherwise: Any, request: Request, *arguments: Any) -> Any:
         """What the connector answers; `otherwise` where it raises: then the request goes on without it."""
