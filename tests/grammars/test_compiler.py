@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from frame.core.config.flat import from_flat
-from frame.core.engine.grammar.compiler import MAX_PENDING, WORN_BYTES, GrammarCompiler, make_compiler
+from frame.core.engine.grammar.compiler import MAX_PENDING, NUM_COMPILERS, WORN_BYTES, GrammarCompiler, make_compiler
 from frame.core.engine.grammar.masks import Pace
 from frame.core.engine.grammar.progress import GrammarProgress
 from frame.core.engine.grammar.trial import GrammarTrial
@@ -166,14 +166,47 @@ def test_refusals_are_kept_and_accidents_are_not(parts):
 
 def test_too_many_different_grammars_are_refused(parts):
     compiler, _, trial = parts
-    trial.gate.clear()
-    waiting = [compiler.compile(regex(f"a{number}")) for number in range(MAX_PENDING)]
-    assert compiler.compile(regex("a3")) is waiting[3]
+    waiting = hold_up(compiler, trial)
+    waiting += [compiler.compile(regex(f"a{number}")) for number in range(MAX_PENDING)]
+    assert compiler.compile(regex("a3")) is waiting[NUM_COMPILERS + 3]
     with pytest.raises(QueueFullError, match="256 grammars wait to be compiled"):
         compiler.compile(regex("one more"))
+    waiting.append(compiler.compile(regex("one more"), owner="another"))
     trial.gate.set()
     for future in waiting:
         done(future)
+
+
+def hold_up(compiler, trial):
+    """Keeps the compiler's threads busy until the trial's gate opens."""
+    trial.gate.clear()
+    busy = [compiler.compile(regex(f"busy{number}")) for number in range(NUM_COMPILERS)]
+    while compiler._threads.num_waiting(""):
+        time.sleep(0.001)
+    return busy
+
+
+def test_owners_take_turns(parts):
+    compiler, backend, trial = parts
+    futures = hold_up(compiler, trial)
+    futures += [compiler.compile(regex(f"a{number}"), owner="a") for number in range(40)]
+    futures += [compiler.compile(regex(f"b{number}"), owner="b") for number in range(2)]
+    futures.append(compiler.compile(regex("a30"), owner="c"))
+    assert futures[-1] is futures[NUM_COMPILERS + 30]
+    trial.gate.set()
+    for future in futures:
+        done(future)
+    first = [text for text in backend.compiled if not text.startswith("busy")][:8]
+    assert {"b0", "b1", "a30"} <= set(first)
+    assert backend.compiled.count("a30") == 1
+
+
+def test_closing_cancels_what_waits(parts):
+    compiler, _, trial = parts
+    hold_up(compiler, trial)
+    waiting = compiler.compile(regex("a"), owner="a")
+    compiler.close()
+    assert waiting.cancelled()
 
 
 def test_progress_begins_after_the_ids_that_end_reasoning():

@@ -16,8 +16,9 @@ from frame.core.engine.grammar import constraints as constraints_module
 from frame.core.engine.grammar.compiler import GrammarCompiler
 from frame.core.interfaces.engine import EngineOutput
 from frame.core.plugin_host.setups import grammar_setup
-from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, StructuredOutputsParams
+from frame.interfaces import Grammar, GrammarBackend, GrammarMatcher, SchedulerPolicy, StructuredOutputsParams
 from frame.plugins.grammars.guidance import GuidanceBackend
+from frame.plugins.schedulers.fair import FairPolicy
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.testing.engines import fake_engine, request
 from frame.testing.fake_cache import VOCAB, expected_tokens, make_layout
@@ -93,20 +94,21 @@ class Trial:
 class Run:
     """An engine and what its requests were answered, with the moment of each token."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: type[SchedulerPolicy] = FirstComeFirstServedPolicy) -> None:
         config = from_flat({"max_num_seqs": 16, "max_num_batched_tokens": 64})
         executor = FakeExecutor(make_setup("executor", config=config, workers=FakeWorkers()))
         backend = Backend()
         compiler = GrammarCompiler(lambda: backend, Trial, cache_bytes=1 << 20)
-        policy = FirstComeFirstServedPolicy(make_setup("scheduler", config=config))
-        self.engine: Engine = fake_engine(config, executor, policy, make_layout(), compiler=compiler)
+        chosen = policy(make_setup("scheduler", config=config))
+        self.engine: Engine = fake_engine(config, executor, chosen, make_layout(1000), compiler=compiler)
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.times: dict[str, list[float]] = {}
         self.asked: dict[str, Any] = {}
 
-    def add(self, name: str, num_tokens: int, regex: str | None = None) -> None:
+    def add(self, name: str, num_tokens: int, regex: str | None = None, owner: str = "") -> None:
         params = {} if regex is None else {"structured_outputs": StructuredOutputsParams(regex=regex)}
         self.asked[name] = request(name, [1, 2, 3, len(self.asked)], num_tokens, **params)
+        self.asked[name].owner = owner
         self.outputs[name], self.times[name] = [], []
         self.engine.add(self.asked[name])
 
@@ -151,6 +153,37 @@ def test_others_go_on_while_a_mask_is_filled(run: Run) -> None:
         assert pauses.max() < 0.25, "a token waited for a mask of another request"
     run.finish()
     run.check("plain", "quick", "slow0", "slow1", "slow2")
+
+
+def test_nobody_gives_way_to_a_request_whose_mask_is_not_there() -> None:
+    run = Run(FairPolicy)
+    scheduler = run.engine.scheduler
+    for number in range(16):
+        run.add(f"a{number}", 60, owner="a")
+    while not all(run.times[f"a{number}"] for number in range(16)):
+        run.step()
+    before = run.engine.stats().preemptions
+    run.add("slow", 1, "slow:0", owner="b")
+    while not scheduler.constraints._filler.num_ahead:
+        run.step()
+    for _ in range(8):  # the scheduler looks for a request that gives way every four steps
+        run.step()
+    assert scheduler.constraints._filler.num_ahead, "the mask came early: nothing is tested"
+    preempted = run.engine.stats().preemptions
+    while not run.ended("slow"):
+        run.step()
+    run.check("slow")
+    run.engine.close()
+    assert preempted == before
+
+
+def test_masks_of_several_owners_are_filled_in_turns(run: Run) -> None:
+    for number in range(12):
+        run.add(f"a{number}", 1, f"slow:{number}", owner="a")
+    run.add("b", 1, "slow:b", owner="b")
+    while not run.ended("b"):
+        run.step()
+    assert sum(run.ended(f"a{number}") for number in range(12)) <= 6
 
 
 def test_a_grammar_that_becomes_slow_is_set_aside_and_loses_no_token(run: Run) -> None:

@@ -1,7 +1,7 @@
 """Compiling grammars beside the step loop: tried in a child process first, then compiled on a thread, then kept.
 
-Equal constraints are compiled once. What is kept is bounded in bytes, the least recently used goes first. Knows no
-request.
+Equal constraints are compiled once, and owners of requests take turns. What is kept is bounded in bytes, the least
+recently used goes first. Knows no request.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import cast
 
@@ -23,11 +24,12 @@ from ...plugin_host.offers import PluginError
 from ...plugin_host.registry import Registry
 from ...plugin_host.setups import grammar_setup
 from ..request import QueueFullError
+from .fair_threads import FairThreads
 from .trial import GrammarTrial
 
 #: Grammars that are compiled at a time, each with a child process.
 NUM_COMPILERS = 2
-#: Different grammars that may wait; more are refused.
+#: Different grammars of one owner that may wait; more are refused.
 MAX_PENDING = 256
 #: What a refusal takes in the cache.
 _REFUSAL_BYTES = 1024
@@ -44,7 +46,7 @@ class GrammarCompiler:
         self._build = build
         self._make_trial = trial
         self.cache_bytes = cache_bytes
-        self._pool = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar")
+        self._threads = FairThreads(NUM_COMPILERS, "grammar")
         self._lock = threading.Lock()
         self._build_lock = threading.Lock()
         self._backend: GrammarBackend | None = None
@@ -69,20 +71,22 @@ class GrammarCompiler:
         """Grammars and refusals that are kept."""
         return len(self._sizes)
 
-    def compile(self, params: StructuredOutputsParams, *, bounded: bool = True) -> Future[Grammar]:
+    def compile(self, params: StructuredOutputsParams, *, owner: str = "", bounded: bool = True) -> Future[Grammar]:
         """The grammar of a constraint, compiled or on its way; its error is a `ValueError` when the caller is at fault.
 
-        Where `bounded`, raises `QueueFullError` when too many wait.
+        Where `bounded`, raises `QueueFullError` when too many of the request's `owner` wait.
         """
         key = _key(params)
         with self._lock:
             known = self._futures.get(key)
             if known is not None and not self._worn(key):
                 self._futures.move_to_end(key)
+                if not (known.running() or known.done()):  # it may stand far back in the line of another owner
+                    self._threads.submit(owner, partial(self._compile, params), known)
                 return known
-            if bounded and len(self._futures) - len(self._sizes) >= MAX_PENDING:
+            if bounded and self._threads.num_waiting(owner) >= MAX_PENDING:
                 raise QueueFullError(f"{MAX_PENDING} grammars wait to be compiled; try again later")
-            future = self._futures[key] = self._pool.submit(self._compile, params)
+            future = self._futures[key] = self._threads.submit(owner, partial(self._compile, params))
         future.add_done_callback(lambda done: self._keep(key, done))
         return future
 
@@ -95,12 +99,12 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """Ends threads and child processes."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.cancel()
         with self._lock:
             trials = list(self._trials)
         for trial in trials:
             trial.close()
-        self._pool.shutdown(wait=True)
+        self._threads.close()
         if self._backend is not None:
             self._backend.close()
 

@@ -62,7 +62,7 @@ class Constraints:
             raise ValueError(f"request {request.request_id!r} has no constraint")
         if self._compiler is None:
             raise ValueError(f"structured_outputs cannot be served: {self._against}")
-        future = self._compiler.compile(params, bounded=not request.source.replayed)
+        future = self._compiler.compile(params, owner=request.source.owner, bounded=not request.source.replayed)
         request.state = RequestState.COMPILING
         self._compiling[request.request_id] = request, future
         future.add_done_callback(lambda _: self._news.set())
@@ -92,7 +92,9 @@ class Constraints:
         if grammar is None or not grammar.begun or self._compiler is None:
             return False
         if grammar.ahead is None and grammar.pace.slow:
-            grammar.ahead = self._filler.ahead(self._compiler.backend(), grammar.matcher, grammar.pace)
+            grammar.ahead = self._filler.ahead(
+                self._compiler.backend(), grammar.matcher, grammar.pace, request.source.owner
+            )
         return grammar.ahead is not None and not grammar.ahead.done
 
     def begin(self, step: LaunchedStep, beside: bool) -> MaskFill | None:

@@ -15,6 +15,7 @@ import numpy as np
 from ...interfaces.grammar import GrammarBackend, GrammarMatcher
 from ...interfaces.step import TokenMasks
 from ..request import Request
+from .fair_threads import FairThreads
 
 #: A mask that takes longer makes its grammar a slow one.
 QUICK_SECONDS = 0.005
@@ -26,6 +27,7 @@ _NEW_PROOF, _SLOW_PROOF = 2, 8
 #: Rows that are filled without another thread where nothing else is to be done meanwhile.
 _FEW_ROWS = 4
 #: Masks that are filled ahead at a time: of grammars that were slow, and of new ones, which do not queue behind those.
+#: Owners of requests take turns.
 _NUM_AHEAD = 2
 
 
@@ -111,7 +113,7 @@ class MaskFiller:
         self._news = news
         self._max_slots = max_slots
         self._beside: ThreadPoolExecutor | None = None
-        self._pools: dict[bool, ThreadPoolExecutor] = {}  # by whether a grammar was slow
+        self._threads_ahead: dict[bool, FairThreads] = {}  # by whether a grammar was slow
         self._ahead: set[Future[None]] = set()
         self._words = np.zeros((0, 0), np.int32)
 
@@ -120,11 +122,11 @@ class MaskFiller:
         """Masks that are being filled ahead."""
         return len(self._ahead)
 
-    def ahead(self, backend: GrammarBackend, matcher: GrammarMatcher, pace: Pace) -> Ahead:
-        """Begins to fill one mask."""
-        pool = self._pools.get(pace.was_slow)
-        if pool is None:
-            pool = self._pools[pace.was_slow] = ThreadPoolExecutor(_NUM_AHEAD, thread_name_prefix="masks_ahead")
+    def ahead(self, backend: GrammarBackend, matcher: GrammarMatcher, pace: Pace, owner: str = "") -> Ahead:
+        """Begins to fill one mask, for a request of `owner`."""
+        threads = self._threads_ahead.get(pace.was_slow)
+        if threads is None:
+            threads = self._threads_ahead[pace.was_slow] = FairThreads(_NUM_AHEAD, "masks_ahead")
         words = np.zeros((1, -(-backend.vocabulary.size // 32)), np.int32)
 
         def fill() -> None:
@@ -132,7 +134,7 @@ class MaskFiller:
             backend.fill_masks([matcher], words)
             pace.note(time.perf_counter() - start)
 
-        filled = pool.submit(fill)
+        filled = threads.submit(owner, fill)
         self._ahead.add(filled)
         filled.add_done_callback(self._arrived)
         return Ahead(words[0], filled)
@@ -181,9 +183,10 @@ class MaskFiller:
 
     def close(self) -> None:
         """Ends the threads."""
-        for pool in (self._beside, *self._pools.values()):
-            if pool is not None:
-                pool.shutdown(cancel_futures=True)
+        for threads in self._threads_ahead.values():
+            threads.close()
+        if self._beside is not None:
+            self._beside.shutdown(cancel_futures=True)
 
     def _arrived(self, filled: Future[None]) -> None:
         self._ahead.discard(filled)

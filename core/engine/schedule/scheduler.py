@@ -168,8 +168,8 @@ class Scheduler:
         return launched.plan
 
     def _make_way(self, draft: StepDraft) -> None:
-        """One running request leaves its slot to the first waiting one, if the policy says so."""
-        waiting = self._waiting.first
+        """One running request leaves its slot to the first waiting one that could use it, if the policy says so."""
+        waiting = self._waiting.first(lambda request: not self.constraints.must_wait(request))
         if waiting is None or waiting.num_unanswered:
             return
         gives_way, key = self._policy.gives_way, self._policy.key

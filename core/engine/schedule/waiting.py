@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...interfaces.scheduling import SchedulerPolicy
@@ -27,10 +27,9 @@ class WaitingQueue:
         """Smallest key first; over a copy, so that the loop may remove what it gets."""
         return iter([request for _, _, request in self._entries])
 
-    @property
-    def first(self) -> Request | None:
-        """The request with the smallest key."""
-        return self._entries[0][2] if self._entries else None
+    def first(self, may_run: Callable[[Request], bool]) -> Request | None:
+        """The request with the smallest key of those that may run; None when there is none."""
+        return next((request for _, _, request in self._entries if may_run(request)), None)
 
     def add(self, request: Request) -> None:
         """Files the request under its key of now."""
