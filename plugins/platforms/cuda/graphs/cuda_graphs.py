@@ -1,7 +1,7 @@
-"""Recorded steps: which sizes are recorded when, how a batch is padded to one, and replay.
+"""CUDA graphs of steps: which sizes are captured when, how a batch is padded to a captured size, and replay.
 
-A step that is recorded whole is a decode step of every row (one token each): its rows lie in the runner's buffers at
-fixed addresses, so replaying needs no arguments. Beside it lies a recording of each of its usual draws. Steps with
+Whole steps are captured where every row decodes one token: the rows lie in the runner's buffers at fixed addresses, so
+a replay needs no arguments. Each kind of draw that is common has a graph of its own beside it. Steps with
 prompts are recorded in pieces (`piecewise`) where that is worth it, everything else runs eagerly. Knows no model and
 no device.
 """
@@ -31,13 +31,13 @@ LEAST_BYTES = 2 << 20
 
 
 class StepRecorder(Protocol):
-    """What makes recordings: `cuda_recorder.Recorder`."""
+    """What captures launches: `capture.Recorder`."""
 
     def record(self, forward: Callable[[], Tensor]) -> Recorded:
         """Records what `forward` launches."""
 
     def forget(self) -> None:
-        """All recordings are gone."""
+        """Drops all recordings."""
 
 
 class CudaGraphs(Graphs, Compiler):
@@ -201,7 +201,7 @@ class CudaGraphs(Graphs, Compiler):
         return bool(self._todo) and self._num_first > 0
 
     def _next(self, served: bool) -> StepShape | None:
-        """What is recorded now, `served` or not since the last time."""
+        """The shape to capture now; `served`: whether a step was served since the last call."""
         if self._todo:
             return self._todo.pop()
         size = 0 if served else self._lacking()
@@ -251,7 +251,7 @@ class CudaGraphs(Graphs, Compiler):
         self._used += made.num_bytes
 
     def _want(self, shape: StepShape) -> None:
-        """Puts this one first."""
+        """Has this shape captured next."""
         if not self._began or self._exhausted or (self._todo and self._todo[-1] == shape):
             return
         if shape in self._todo:
@@ -259,7 +259,7 @@ class CudaGraphs(Graphs, Compiler):
         self._todo.append(shape)
 
     def _stop(self, reason: str) -> None:
-        """No more is recorded."""
+        """Captures nothing from now on."""
         if not self._exhausted:
             sizes = len(self._recorded)
             logger.warning("%s: %d recorded steps stay, others are padded to them or run eagerly", reason, sizes)

@@ -46,16 +46,16 @@ def sizes_for(weights_bytes: int, max_tokens: int) -> list[int]:
 
 
 class Recorder(Protocol):
-    """What makes recordings: `cuda_piece_recorder.PieceRecorder`."""
+    """What captures pieces: `piecewise_capture.PieceRecorder`."""
 
     def recording(self) -> AbstractContextManager[None]:
         """Around a forward pass while it is recorded; also ends a piece that an error has left open."""
 
     def begin(self) -> None:
-        """Begins a piece: nothing runs."""
+        """Begins a piece: launches are captured and do not run."""
 
     def end(self) -> Replay:
-        """Ends it."""
+        """Ends the piece and returns what replays it."""
 
     def see(self, tensor: Tensor) -> Tensor:
         """The tensor's memory, which a later piece may use again."""
@@ -74,14 +74,14 @@ class Piece:
     out: Tensor
 
     def run(self, step: ForwardStep) -> None:
-        """Replays, and attends."""
+        """Replays each piece and attends after it."""
         self.replay()
         self.out.copy_(self.attend(*self.inputs, step))
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A forward pass of one size."""
+    """The pieces of a forward pass of one size."""
 
     pieces: list[Piece]
     last: Replay

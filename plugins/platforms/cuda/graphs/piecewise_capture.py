@@ -1,4 +1,4 @@
-"""Records the pieces of a forward pass on a CUDA device. Knows no step: that is `cuda_pieces`."""
+"""Records the pieces of a forward pass on a CUDA device. Knows no step: that is `piecewise`."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class PieceRecorder:
             main.wait_stream(self._stream)
 
     def begin(self) -> None:
-        """From here on nothing runs."""
+        """Begins a capture: launches do not run from here on."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
         # nothing has run at this size yet: kernels may be loaded meanwhile, which stricter modes refuse
         self._graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
 
     def end(self) -> Callable[[], None]:
-        """What runs that which was launched since `begin`, as often as it is called."""
+        """Ends the capture; returns a function that replays what was launched since `begin`."""
         graph, self._graph = self._graph, None
         if graph is None:
             raise RuntimeError("no piece was begun")
