@@ -26,6 +26,14 @@ def text_or_calls(constraint: StructuredOutputsParams, calls: CallTags, parallel
     return _tagged({"type": "or", "elements": [text, _calls_format(calls, parallel)]}, constraint)
 
 
+def only_calls(calls: CallTags, parallel: bool) -> StructuredOutputsParams | None:
+    """Answers that are calls; None for formats whose arguments are not JSON, in which no schema can be enforced."""
+    contents = [tag["content"].get("elements", [tag["content"]])[-1] for tag in calls.tags]
+    if any(content["type"] != "json_schema" for content in contents):
+        return None
+    return _tagged(_calls_format(calls, parallel), StructuredOutputsParams())
+
+
 def text_with_calls(calls: CallTags, parallel: bool) -> StructuredOutputsParams:
     """Free text in which every tool call that begins must also be complete."""
     tags = calls.tags

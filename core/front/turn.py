@@ -26,7 +26,7 @@ from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
 from ..interfaces.setup import ParserSetup
 from ..plugin_host.offers import PluginError
 from ..plugin_host.registry import Registry
-from .call_formats import text_or_calls, text_with_calls
+from .call_formats import only_calls, text_or_calls, text_with_calls
 from .parser_choice import parser_of_any_model, suited_parser
 from .tools import ToolChoice, read_tools
 from .turn_reader import TurnReader
@@ -193,8 +193,13 @@ class AssistantTurn:
 
     def _demanded(self) -> StructuredOutputsParams:
         """The grammar of a demanded call, and the parser that reads it; the text's format does not apply."""
+        strict = replace(self._request, tools=[replace(tool, strict=True) for tool in self._request.tools])
         for parser in (self._parsers.tools, self._parsers.forced):
-            constraint = parser.constraint(self._request) if parser is not None else None
+            if parser is None:
+                continue
+            calls = parser.call_tags(strict) if parser is self._parsers.tools else None
+            constraint = only_calls(calls, strict.parallel) if calls is not None else None
+            constraint = constraint or parser.constraint(strict)
             if constraint is not None:
                 self._tool_parser = parser
                 return constraint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from frame.core.front.turn import OutputParsers
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import ParserRequest, ParserSetup, StructuredOutputsParams, Tool
 from frame.plugins.parsers.json_list import calls_schema
+
+from .test_call_tags import HERMES, KIMI, LIST, render_with
 
 WEATHER = {
     "type": "function",
@@ -146,3 +149,33 @@ def test_a_format_of_the_text_gives_way_to_a_demanded_call() -> None:
     assert params.structured_outputs is not None
     assert params.structured_outputs.regex is None
     assert "get_time" in json.dumps(params.structured_outputs.json)
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "begin", "end"),
+    [
+        ("hermes", HERMES, '<tool_call>\n{"name": "get_weather", "arguments": ', "</tool_call>"),
+        ("mistral", LIST, '[TOOL_CALLS] [{"name": "get_weather", "arguments": ', "]"),
+        ("kimi_k2", KIMI, "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:", "section_end|>"),
+    ],
+)
+def test_a_demanded_call_has_the_format_of_the_model(llm: LLM, name: str, template: str, begin: str, end: str) -> None:
+    own = Registry.load().make("tool-parser", name, ParserSetup(render_with(template)), FrameConfig())
+    turn = replace(parsers(), tools=own).turn(tools=[WEATHER], tool_choice=NAMED, parallel=False)
+    params = SamplingParams(temperature=1.0, max_tokens=200, output_kind=RequestOutputKind.FINAL_ONLY)
+    (output,) = llm.generate(["What is the weather?"], turn.constrain(params, "What is the weather?"), use_tqdm=False)
+    (completion,) = output.outputs
+    assert completion.text.startswith(begin)
+    assert completion.text.endswith(end)
+    turn.read(completion)
+    (call,) = turn.message().calls
+    check(call)
+    assert turn.finish_reason(completion) == "tool_calls"
+
+
+def test_a_format_without_json_leaves_demanded_calls_to_the_json_list() -> None:
+    own = Registry.load().make("tool-parser", "qwen3_coder", ParserSetup(), FrameConfig())
+    turn = replace(parsers(), tools=own).turn(tools=[WEATHER], tool_choice="required")
+    constraint = turn.constrain(SamplingParams(), "").structured_outputs
+    assert constraint is not None
+    assert "get_weather" in json.dumps(constraint.json)
