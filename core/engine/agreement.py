@@ -1,4 +1,4 @@
-"""What the facts of an engine's workers make together: one KV cache, and the name of what decides its bits."""
+"""Makes one KV cache out of the facts of all workers, and the name of what decides its bits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def agreed_layout(config: FrameConfig, mesh: Mesh, facts: Sequence[WorkerFacts])
 
 
 def _check_states(config: FrameConfig, layout: KVLayout) -> None:
-    """Raises `ValueError` for what cannot be had beside layers that keep a running state."""
+    """Raises `ValueError` for settings that cannot be combined with layers that keep a running state."""
     states = [group.layers[0] for group in layout.groups if group.keeps_states]
     if not states:
         return

@@ -72,7 +72,7 @@ class Engine:
         self._closed = False
 
     def watch(self, journal: NullJournal, suspects: Suspects) -> None:
-        """Before the first request: keeps a journal of its steps, and tries `suspects` of an earlier engine alone."""
+        """Writes steps into `journal` and computes each of `suspects` alone; called before the first request."""
         journal.open(self.scheduler.num_slots)
         self._journal = journal
         self.scheduler.quarantine.suspect(suspects)

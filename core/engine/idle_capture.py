@@ -12,7 +12,7 @@ BUSY_STEPS = 16
 
 
 class Recording:
-    """`wanted`: whether workers have something to record, as their newest answer says."""
+    """`wanted`: whether the newest answer of the workers asks for another CUDA graph."""
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted

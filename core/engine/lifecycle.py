@@ -78,7 +78,7 @@ class Lifecycle:
         request.num_unanswered -= dropped  # earlier steps may still answer
 
     def load_nothing(self, step: LaunchedStep, launched: Iterable[LaunchedStep]) -> None:
-        """Nobody told the workers what this step loads: whoever waits for it starts again without the connector."""
+        """Called when a launched step could not name its loads to the workers: their requests start again."""
         for request in step.loads:
             self.kv.free(request)
             request.transfer.give_up()
@@ -89,14 +89,14 @@ class Lifecycle:
                 self.roll_back(row, launched)
 
     def load(self, request: Request) -> None:
-        """A waiting request's blocks are being filled by the connector."""
+        """Moves a waiting request to those whose blocks the connector is filling."""
         self.waiting.remove(request)
         request.state = RequestState.LOADING
         request.transfer.load(True)
         self.loading[request.request_id] = request
 
     def loaded(self, request: Request) -> None:
-        """The load ended: back to the queue with its blocks, or, when it finished meanwhile, to rest."""
+        """Called when a load ended: the request is queued with its blocks; a finished one gives them back."""
         (self.loading if request.request_id in self.loading else self.abandoned).pop(request.request_id)
         request.transfer.load(False)
         if request.state is RequestState.FINISHED:
@@ -132,7 +132,7 @@ class Lifecycle:
         stop_reason: int | None = None,
         error: str | None = None,
     ) -> EngineOutput:
-        """Ends an unfinished request wherever it is; its slot and blocks follow when nobody uses them any more."""
+        """Ends an unfinished request; its slot and blocks are free once no step and no connector uses them."""
         drained = True
         if request.state is RequestState.RUNNING:
             slot = request.slot
@@ -165,7 +165,7 @@ class Lifecycle:
         )
 
     def answer(self, slots: np.ndarray) -> None:
-        """A step with these slots was answered: finished requests that waited for it give back slot and blocks."""
+        """Called when a step with these slots was answered: finished requests give back slot and blocks."""
         for slot in self.batch.slots.answer(slots):
             request = self._draining.pop(slot, None)
             if request is not None:

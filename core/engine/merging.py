@@ -1,4 +1,4 @@
-"""One result of a step out of what its workers answered. Knows no request and no executor."""
+"""Merges the answers of all workers to a step into one result. Knows no request and no executor."""
 
 from __future__ import annotations
 

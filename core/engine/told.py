@@ -1,4 +1,4 @@
-"""What the answers of one request have told so far. Knows no queue and no block."""
+"""What the outputs of one request have reported so far, so that each fact is reported once. Knows no queue."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Told:
     _begun: bool = False
 
     def admit(self, num_cached: int) -> None:
-        """The request was admitted for the first time, with so many tokens of its prompt from the cache."""
+        """Called when the request is admitted for the first time, with so many prompt tokens found in the cache."""
         self.num_cached, self.scheduled = num_cached, time.time()
 
     def begin(self, output: EngineOutput, *, constrained: bool) -> None:
-        """Puts into its first output with a token what is told once; `constrained`: a grammar follows its tokens."""
+        """Adds to the first output with a token what is reported once; `constrained`: the output follows a grammar."""
         if not self._begun:
             self._begun, self.plain = True, not constrained
             output.num_cached, output.scheduled = self.num_cached, self.scheduled
 
     def add_prompt(self, count: int) -> None:
-        """Log-probabilities of so many more positions of the prompt."""
+        """Counts prompt positions whose log-probabilities were reported."""
         self.num_prompt_logprobs += count

@@ -1,4 +1,4 @@
-"""Other weights for a running engine. Knows no tensor: workers check, read and write; here is what order keeps safe."""
+"""Exchanges the weights of a running engine in the order that keeps it safe. Workers check, read and write them."""
 
 from __future__ import annotations
 

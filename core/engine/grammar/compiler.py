@@ -59,7 +59,7 @@ class GrammarCompiler:
 
     @property
     def num_kept_bytes(self) -> int:
-        """Bytes of what is kept, as grammars say now."""
+        """Bytes of the grammars and refusals that are kept; grammars grow while they are used."""
         with self._lock:
             return sum(
                 size if key not in self._grammars else self._grammars[key].num_bytes
@@ -150,7 +150,7 @@ class GrammarCompiler:
         return True
 
     def _trim(self) -> None:
-        """Drops what was not used for longest until the rest fits; grammars grow with use, so all are looked at."""
+        """Drops the least recently used until the rest fits; counts all anew, since grammars grow in use."""
         for key, grammar in self._grammars.items():
             self._sizes[key] = grammar.num_bytes
             self._fresh_bytes.setdefault(key, grammar.num_bytes)

@@ -68,7 +68,7 @@ class Constraints:
         future.add_done_callback(lambda _: self._news.set())
 
     def admit(self) -> list[EngineOutput]:
-        """Queues the requests whose grammars are there; returns the last outputs of those whose are refused."""
+        """Queues requests whose grammars are compiled; returns the last outputs of those whose are refused."""
         self._news.clear()
         if not self._compiling:
             return []
@@ -87,7 +87,7 @@ class Constraints:
             self._news.wait(seconds)
 
     def must_wait(self, request: Request) -> bool:
-        """Whether a request must not be planned yet: its grammar is slow, and its next mask is not there."""
+        """Whether a request must not be planned yet, because its grammar is slow and its next mask is not filled."""
         grammar = request.grammar
         if grammar is None or not grammar.begun or self._compiler is None:
             return False
@@ -147,7 +147,7 @@ class Constraints:
         return fill.num_filling
 
     def _bound_memory(self) -> list[EngineOutput]:
-        """Now and then: ends the requests of the largest grammar in use while those take too much together."""
+        """Ends the requests of the largest grammar in use while all take too much; looks every few fills."""
         self._num_fills += 1
         if self._num_fills % _FILLS_PER_LOOK or self._compiler is None:
             return []

@@ -41,7 +41,7 @@ class Pace:
         self._proof = _NEW_PROOF
 
     def note(self, seconds: float) -> None:
-        """A mask took so long."""
+        """Counts a mask that took so many seconds."""
         if seconds > QUICK_SECONDS:
             self.note_slow()
             return
@@ -50,7 +50,7 @@ class Pace:
             self.slow = False
 
     def note_slow(self) -> None:
-        """A mask took too long."""
+        """Counts a mask that took too long: the grammar is slow until several quick ones follow."""
         self.slow = self.was_slow = True
         self._quick, self._proof = 0, _SLOW_PROOF
 
@@ -90,11 +90,11 @@ class MaskFill:
         self._slots = slots
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the end, at most so long; returns whether it was reached."""
+        """Waits until all rows are filled, at most `seconds`; returns whether they are."""
         return bool(wait([self.filled], seconds).done)
 
     def error(self, row: int) -> BaseException | None:
-        """What went wrong with a row."""
+        """The error of filling a row; None without one."""
         return self.filled.exception() if row < self.num_filling else self.errors[row - self.num_filling]
 
     def encoded(self, rows: Sequence[int]) -> bytes:

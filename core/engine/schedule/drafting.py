@@ -1,4 +1,4 @@
-"""How many drafts each running request gets in a step, and what came of them. Knows no way to guess.
+"""How many draft tokens each running request gets in a step, and how many of them were accepted. Knows no speculator.
 
 Drafts are extra work: they take the tokens of a step that requests and prompts leave, and blocks that are free. While
 they are in flight the batch counts all of them as tokens; the answer takes back those that did not hold.
@@ -68,7 +68,7 @@ class Drafting:
         return min(int(batch.covered[slot]), total)
 
     def answer(self, step: LaunchedStep, result: StepResult) -> None:
-        """Takes back what did not hold, of the rows whose request still runs; comes before their tokens are added."""
+        """Takes back rejected drafts of requests that still run; called before the step's tokens are added."""
         if result.num_drafts is None or result.num_next_drafts is None:
             return
         plan, batch = step.plan, self._batch
@@ -92,7 +92,7 @@ class Drafting:
             self._num_accepted_per_place[place] += int((accepted > place).sum())
 
     def fill(self, stats: EngineStats) -> None:
-        """Adds what was counted."""
+        """Fills in the counters of drafts."""
         per_place: Sequence[int] = self._num_accepted_per_place.tolist() if self.active else []
         stats.num_drafts = self._num_drafts
         stats.num_draft_tokens = self._num_draft_tokens

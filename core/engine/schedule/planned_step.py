@@ -1,4 +1,4 @@
-"""A step while it is planned, and the record of a launched one. Knows arrays and requests, and takes no decision."""
+"""A step that is being planned, and the record of a launched one. Knows arrays and requests, and takes no decision."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Slots:
         return freed
 
     def retire(self, slot: int) -> bool:
-        """The slot's request left; True when it is free at once, False when `answer` will return it."""
+        """Gives back a slot; True when it is free at once, False when a later `answer` returns it."""
         if self._unanswered[slot] == 0:
             heapq.heappush(self._free, slot)
             return True
