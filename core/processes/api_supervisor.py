@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..config.tree import FrameConfig
-from .child import Child, memory_file, spawn, write_config
+from .child import Child, spawn
 from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
 from .python_command import python_command
 from .supervisor import STEADY_SECONDS
@@ -34,6 +35,7 @@ class ApiSupervisor:
         on_shutdown: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
+        self._files = {"--config-file": json.dumps(config.to_plain())}
         self._admin = admin
         self._on_shutdown = on_shutdown
         self._listeners = listeners
@@ -48,11 +50,7 @@ class ApiSupervisor:
 
     async def run(self) -> str | None:
         """Returns None once all have drained, or the cause when one cannot be restarted."""
-        shared = {
-            "config-file": write_config(self._config),
-            "metrics-fd": memory_file(""),
-            "limits-fd": memory_file(""),
-        }
+        shared = {"--metrics-fd": os.memfd_create("frame-metrics"), "--limits-fd": os.memfd_create("frame-limits")}
         keepers = asyncio.gather(*(self._keep(index, shared) for index in range(len(self._listeners))))
         ends: list[asyncio.Future[Any]] = [keepers, self._failed]
         try:
@@ -93,15 +91,15 @@ class ApiSupervisor:
     async def _keep(self, index: int, shared: dict[str, int]) -> None:
         listener = self._listeners[index].fileno()
         arguments = ["--listen-fd", str(listener), "--index", str(index)]
-        for name, descriptor in shared.items():
-            arguments += [f"--{name}", f"/dev/fd/{descriptor}" if name == "config-file" else str(descriptor)]
+        for option, descriptor in shared.items():
+            arguments += [option, str(descriptor)]
         descriptors = [listener, *shared.values()]
         if self._admin is not None and index == 0:  # one process serves the admin listener
             arguments += ["--admin-fd", str(self._admin.fileno())]
             descriptors.append(self._admin.fileno())
         while True:
             born = time.monotonic()
-            child = await spawn(python_command("frame", "api"), arguments, ApiReport, descriptors)
+            child = await spawn(python_command("frame", "api"), arguments, ApiReport, descriptors, self._files)
             self._children[index] = child
             if self._draining:
                 child.signal(signal.SIGTERM)

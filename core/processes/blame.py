@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..engine.recovery.suspects import Suspects
-from .messages import Verdict
+from .messages import Begin
 
 #: A suspect is at fault after so many deaths, in the last of which it was computed alone. One kill from outside may
 #: well hit the same request twice.
@@ -27,9 +27,9 @@ class Blame:
         self._guilty: dict[str, str] = {}
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict that the next engine gets."""
-        return Verdict(self._suspects.groups, self._guilty)
+    def begin(self) -> Begin:
+        """The message with which the next engine begins."""
+        return Begin(self._suspects.groups, self._guilty)
 
     def death(self, names: Sequence[str], cause: str, *, cleared: bool, killed: bool) -> str | None:
         """Records that an engine died with `names` in flight.

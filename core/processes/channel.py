@@ -13,7 +13,6 @@ import os
 import select
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -95,8 +94,7 @@ class Channel:
         if header is None:
             return None
         (length,) = _LENGTH.unpack(header)
-        if length > self._limit:
-            raise FrameTooLargeError(f"a peer announced {length} bytes; the channel's limit is {self._limit}")
+        _check_announced(length, self._limit)
         data = self._read(length)
         return None if data is None else decode(bytes(data), self._kind)
 
@@ -121,21 +119,25 @@ class Channel:
         return data
 
 
-class AsyncChannel(asyncio.Protocol):
-    """The same on an event loop. What had arrived is still read after the end, unless a `send` found the end."""
+class _Reader(asyncio.StreamReader):
+    """Lets everything that arrived before the connection broke be read; asyncio's reader raises the error first."""
 
-    def __init__(self, kind: Any, limit: int = MAX_FRAME_BYTES) -> None:
+    broken: Exception | None = None
+
+    def set_exception(self, exc: Exception) -> None:
+        self.broken = exc
+        self.feed_eof()
+
+
+class AsyncChannel:
+    """The same on an event loop. What had arrived is still read after the connection has ended."""
+
+    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter, kind: Any, limit: int) -> None:
+        self._reader = reader
+        self._writer = writer
         self._kind = kind
         self._limit = limit
-        self._frames: deque[bytes] = deque()
-        self._num_waiting_bytes = 0
-        self._rest = bytearray()  # the beginning of the next frame
-        self._ended = False
-        self._error: Exception | None = None  # why it ended, unless the peer hung up
-        self._arrived = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._paused = False
+        self._length: int | None = None  # of a frame whose rest is still to be read
 
     @classmethod
     async def connect(cls, address: str, kind: Any) -> AsyncChannel:
@@ -154,85 +156,42 @@ class AsyncChannel(asyncio.Protocol):
     @classmethod
     async def wrap(cls, connection: socket.socket, kind: Any, limit: int = MAX_FRAME_BYTES) -> AsyncChannel:
         """Takes over a connected Unix socket."""
-        _, channel = await asyncio.get_running_loop().create_unix_connection(lambda: cls(kind, limit), sock=connection)
-        return channel
+        loop = asyncio.get_running_loop()
+        reader = _Reader(_MAX_WAITING_BYTES // 2, loop)  # asyncio stops reading from the peer at twice this limit
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.create_unix_connection(lambda: protocol, sock=connection)
+        return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop), kind, limit)
 
     async def send(self, message: Any) -> None:
-        """Waits while the peer is slow; raises `OSError` when it is gone."""
+        """Waits while the peer is slow; raises `OSError` when it is known to be gone."""
         data = pack(message, self._limit)
-        if not self._ended:
-            self._transport.write(data)
-            await self._writable.wait()
-        if self._ended:
+        if self._writer.is_closing():
             raise ConnectionResetError(errno.ECONNRESET, "the peer is gone")
+        self._writer.write(data)
+        await self._writer.drain()
 
     async def receive(self) -> Any:
         """Like `Channel.receive`."""
-        while not self._frames:
-            if self._error is not None:
-                raise self._error
-            if self._ended:
-                return None
-            self._arrived.clear()
-            await self._arrived.wait()
-        frame = self._frames.popleft()
-        self._num_waiting_bytes -= len(frame)
-        if self._paused and not self._frames:
-            self._paused = False
-            self._transport.resume_reading()
+        try:
+            if self._length is None:
+                (self._length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            _check_announced(self._length, self._limit)
+            frame = await self._reader.readexactly(self._length)
+        except (asyncio.IncompleteReadError, FrameTooLargeError) as error:
+            self._writer.close()
+            if isinstance(error, FrameTooLargeError):
+                raise
+            if self._reader.broken is not None:
+                raise self._reader.broken from None
+            return None
+        self._length = None
         return decode(frame, self._kind)
 
     def close(self) -> None:
         """Ends the conversation."""
-        self._end(None)
-        self._transport.close()
+        self._writer.close()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by the event loop, like the methods below."""
-        self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
-        """Splits the data into frames; pauses reading while many wait."""
-        self._rest += data
-        start = 0
-        while len(self._rest) >= (begin := start + _LENGTH.size):
-            (length,) = _LENGTH.unpack_from(self._rest, start)
-            if length > self._limit:
-                text = f"a peer announced {length} bytes; the channel's limit is {self._limit}"
-                self._end(FrameTooLargeError(text))
-                self._transport.close()
-                break
-            if len(self._rest) < begin + length:
-                break
-            start = begin + length
-            with memoryview(self._rest) as view:
-                self._frames.append(bytes(view[begin:start]))
-            self._num_waiting_bytes += length
-        del self._rest[:start]
-        if self._num_waiting_bytes > _MAX_WAITING_BYTES and not self._ended:
-            self._paused = True
-            self._transport.pause_reading()
-        self._arrived.set()
-
-    def pause_writing(self) -> None:
-        """The peer is slow."""
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        """It has caught up."""
-        self._writable.set()
-
-    def eof_received(self) -> None:
-        """The peer hung up."""
-        self._end(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
-        self._end(exc)
-
-    def _end(self, error: Exception | None) -> None:
-        if not self._ended:
-            self._ended = True
-            self._error = error
-        self._arrived.set()
-        self._writable.set()
+def _check_announced(length: int, limit: int) -> None:
+    if length > limit:
+        raise FrameTooLargeError(f"a peer announced {length} bytes; the channel's limit is {limit}")

@@ -4,58 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ..config.tree import FrameConfig
 from ..startup.openmp import child_environment
 from .channel import AsyncChannel
 
 STOP_SECONDS = 8.0
-
-
-def write_config(config: FrameConfig) -> int:
-    """Writes the configuration for child processes to a file in memory and returns its descriptor.
-
-    Nothing is left on disk. Raises `ConfigError` for values that cannot leave the process, such as classes.
-    """
-    return memory_file(json.dumps(config.to_plain()))
-
-
-def memory_file(text: str) -> int:
-    """A file in memory, freed when the last process closes it; children read it as `/dev/fd/N`."""
-    descriptor = os.memfd_create("frame")
-    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
-        file.write(text)
-    return descriptor
-
-
-async def spawn(command: Sequence[str], arguments: Sequence[str], kind: object, fds: Sequence[int] = ()) -> Child:
-    """Starts a child in a session of its own, with a control channel on which the parent receives `kind`.
-
-    The child gets its end as `--control-fd`; each side ends when the channel closes.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        channel = await AsyncChannel.wrap(ours, kind)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                *arguments,
-                "--control-fd",
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(), *fds),
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                env=child_environment(),
-            )
-        except BaseException:
-            channel.close()
-            raise
-    return Child(process, channel)
 
 
 class Child:
@@ -91,3 +48,37 @@ class Child:
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         return f"ended with status {status}"
+
+
+async def spawn(
+    command: Sequence[str], arguments: Sequence[str], kind: object, fds: Sequence[int], files: Mapping[str, str]
+) -> Child:
+    """Starts a child in a session of its own, with a control channel on which the parent receives `kind`.
+
+    The child inherits `fds`, and its end of the channel as `--control-fd`; each side ends when the channel closes. Each
+    option of `files` names a file in memory with the given text, which ends with the child.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.ExitStack() as written:
+        channel = await AsyncChannel.wrap(ours, kind)
+        try:
+            inherited = [theirs.fileno(), *fds]
+            options = [*arguments, "--control-fd", str(theirs.fileno())]
+            for option, text in files.items():
+                file = written.enter_context(open(os.memfd_create("frame"), "w", encoding="utf-8"))
+                file.write(text)
+                file.flush()
+                inherited.append(file.fileno())
+                options += [option, f"/dev/fd/{file.fileno()}"]
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                *options,
+                pass_fds=inherited,
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                env=child_environment(),
+            )
+        except BaseException:
+            channel.close()
+            raise
+    return Child(process, channel)

@@ -23,7 +23,7 @@ from ..interfaces.wire import encode
 from .channel import Channel, FrameTooLargeError, same_user
 from .child_process import describe
 from .journal import PULSE_SECONDS, NullJournal, journal_name
-from .messages import LAST_WORDS_SECONDS, Abort, Add, Call, Hello, Outputs, Reply, ToEngine, Verdict, Weights
+from .messages import LAST_WORDS_SECONDS, Abort, Add, Begin, Call, Hello, Outputs, Reply, ToEngine, Weights
 from .stats_history import StatsHistory
 
 logger = logging.getLogger("frame.server")
@@ -98,14 +98,14 @@ class EngineHost:
         engine: EngineCore,
         listener: socket.socket,
         journal: NullJournal,
-        verdict: Verdict,
+        begin: Begin,
         report: Callable[[Weights], None] = lambda _: None,
     ) -> None:
-        engine.watch(journal, Suspects(verdict.groups))
+        engine.watch(journal, Suspects(begin.suspects))
         self._engine = engine
         self._listener = listener
         self._journal = journal
-        self._guilty = verdict.guilty
+        self._guilty = begin.guilty
         self._report = report
         self._inbox: SimpleQueue[tuple[_Client | None, Any]] = SimpleQueue()
         self._clients: set[_Client] = set()

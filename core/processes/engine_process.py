@@ -18,7 +18,7 @@ from .channel import Channel, listen
 from .child_process import bind_to_parent, describe, show_as
 from .engine_host import EngineHost
 from .journal import Journal, NullJournal
-from .messages import Begin, EngineReport, Failed, Ready, Stage, Verdict
+from .messages import Begin, EngineReport, Failed, Ready, Stage
 
 logger = logging.getLogger("frame.server")
 
@@ -37,7 +37,7 @@ class EngineProcess:
         self._journal = NullJournal() if journal_fd is None else Journal(journal_fd)
         self._address = address
         self._parent = Channel(socket.socket(fileno=control_fd), Begin)
-        self._orders: SimpleQueue[Verdict] = SimpleQueue()
+        self._orders: SimpleQueue[Begin] = SimpleQueue()
         self._prepare = prepare
         self._started = time.monotonic()
         self._host: EngineHost | None = None
@@ -51,7 +51,7 @@ class EngineProcess:
         bind_to_parent(self._parent, self._take, self._stop)
         try:
             build = self._prepare(self._config, self._stage)
-            verdict = self._orders.get()
+            begin = self._orders.get()
             engine = build()
         except Exception as error:
             logger.debug("the engine does not start", exc_info=True)
@@ -59,7 +59,7 @@ class EngineProcess:
             return 1
         try:
             gc.freeze()  # objects that exist now stay: collecting them again would delay steps by a fifth of a second
-            self._host = EngineHost(engine, listen(self._address), self._journal, verdict, self._report)
+            self._host = EngineHost(engine, listen(self._address), self._journal, begin, self._report)
             self._report(Ready(engine.info))
             self._host.run()
         except Exception as error:
@@ -80,7 +80,7 @@ class EngineProcess:
         show_as("frame-engine")
         self._silence_logs(at_least=logging.NOTSET)
         self._started = time.monotonic()
-        self._orders.put(order.verdict)
+        self._orders.put(order)
 
     def _stop(self) -> None:
         if self._host is None:

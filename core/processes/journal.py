@@ -29,11 +29,6 @@ def journal_name(request_id: str) -> str:
     return request_id if len(data) <= _NAME_BYTES else f"#{hashlib.blake2b(data, digest_size=32).hexdigest()}"
 
 
-def journal_memory() -> int:
-    """Anonymous shared memory for a journal, as a file descriptor that a child may inherit."""
-    return os.memfd_create("frame-journal", os.MFD_CLOEXEC)
-
-
 class NullJournal:
     """Does nothing, for engines whose journal nobody reads."""
 
@@ -105,10 +100,16 @@ class Journal(NullJournal):
 
 
 class JournalReader:
-    """The reader's view of `descriptor`, at any time and after the writer's death."""
+    """Opens the memory of a journal, whose `descriptor` the writer inherits; reads it also after the writer's death."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("frame-journal")
+
+    def close(self) -> None:
+        """Frees the memory, unless the writer still lives; may be called twice."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     @property
     def beats(self) -> int | None:
@@ -131,7 +132,7 @@ class JournalReader:
         header = self._header()
         launched, answered, num_slots = (int(header[field]) for field in (_LAUNCHED, _ANSWERED, _SLOTS))
         size, names = _sizes(num_slots)
-        data = os.pread(self._descriptor, size, 0)
+        data = os.pread(self.descriptor, size, 0)
         if len(data) < size or not num_slots:
             return []
         steps = np.frombuffer(data, np.int32, _STEPS * (1 + num_slots), _HEADER * 8).reshape(_STEPS, 1 + num_slots)
@@ -142,7 +143,7 @@ class JournalReader:
         return [_name(data, names + slot * _NAME_BYTES) for slot in sorted(slots)]
 
     def _header(self) -> np.ndarray:
-        data = os.pread(self._descriptor, _HEADER * 8, 0)
+        data = os.pread(self.descriptor, _HEADER * 8, 0)
         return np.frombuffer(data.ljust(_HEADER * 8, b"\0"), np.int64)
 
 

@@ -86,21 +86,15 @@ class Failed(msgspec.Struct, tag=True):
     killed: bool = False
 
 
-class Verdict(msgspec.Struct):
-    """Supervisor to a new engine: what earlier deaths say about requests, by their names in the journal.
+class Begin(msgspec.Struct, tag=True):
+    """Supervisor to an engine process: build the engine. Earlier deaths tell about requests, by their journal names.
 
-    Each of `groups` is computed alone, one after the other; the requests in `guilty` killed earlier engines and end
-    with an error that says so.
+    Each of the groups of `suspects` is computed alone, one after the other; a request in `guilty` killed earlier
+    engines and ends with the error that stands there.
     """
 
-    groups: list[list[str]] = []
+    suspects: list[list[str]] = []
     guilty: dict[str, str] = {}
-
-
-class Begin(msgspec.Struct, tag=True):
-    """Supervisor to an engine process: build the engine."""
-
-    verdict: Verdict
 
 
 class EngineUp(msgspec.Struct, tag=True):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-import os
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
-from .child import Child, spawn
-from .journal import journal_memory
+from ..config.tree import FrameConfig
+from .child import STOP_SECONDS, Child, spawn
+from .journal import JournalReader
 from .messages import EngineReport
 
 logger = logging.getLogger("frame.server")
@@ -25,37 +27,29 @@ DELAY_SECONDS = 2.0
 _AGAIN_SECONDS = 60.0
 
 
-class EngineChild:
-    """An engine process, which may be a standby. Owns the memory of its journal."""
+class EngineChild(Child):
+    """An engine process, perhaps the standby; the address of its socket, and its journal, which outlives it."""
 
-    def __init__(self, child: Child, address: str, journal: int) -> None:
-        self.child = child
+    def __init__(self, child: Child, address: str, journal: JournalReader) -> None:
+        super().__init__(child.process, child.channel)
         self.address = address
         self.journal = journal
 
-    @property
-    def alive(self) -> bool:
-        """Whether it runs, as far as the control channel shows."""
-        return self.child.process.returncode is None
-
-    async def stop(self, seconds: float) -> None:
-        """Ends the process, by force after `seconds`."""
-        await self.child.stop(seconds)
-        self.forget()
-
-    def forget(self) -> None:
-        """Frees the journal; may be called twice."""
-        if self.journal >= 0:
-            os.close(self.journal)
-            self.journal = -1
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ends the process, by force after `seconds`, and frees its journal."""
+        await super().stop(seconds)
+        self.journal.close()
 
 
 class Standby:
-    """Makes engine processes by `command`; they read the descriptors `files` (configuration, choice of plugins)."""
+    """Makes engine processes by `command` for a configuration and the parent's choice of plugins.
 
-    def __init__(self, command: Sequence[str], files: tuple[int, int]) -> None:
+    Raises `ConfigError` for values that cannot leave the process, such as classes.
+    """
+
+    def __init__(self, command: Sequence[str], config: FrameConfig, choices: Sequence[Any]) -> None:
         self._command = command
-        self._files = files
+        self._files = {"--config-file": json.dumps(config.to_plain()), "--plugins-file": json.dumps(choices)}
         self._ahead: EngineChild | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -63,7 +57,7 @@ class Standby:
         """The standby process, else a new one. There is no standby afterwards until `keep` is called."""
         await self._cancel_standby_start()
         taken, self._ahead = self._ahead, None
-        if taken is not None and taken.alive:
+        if taken is not None and taken.process.returncode is None:
             return taken
         if taken is not None:
             await taken.stop(0)
@@ -73,11 +67,11 @@ class Standby:
         """Starts a standby soon and replaces it when it ends, until `take` or `stop`."""
         self._keeper = asyncio.create_task(self._keep())
 
-    async def renew(self, files: tuple[int, int]) -> None:
-        """Starts further processes with other files; ends the standby, which has read the old ones."""
+    async def renew(self, config: FrameConfig) -> None:
+        """Gives further processes another configuration; ends the standby, which has read the present one."""
         kept = self._keeper is not None
         await self.stop()
-        self._files = files
+        self._files["--config-file"] = json.dumps(config.to_plain())
         if kept:
             self.keep()
 
@@ -99,20 +93,18 @@ class Standby:
         while True:
             with contextlib.suppress(OSError):  # out of memory or processes: tried again later
                 self._ahead = await self._spawn()
-                death = await self._ahead.child.death()
+                death = await self._ahead.death()
                 logger.warning("the standby engine %s; another is started in a minute", death)
-                self._ahead.forget()
+                self._ahead.journal.close()
                 self._ahead = None
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _spawn(self) -> EngineChild:
-        config, plugins = self._files
-        address, journal = f"@frame-{secrets.token_hex(16)}", journal_memory()
-        arguments = ["--config-file", f"/dev/fd/{config}", "--plugins-file", f"/dev/fd/{plugins}"]
-        arguments += ["--socket", address, "--journal-fd", str(journal)]
+        address, journal = f"@frame-{secrets.token_hex(16)}", JournalReader()
+        arguments = ["--socket", address, "--journal-fd", str(journal.descriptor)]
         try:
-            child = await spawn(self._command, arguments, EngineReport, (config, plugins, journal))
+            child = await spawn(self._command, arguments, EngineReport, [journal.descriptor], self._files)
         except BaseException:
-            os.close(journal)
+            journal.close()
             raise
         return EngineChild(child, address, journal)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,9 +17,9 @@ from ..config.weight_source import with_weights
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..plugin_host.registry import Registry
 from .blame import Blame
-from .child import STOP_SECONDS, Child, memory_file, write_config
+from .child import STOP_SECONDS
 from .journal import PULSE_SECONDS, JournalReader
-from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Weights
+from .messages import EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Weights
 from .python_command import python_command
 from .standby import EngineChild, Standby
 
@@ -43,7 +41,6 @@ class EngineSupervisor:
         self._config = config
         self._news = news
         self._command = command or python_command("frame", "engine")
-        self._files: tuple[int, ...] = ()  # configuration and choice of plugins
         self._standby: Standby | None = None
         self._engine: EngineChild | None = None
         self._task: asyncio.Task[None] | None = None
@@ -55,11 +52,7 @@ class EngineSupervisor:
     async def start(self) -> EngineInfo:
         """Starts the engine and returns once it is ready; raises `EngineDeadError` with the cause otherwise."""
         try:
-            config = write_config(self._for_engine())
-            self._files = (config,)
-            plugins = memory_file(json.dumps(Registry.load().choices(self._config)))
-            self._files = (config, plugins)
-            self._standby = Standby(self._command, (config, plugins))
+            self._standby = Standby(self._command, self._for_engine(), Registry.load().choices(self._config))
             info = await self._launch()
         except BaseException:
             await self.stop(0)  # no request is lost
@@ -84,9 +77,6 @@ class EngineSupervisor:
         if self._engine is not None:
             await self._engine.stop(seconds)
             self._engine = None
-        for descriptor in self._files:
-            os.close(descriptor)
-        self._files = ()
 
     def _for_engine(self) -> FrameConfig:
         """The configuration without what only the parent and the API processes need."""
@@ -105,24 +95,21 @@ class EngineSupervisor:
     async def _take_weights(self, standby: Standby, source: Mapping[str, str | None]) -> None:
         """Configures the next engine with the weights that this one serves."""
         self._config = with_weights(self._config, **source)
-        old, plugins = self._files
-        self._files = config, plugins = write_config(self._for_engine()), plugins
-        await standby.renew((config, plugins))
-        os.close(old)
+        await standby.renew(self._for_engine())
 
     async def _launch(self) -> EngineInfo:
         """Tells a process to build its engine and waits until it is ready; raises `EngineDeadError`."""
         if self._standby is None:
             raise EngineDeadError("the engine was stopped")
         if self._engine is not None:
-            self._engine.forget()
+            self._engine.journal.close()
         engine = self._engine = await self._standby.take()
-        self.pid = engine.child.process.pid
+        self.pid = engine.process.pid
         limit = self._config.server.ready_seconds
         try:
-            info = await asyncio.wait_for(self._begin(engine.child), limit)
+            info = await asyncio.wait_for(self._begin(engine), limit)
         except TimeoutError:
-            await engine.child.stop(0)
+            await engine.stop(0)
             raise EngineDeadError(
                 f"the engine was not ready after {limit:g} seconds (ready_seconds); the last stage is shown above"
             ) from None
@@ -131,20 +118,20 @@ class EngineSupervisor:
             self._standby.keep()
         return info
 
-    async def _begin(self, child: Child) -> EngineInfo:
+    async def _begin(self, engine: EngineChild) -> EngineInfo:
         with contextlib.suppress(OSError):  # it died; `death` says how
-            await child.channel.send(Begin(self._blame.verdict))
+            await engine.channel.send(self._blame.begin)
         while True:
-            match await child.channel.receive():
+            match await engine.channel.receive():
                 case Stage() as stage:
                     await self._news(stage)
                 case Ready(info=info):
                     return info
                 case Failed(error=error):
-                    await child.death()
+                    await engine.death()
                     raise EngineDeadError(error)
                 case _:
-                    raise EngineDeadError(f"the engine process {await child.death()} before it was ready")
+                    raise EngineDeadError(f"the engine process {await engine.death()} before it was ready")
 
     async def _watch(self) -> None:
         """Restarts the engine after each death, until there are too many in a row."""
@@ -153,7 +140,7 @@ class EngineSupervisor:
             cause, killed = await self._wait_for_death(self._engine)
             if time.monotonic() - ready_at > STEADY_SECONDS:
                 self._deaths = 0
-            self._deaths += self._learn_from_death(JournalReader(self._engine.journal), cause, killed)
+            self._deaths += self._learn_from_death(self._engine.journal, cause, killed)
             while True:
                 if self._deaths > self._config.server.max_engine_restarts:
                     await self._news(EngineDown(f"{cause} ({self._deaths} deaths in a row)", final=True))
@@ -172,32 +159,32 @@ class EngineSupervisor:
 
         Returns how it ended, and whether a SIGKILL from outside ended it.
         """
-        child, self._hung = engine.child, False
+        self._hung = False
         watchdog = asyncio.create_task(self._end_when_hung(engine))
         try:
-            failed = await self._read_to_end(child)
+            failed = await self._read_to_end(engine)
         finally:
             watchdog.cancel()
-        death = f"the engine process {await child.death()}"
+        death = f"the engine process {await engine.death()}"
         if self._hung:
             seconds = self._config.server.hang_seconds
             death = f"the engine process hung: no step ended within {seconds:g} seconds (--hang-seconds)"
-        killed = child.process.returncode == -signal.SIGKILL and not self._hung
+        killed = engine.process.returncode == -signal.SIGKILL and not self._hung
         if failed is None:
             return death, killed
         return f"{death}: {failed.error}", killed or failed.killed
 
     async def _end_when_hung(self, engine: EngineChild) -> None:
-        journal, limit = JournalReader(engine.journal), max(self._config.server.hang_seconds, 4 * PULSE_SECONDS)
-        last, since = journal.beats, time.monotonic()
+        limit = max(self._config.server.hang_seconds, 4 * PULSE_SECONDS)
+        last, since = engine.journal.beats, time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, limit / 4))
-            beats = journal.beats
+            beats = engine.journal.beats
             if beats is None or beats != last:
                 last, since = beats, time.monotonic()
             elif time.monotonic() - since > limit:
                 self._hung = True
-                engine.child.kill()
+                engine.kill()
                 return
 
     def _learn_from_death(self, journal: JournalReader, cause: str, killed: bool) -> int:
@@ -214,11 +201,11 @@ class EngineSupervisor:
             logger.error("%s: request %s is at fault and ends with an error", cause, guilty)
         return 0 if names and guilty is None else 1
 
-    async def _read_to_end(self, child: Child) -> Failed | None:
+    async def _read_to_end(self, engine: EngineChild) -> Failed | None:
         """Reads a ready engine's messages until its channel ends; returns its `Failed` if it sent one."""
         failed = None
         with contextlib.suppress(OSError, ValueError):
-            while (message := await child.channel.receive()) is not None:
+            while (message := await engine.channel.receive()) is not None:
                 if isinstance(message, Failed):
                     failed = message
                 elif isinstance(message, Weights) and self._standby is not None:

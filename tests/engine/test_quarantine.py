@@ -9,7 +9,7 @@ import time
 import pytest
 
 from frame.core.engine.recovery.suspects import Suspects
-from frame.core.processes.journal import Journal, JournalReader, NullJournal, journal_memory, journal_name
+from frame.core.processes.journal import Journal, JournalReader, NullJournal, journal_name
 from tests.engine.simulation import Simulation, make_layout, make_request
 
 
@@ -91,13 +91,12 @@ def test_halves() -> None:
 
 
 def test_the_journal_names_what_is_in_flight_after_the_writers_end() -> None:
-    descriptor = journal_memory()
-    reader = JournalReader(descriptor)
+    reader = JournalReader()
     assert (reader.in_flight(), reader.beats, reader.num_answered, reader.cleared) == ([], None, 0, False)
     child = os.fork()
     if child == 0:
         sim = Simulation(layout=make_layout(200), max_in_flight=3, max_num_seqs=8)
-        journal = Journal(descriptor)
+        journal = Journal(reader.descriptor)
         journal.open(sim.scheduler.num_slots)
         journal.beat(idle=False)
         long_name = "ö" * 300
@@ -117,14 +116,14 @@ def test_the_journal_names_what_is_in_flight_after_the_writers_end() -> None:
     assert reader.in_flight() == ["b", journal_name("ö" * 300)]
     assert len(journal_name("ö" * 300)) < 128
     assert (reader.num_answered, reader.beats) == (1, 1)
-    os.close(descriptor)
+    reader.close()
 
 
 def test_a_journal_entry_costs_microseconds() -> None:
     sim = Simulation(layout=make_layout(2000), max_num_seqs=256)
     for number in range(256):
         sim.add(make_request(str(number), [1, 2], max_tokens=9))
-    journal = Journal(journal_memory())
+    journal = Journal(JournalReader().descriptor)
     journal.open(256)
     sim.step()
     plan = sim.launch()

@@ -124,10 +124,10 @@ async def test_frames_arrive_whole_however_they_are_cut_and_many_make_the_peer_w
 
     thread = threading.Thread(target=send)
     thread.start()
-    while not channel._paused:
+    while not channel._reader._paused:
         await asyncio.sleep(0.01)
     assert len(data) > 5 << 20
-    assert channel._num_waiting_bytes < 1 << 20  # nobody has read yet, so the rest waits with the sender
+    assert len(channel._reader._buffer) < 1 << 20  # nobody has read yet, so the rest waits with the sender
     assert thread.is_alive()
     assert [await channel.receive() for _ in messages] == messages
     assert await channel.receive() is None

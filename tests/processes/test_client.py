@@ -23,7 +23,7 @@ from frame.core.processes.channel import Channel, listen, pack
 from frame.core.processes.client import RemoteEngine, start_engine
 from frame.core.processes.engine_host import EngineHost
 from frame.core.processes.journal import NullJournal
-from frame.core.processes.messages import Call, EngineUp, FromEngine, Hello, Outputs, Stage, Verdict
+from frame.core.processes.messages import Begin, Call, EngineUp, FromEngine, Hello, Outputs, Stage
 from frame.core.processes.standby import EngineChild
 from frame.interfaces import EngineDeadError, EngineOutput, EngineRequest, SamplingParams
 from tests.server.fake_engine import FakeEngine
@@ -208,7 +208,7 @@ def test_the_last_words_of_an_engine_are_out_before_its_process_may_end(monkeypa
     monkeypatch.setattr(Channel, "send", send_late)
     monkeypatch.setattr(engine_host, "LAST_WORDS_SECONDS", 20.0)
     address = f"@frame-test-last-words-{os.getpid()}"
-    host = EngineHost(FakeEngine(FrameConfig()), listen(address), NullJournal(), Verdict())
+    host = EngineHost(FakeEngine(FrameConfig()), listen(address), NullJournal(), Begin())
 
     def run() -> None:
         with pytest.raises(BrokenEngineError):
@@ -241,7 +241,7 @@ def test_an_engine_that_nobody_asks_readies_itself_and_then_waits() -> None:
             return super().step()
 
     engine = Unready(FrameConfig())
-    host = EngineHost(engine, listen(f"@frame-test-idle-{os.getpid()}"), NullJournal(), Verdict())
+    host = EngineHost(engine, listen(f"@frame-test-idle-{os.getpid()}"), NullJournal(), Begin())
     thread = threading.Thread(target=host.run)
     thread.start()
     assert engine.told.wait(60)
@@ -268,7 +268,7 @@ def test_a_slow_control_method_beside_requests_is_no_hang() -> None:
             self.called.set()
 
     engine, address = Busy(FrameConfig()), f"@frame-test-slow-{os.getpid()}"
-    host = EngineHost(engine, listen(address), Counting(), Verdict())
+    host = EngineHost(engine, listen(address), Counting(), Begin())
     thread = threading.Thread(target=host.run)
     thread.start()
     with socket.socket(socket.AF_UNIX) as ours:
@@ -283,7 +283,7 @@ def test_a_slow_control_method_beside_requests_is_no_hang() -> None:
 
 def test_a_client_that_was_not_heard_yet_is_told_of_the_end() -> None:
     address = f"@frame-test-unheard-{os.getpid()}"
-    host = EngineHost(FakeEngine(FrameConfig()), listen(address), NullJournal(), Verdict())
+    host = EngineHost(FakeEngine(FrameConfig()), listen(address), NullJournal(), Begin())
     thread = threading.Thread(target=host.run)
     thread.start()
     with socket.socket(socket.AF_UNIX) as unheard:
@@ -396,7 +396,7 @@ async def test_a_request_that_is_no_message_is_refused_and_forgotten(client: Rem
 def break_connection(client: RemoteEngine) -> None:
     channel = client._channel
     assert channel is not None
-    channel._transport.abort()
+    channel._writer.transport.abort()
 
 
 async def test_a_connection_that_ends_while_the_engine_lives_is_made_again(client: RemoteEngine) -> None:
@@ -443,7 +443,7 @@ async def test_the_process_that_stands_by_goes_on(monkeypatch: pytest.MonkeyPatc
     client = await start_engine(config(stands_by=True), command=COMMAND)
     collector = Collector(client)
     for number in range(2):
-        waiting = (await ahead(client)).child.process.pid
+        waiting = (await ahead(client)).process.pid
         assert waiting != engine_pid(client)
         os.kill(engine_pid(client), signal.SIGKILL)
         async with asyncio.timeout(60):
@@ -451,7 +451,7 @@ async def test_the_process_that_stands_by_goes_on(monkeypatch: pytest.MonkeyPatc
                 await asyncio.sleep(0.01)
         await client.add(request(f"r{number}"))
         assert (await collector.end(f"r{number}")).finish_reason == "length"
-    last = (await ahead(client)).child.process.pid
+    last = (await ahead(client)).process.pid
     await client.close()
     assert not alive(last)
 
@@ -462,10 +462,10 @@ async def test_the_death_of_a_process_that_stands_by_is_told(
     monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
     monkeypatch.setattr(standby, "_AGAIN_SECONDS", 0.0)
     client = await start_engine(config(stands_by=True), command=COMMAND)
-    first = (await ahead(client)).child.process.pid
+    first = (await ahead(client)).process.pid
     os.kill(first, signal.SIGKILL)
     async with asyncio.timeout(60):
-        while (await ahead(client)).child.process.pid == first:
+        while (await ahead(client)).process.pid == first:
             await asyncio.sleep(0.01)
     await client.close()
     assert "the standby engine was killed by SIGKILL" in caplog.text
@@ -476,11 +476,11 @@ async def test_a_process_that_stands_by_may_die(monkeypatch: pytest.MonkeyPatch)
     client = await start_engine(config(stands_by=True), command=COMMAND)
     collector = Collector(client)
     waiting = await ahead(client)
-    os.kill(waiting.child.process.pid, signal.SIGKILL)
+    os.kill(waiting.process.pid, signal.SIGKILL)
     pid = engine_pid(client)
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(60):
-        while engine_pid(client) in (pid, waiting.child.process.pid) or client.error is not None:
+        while engine_pid(client) in (pid, waiting.process.pid) or client.error is not None:
             await asyncio.sleep(0.01)
     await client.add(request("after"))
     assert (await collector.end("after")).finish_reason == "length"

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from frame.core.processes.channel import Channel
-from frame.core.processes.messages import Begin, EngineReport, Failed, Verdict
+from frame.core.processes.messages import Begin, EngineReport, Failed
 
 CHILD = """
 import logging, sys
@@ -51,7 +51,7 @@ def test_one_that_stands_by_tells_nothing_of_its_preparations(level: str, heard:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         channel = Channel(ours, EngineReport)
-        channel.send(Begin(Verdict()))
+        channel.send(Begin())
         assert channel.receive() == Failed("enough seen")
         lines = child.communicate(timeout=60)[1].splitlines()
     channel.close()

@@ -26,7 +26,7 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _spin_count_of_child(file: Path) -> str:
-    child = await spawn([sys.executable, "-c", TELL, str(file)], [], EngineReport)
+    child = await spawn([sys.executable, "-c", TELL, str(file)], [], EngineReport, [], {})
     await child.process.wait()
     await child.stop(0)
     return file.read_text()
