@@ -17,9 +17,9 @@ from frame.core.interfaces.connector import NullConnectorScheduler
 from frame.core.interfaces.engine import EngineOutput, EngineRequest
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.scheduling import SchedulerPolicy
 from frame.core.interfaces.step import StepPlan, StepResult
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
-from frame.plugins.schedulers.priority import PriorityPolicy
 from frame.testing import make_setup
 from frame.testing.fake_cache import make_layout as layout_of, next_token, prefixes_of
 from frame.testing.fake_worker import BrokenStepError, FakeWorker
@@ -101,7 +101,7 @@ class Simulation:
         max_model_len: int = 64,
         max_in_flight: int = 2,
         connector: FakeConnector | None = None,
-        priority: bool = False,
+        policy: type[SchedulerPolicy] = FirstComeFirstServedPolicy,
         seed: int = 0,
         **flat: object,
     ) -> None:
@@ -109,7 +109,6 @@ class Simulation:
         self.layout = layout
         self.max_model_len = max_model_len
         self.max_in_flight = max_in_flight
-        policy = PriorityPolicy if priority else FirstComeFirstServedPolicy
         self.scheduler = Scheduler(
             config=self.config,
             layout=layout,

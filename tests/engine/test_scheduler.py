@@ -7,6 +7,7 @@ import pytest
 from frame.core.engine.request import QueueFullError
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepResult, TransferReport
+from frame.plugins.schedulers.priority import PriorityPolicy
 from frame.testing.fake_cache import BAD, next_token, prefixes_of
 from tests.engine.fake_connector import FakeConnector
 from tests.engine.simulation import VOCAB, Simulation, expected, make_layout, make_request
@@ -238,7 +239,7 @@ def test_the_latest_request_gives_way_and_resumes_with_its_output():
 
 
 def test_the_lowest_priority_gives_way():
-    sim = simulation(num_blocks=8, priority=True)
+    sim = simulation(num_blocks=8, policy=PriorityPolicy)
     for name, priority in (("a", 1), ("b", 0)):
         sim.add(make_request(name, [priority] * 8, max_tokens=12, priority=priority))
     sim.run()
@@ -248,7 +249,7 @@ def test_the_lowest_priority_gives_way():
 
 def test_a_prompt_that_gives_way_within_its_own_step_leaves_nothing_uncomputed_in_the_cache():
     chunks = {"long_prefill_token_threshold": 8, "max_num_partial_prefills": 2, "max_long_partial_prefills": 2}
-    sim = simulation(num_blocks=10, priority=True, **chunks)
+    sim = simulation(num_blocks=10, policy=PriorityPolicy, **chunks)
     low = make_request("low", list(range(24)), max_tokens=2, priority=5)
     sim.add(low)
     assert schedule(sim) == {"low": 8}

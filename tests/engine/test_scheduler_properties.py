@@ -8,11 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from frame.core.interfaces.sampling import SamplingParams
+from frame.plugins.schedulers.fair import FairPolicy
+from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
+from frame.plugins.schedulers.priority import PriorityPolicy
 from frame.testing.fake_cache import WRONG_TOKEN
 from tests.engine.fake_connector import FakeConnector
 from tests.engine.simulation import VOCAB, Simulation, expected, make_layout, make_request
 
 MAX_LEN = 40
+POLICIES = (FirstComeFirstServedPolicy, PriorityPolicy, FairPolicy)
 
 setups = st.fixed_dictionaries(
     {
@@ -22,7 +26,7 @@ setups = st.fixed_dictionaries(
         "holds_states": st.sampled_from([False, False, True]),
         "roominess": st.sampled_from([1.0, 1.3, 2.0, 6.0]),
         "max_in_flight": st.integers(1, 3),
-        "priority": st.booleans(),
+        "policy": st.sampled_from(POLICIES),
         "max_num_seqs": st.sampled_from([1, 2, 4, 8]),
         "max_num_batched_tokens": st.sampled_from([1, 3, 8, 40, 64]),
         "enable_prefix_caching": st.booleans(),
@@ -79,6 +83,7 @@ def random_request(number: int, rng: random.Random):
         params=params,
         seed=rng.randrange(3),
         priority=rng.randrange(3),
+        owner=rng.choice("abc"),
         arrival=float(number),
         output_ids=[rng.randrange(VOCAB) for _ in range(rng.randrange(0, 3))] if rng.random() < 0.1 else [],
     )
@@ -185,7 +190,7 @@ def test_thousands_of_random_lives(start):
             "holds_states": rng.random() < 0.3,
             "roominess": rng.choice([1.0, 1.3, 2.0, 6.0]),
             "max_in_flight": rng.randrange(1, 4),
-            "priority": rng.random() < 0.5,
+            "policy": rng.choice(POLICIES),
             "max_num_seqs": rng.choice([1, 2, 4, 8]),
             "max_num_batched_tokens": rng.choice([1, 3, 8, 40, 64]),
             "enable_prefix_caching": rng.random() < 0.7,

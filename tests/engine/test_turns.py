@@ -17,6 +17,7 @@ from frame.testing.fake_cache import expected_tokens, make_layout
 from frame.testing.fake_executor import FakeExecutor, FakeWorkers
 from frame.testing.fake_worker import FakeWorker
 from frame.testing.setups import make_setup
+from tests.engine.simulation import Simulation, make_layout as simulated_layout, make_request
 
 SLOTS = 8
 
@@ -116,6 +117,18 @@ def test_requests_that_end_early_cost_what_they_used(fair: Run) -> None:
     fair.add("b", 1)
     assert requests["a8"].turn - requests["b9"].turn < 80
     fair.finish()
+
+
+def test_a_request_that_was_admitted_in_a_step_gives_way_in_a_later_one() -> None:
+    sim = Simulation(layout=simulated_layout(11), policy=FairPolicy)
+    requests = [make_request(f"a{number}", [number] * 8, 2, owner="a") for number in range(4)]
+    requests += [make_request(f"b{number}", [9 + number] * 8, 30, owner="b") for number in range(2)]
+    for one in requests:
+        sim.add(one)
+    sim.run()
+    assert sim.scheduler.stats().preemptions
+    for one in requests:
+        sim.check(one)
 
 
 def test_one_owner_is_served_in_order_of_arrival(fair: Run) -> None:

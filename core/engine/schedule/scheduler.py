@@ -173,7 +173,9 @@ class Scheduler:
         if waiting is None or waiting.num_unanswered:
             return
         gives_way, key = self._policy.gives_way, self._policy.key
-        leaving = [one for one in self._batch.requests if gives_way(one, waiting)]
+        admitted = {new.slot for new in draft.added}  # in this step, whose plan names their slots already
+        running = (one for one in self._batch.requests if one.slot not in admitted)
+        leaving = [one for one in running if gives_way(one, waiting)]
         if leaving:
             victim = max(leaving, key=lambda one: (key(one), one.sequence))
             self._lifecycle.turns.put_behind(victim, waiting)
