@@ -32,9 +32,11 @@ class Matcher(GrammarMatcher):
     def __init__(self, grammar: FakeGrammar) -> None:
         self.grammar = grammar
         self.length = 0
+        self.filling = False
         self.reason: str | None = None
 
     def advance(self, token_id: int) -> bool:
+        assert not self.filling, "a token is taken while another thread fills the mask before it"
         self.length += 1
         return True
 
@@ -60,7 +62,7 @@ class Backend(GrammarBackend):
         size = VOCAB
 
     def __init__(self) -> None:
-        self.filling: list[Any] = []
+        pass
 
     def normalize(self, params: StructuredOutputsParams) -> str:
         return str(params.regex)
@@ -70,8 +72,8 @@ class Backend(GrammarBackend):
 
     def fill_masks(self, matchers: Any, words: np.ndarray) -> None:
         for matcher in matchers:
-            assert matcher not in self.filling, "two threads fill the mask of one output"
-            self.filling.append(matcher)
+            assert not matcher.filling, "two threads fill the mask of one output"
+            matcher.filling = True
             kind = matcher.grammar.kind
             if kind == "slow" or (kind == "later" and matcher.length >= 10):
                 time.sleep(0.3)
@@ -79,7 +81,7 @@ class Backend(GrammarBackend):
                 matcher.reason = "too many states"
             if kind == "broken":
                 raise RuntimeError("no mask")
-            self.filling.remove(matcher)
+            matcher.filling = False
         words[:] = -1
 
 
@@ -175,6 +177,21 @@ def test_nobody_gives_way_to_a_request_whose_mask_is_not_there() -> None:
     run.check("slow")
     run.engine.close()
     assert preempted == before
+
+
+def test_no_mask_is_filled_while_a_token_before_it_is_on_its_way(run: Run) -> None:
+    scheduler = run.engine.scheduler
+    run.add("a", 8, "quick")
+    while not run.engine._in_flight:
+        run.engine._late += scheduler.constraints.admit()
+        run.engine._launch()
+    request = scheduler._lifecycle.requests["a"]
+    scheduler._lifecycle.preempt(request)  # as for another request, or for one under suspicion
+    assert request.num_unanswered
+    assert scheduler.constraints.must_wait(request)
+    assert not scheduler.constraints._filler.num_ahead
+    run.finish()
+    run.check("a")
 
 
 def test_masks_of_several_owners_are_filled_in_turns(run: Run) -> None:

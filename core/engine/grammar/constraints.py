@@ -91,6 +91,8 @@ class Constraints:
         grammar = request.grammar
         if grammar is None or not grammar.begun or self._compiler is None:
             return False
+        if request.num_unanswered:
+            return True  # preempted a moment ago: its matcher is yet to take the token that is in flight
         if grammar.ahead is None and grammar.pace.slow:
             grammar.ahead = self._filler.ahead(
                 self._compiler.backend(), grammar.matcher, grammar.pace, request.source.owner
