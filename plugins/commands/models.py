@@ -7,9 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from frame.interfaces import Command
+from frame.interfaces import DTYPE_BYTES, Command
 from frame.settings import ConfigError, Registry, fetch_model, from_flat, read_checkpoint
 
+from .doctor.estimate import estimate_weights
+from .doctor.layers import read_shape
 from .stored_tensors import read_header
 from .terminal import TerminalClient, TerminalError, add_client_arguments
 
@@ -57,10 +59,13 @@ def look(folder: str, architectures: Sequence[str]) -> dict[str, Any]:
     if checkpoint.architecture not in architectures:
         problem = f"no model {checkpoint.architecture!r}; `frame models` lists those that there are"
     elif not files:
-        problem = "there is no .safetensors file"
-    parameters = 0
+        problem = "there is no .safetensors file; the sizes are counted from config.json"
+    parameters, weights_bytes = 0, sum(file.stat().st_size for file in files)
     try:
         parameters = sum(tensor.elements for file in files for tensor in read_header(file))
+        if not files:
+            expected = estimate_weights(checkpoint, read_shape(checkpoint, "float32"), DTYPE_BYTES[checkpoint.dtype])
+            parameters, weights_bytes = expected.elements, expected.read_bytes
     except ConfigError as error:
         problem = str(error)
     return {
@@ -69,7 +74,7 @@ def look(folder: str, architectures: Sequence[str]) -> dict[str, Any]:
         "served": problem is None,
         "problem": problem,
         "parameters": parameters,
-        "weights_bytes": sum(file.stat().st_size for file in files),
+        "weights_bytes": weights_bytes,
         "dtype": checkpoint.dtype,
         "max_model_len": checkpoint.model_max_len,
         "vocab_size": checkpoint.vocab_size,

@@ -137,6 +137,19 @@ def test_each_rule_can_bind(tmp_path, capsys):
     assert "hold no request" in found["binding_limit"]["why"]
 
 
+def test_weights_that_fill_the_memory_leave_no_cache_and_name_a_smaller_type(tmp_path, capsys):
+    folder = str(make_checkpoint(tmp_path, "llama", dtype=torch.bfloat16))
+    assert main(["doctor", folder, "--memory-gib", "0.0001"]) == 1
+    text = capsys.readouterr().out
+    assert "KV cache         none: 0 B hold no request" in text
+    assert "None" not in text
+    assert "--dtype bfloat16 needs" in text
+    assert "in 1 file)" in text
+    assert "--max-num-batched-tokens" not in text  # a step's size is no part of what a CPU's cache gets
+    assert main(["doctor", folder, "--memory-gib", "0.0001", "--dtype", "bfloat16"]) == 1
+    assert "or take a smaller model" in capsys.readouterr().out
+
+
 def test_a_gpu_is_planned_without_one(tmp_path, capsys):
     folder = make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16)
     device = Device("cuda", "a GPU", 80 * GIB, 80 * GIB)

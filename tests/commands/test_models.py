@@ -46,6 +46,20 @@ def test_a_folder_that_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is not a safetensors file" in facts["problem"]
 
 
+def test_a_folder_with_config_json_alone_has_the_sizes_that_follow_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = Path(__file__).parents[2] / "plugins" / "models" / "demo"
+    (tmp_path / "config.json").write_bytes((demo / "config.json").read_bytes())
+    assert main(["models", str(demo), "--json"]) == 0
+    (whole,) = json.loads(capsys.readouterr().out)
+    assert main(["models", str(tmp_path), "--json"]) == 1
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert facts["parameters"] == pytest.approx(whole["parameters"], rel=0.01)
+    assert facts["weights_bytes"] == pytest.approx(whole["weights_bytes"], rel=0.01)
+    assert "counted from config.json" in facts["problem"]
+
+
 def test_weights_that_are_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo = Path(__file__).parents[2] / "plugins" / "models" / "demo"
     (tmp_path / "config.json").write_bytes((demo / "config.json").read_bytes())

@@ -71,7 +71,8 @@ def _refuse(config: Any) -> None:
 def _text(found: dict[str, Any]) -> str:
     weights, cache, capacity = found["weights"], found["kv_cache"], found["capacity"]
     stored = ", ".join(f"{size(value)} {name}" for name, value in weights["file_bytes_by_dtype"].items())
-    files = f"{stored} in {weights['files']} files" if weights["files"] else "not there yet: from config.json"
+    count = "1 file" if weights["files"] == 1 else f"{weights['files']} files"
+    files = f"{stored} in {count}" if weights["files"] else "not there yet: from config.json"
     in_step = "" if cache["set_by"] else " in a step"
     lines = [
         f"{found['architecture']} in {found['model']}",
@@ -83,6 +84,10 @@ def _text(found: dict[str, Any]) -> str:
     lines += [f"{name:<16} {size(value)}" for name, value in found["memory"].items() if name != "weights" and value]
     if cache["set_by"] is None:
         lines.append("KV cache         none: each token of an encoder sees its whole prompt at once")
+    elif not cache["num_blocks"]:
+        lines.append(
+            f"KV cache         none: {size(cache['available_bytes'])} hold no request (set by: {cache['set_by']})"
+        )
     else:
         lines.append(
             f"KV cache         {size(cache['num_bytes'])} as {cache['dtype']}: {cache['num_blocks']:,} blocks of "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from frame.interfaces import DTYPE_BYTES
+
 from .prediction import Prediction
 
 _MEMORY_FLAGS = {
@@ -37,7 +39,7 @@ def judge(prediction: Prediction) -> Verdict:
             return Verdict(
                 "weights",
                 f"the weights take {_gib(one.weights_bytes)} and leave no room for a KV cache on {one.device.name}",
-                "take a device with more memory, raise --gpu-memory-utilization, or lower --max-num-batched-tokens",
+                _less_weight(one),
                 works=False,
             )
         return Verdict(
@@ -75,7 +77,7 @@ def _judge_encoder(one: Prediction) -> Verdict:
         return Verdict(
             "weights",
             f"the weights take {_gib(one.weights_bytes)} and leave no room for a step on {one.device.name}",
-            "take a device with more memory, raise --gpu-memory-utilization, or lower --max-num-batched-tokens",
+            _less_weight(one),
             works=False,
         )
     if one.full_requests < sizes.max_num_seqs:
@@ -90,6 +92,18 @@ def _judge_encoder(one: Prediction) -> Verdict:
         f"a step takes {sizes.max_num_seqs} requests at most, whatever their length",
         "raise --max-num-seqs for more at once; an encoder has no KV cache",
     )
+
+
+def _less_weight(one: Prediction) -> str:
+    """What to change where the weights leave no room; a CPU computes in float32 unless it is asked not to."""
+    more = "take a device with more memory, raise --gpu-memory-utilization"
+    if one.device.kind == "cuda":
+        return f"{more}, or lower --max-num-batched-tokens"
+    dtype = one.checkpoint.dtype
+    if DTYPE_BYTES[dtype] >= DTYPE_BYTES[one.sizes.dtype]:
+        return f"{more}, or take a smaller model"
+    needed = _gib(one.weights.elements * DTYPE_BYTES[dtype])
+    return f"{more}, or compute as the checkpoint is stored: --dtype {dtype} needs {needed}"
 
 
 def _gib(num_bytes: int) -> str:
