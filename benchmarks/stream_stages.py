@@ -93,7 +93,7 @@ class Stages:
         self._host = ServingHost(config, self._client)
         self._host.open(self._llm, build_parsers(config, registry, self._llm.front))
         endpoints = [one for one in make_endpoints(config, registry, self._host) if not one.admin]
-        self._app, _ = build_app(config, self._host, endpoints, self._host.metrics)
+        self._app, _ = build_app(config, self._host, endpoints)
         self._settings = config.server.model_copy(update={"disable_access_log": True})
 
     async def run(self) -> None:

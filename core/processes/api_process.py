@@ -26,7 +26,7 @@ from ..server.app import build_admin, build_app, make_endpoints
 from ..server.certificates import tls_context
 from ..server.http import Server, make_server
 from ..server.ingress import Ingress
-from ..server.limits import KeyLimits
+from ..server.keys import KeyLimits
 from ..server.reports import Reporter
 from ..server.serving import ServingHost
 from .channel import AsyncChannel
@@ -134,7 +134,7 @@ class ApiProcess:
             administered = [endpoint for endpoint in endpoints if endpoint.admin]
             self._admin = make_server(build_admin(self._config, administered), self._config.server)
         endpoints = [endpoint for endpoint in endpoints if not endpoint.admin]
-        app, ingress = build_app(self._config, self._host, endpoints, self._host.metrics, self._limits)
+        app, ingress = build_app(self._config, self._host, endpoints, self._limits)
         server = self._config.server
         return make_server(app, server, tls_context(server)), ingress
 
@@ -254,16 +254,7 @@ def run_api_process(
         new_event_loop = asyncio.new_event_loop
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     listener, control = socket.socket(fileno=listen_fd), socket.socket(fileno=control_fd)
-    server = config.server
-    limits = KeyLimits(
-        server.api_key,
-        max_requests=server.max_requests_per_key,
-        requests_per_minute=server.max_requests_per_minute,
-        max_outputs=server.max_outputs_per_key,
-        tokens_per_minute=server.max_tokens_per_minute,
-        descriptor=limits_fd,
-        process=index,
-    )
+    limits = KeyLimits(config.server, limits_fd, index)
     admin = None if admin_fd is None else socket.socket(fileno=admin_fd)
     process = ApiProcess(config, listener, control, metrics_fd, limits, admin, successor=successor)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http
+import json
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -27,12 +29,10 @@ from .calls import RouteCalls
 from .client_disconnect import ClientGoneError
 from .deadlines import Deadlines
 from .errors import ErrorShapes, error_body, retry_headers
-from .ingress import Ingress, Traffic
-from .limits import KeyLimits
+from .ingress import Ingress
+from .keys import KeyLimits
 from .middleware import add_middleware
-from .openapi import with_shared_definitions
 from .serving import ServingHost
-from .uploads import Uploads
 
 #: The status that proxies log for a request whose client disconnected; nobody reads it.
 _CLIENT_GONE = 499
@@ -94,8 +94,20 @@ def build_routes(routers: Sequence[APIRouter], root_path: str = "", *, openapi: 
     for router in routers:
         app.include_router(router)
     describe = app.openapi
-    app.openapi = lambda: with_shared_definitions(describe())  # type: ignore[method-assign]
+    app.openapi = lambda: _with_shared_definitions(describe())  # type: ignore[method-assign]
     return app
+
+
+def _with_shared_definitions(document: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI document with the definitions inside bodies moved to where references point, under unique names."""
+    shared = document.setdefault("components", {}).setdefault("schemas", {})
+    for operation in [each for path in document.get("paths", {}).values() for each in path.values()]:
+        for media in operation.get("requestBody", {}).get("content", {}).values():
+            title = media["schema"].get("title", "Body")
+            text = json.dumps(media["schema"]).replace('"$ref": "#/$defs/', f'"$ref": "#/components/schemas/{title}.')
+            media["schema"] = schema = json.loads(text)
+            shared.update({f"{title}.{name}": value for name, value in schema.pop("$defs", {}).items()})
+    return document
 
 
 def _shapes(endpoints: Sequence[Endpoint], routers: Sequence[APIRouter]) -> ErrorShapes:
@@ -131,26 +143,18 @@ def _endpoint(registry: Registry, provider: Provider, setup: EndpointSetup, conf
 def build_admin(config: FrameConfig, endpoints: Sequence[Endpoint]) -> ASGIApp:
     """The application of the admin listener, behind an ingress and keys of its own."""
     routers = [endpoint.router() for endpoint in endpoints]
-    shapes = _shapes(endpoints, routers)
-    server = config.server
-    return Ingress(
-        Deadlines(build_routes(routers)),
-        keys=server.admin_key,
-        max_body_bytes=server.max_body_bytes,
-        problem=lambda: None,
-        shapes=shapes,
-        max_headers=server.max_headers,
-    )
+    own = {"api_key": config.server.admin_key, "root_path": "", "max_request_seconds": None}
+    server = config.server.model_copy(update=own)
+    return Ingress(Deadlines(build_routes(routers)), server, lambda: None, shapes=_shapes(endpoints, routers))
 
 
 def build_app(
     config: FrameConfig,
     serving: ServingHost,
     endpoints: Sequence[Endpoint],
-    traffic: Traffic | None = None,
     limits: KeyLimits | None = None,
 ) -> tuple[ASGIApp, Ingress]:
-    """The whole application, and its ingress; `traffic` counts what is being served, `limits` bounds it by key."""
+    """The whole application, and its ingress; `limits` bounds what each key may have under way."""
     server = config.server
     routers = [endpoint.router() for endpoint in endpoints]
     routes = build_routes(routers, server.root_path, openapi=server.openapi)
@@ -160,37 +164,24 @@ def build_app(
     inner: ASGIApp = routes
     for endpoint in endpoints:
         inner = endpoint.wrap(inner)
+    public_paths = [path for endpoint in endpoints for path in endpoint.public_paths]
     ingress = Ingress(
         inner,
-        keys=server.api_key,
-        max_body_bytes=server.max_body_bytes,
-        problem=lambda: serving.problem,
-        root_path=server.root_path,
-        request_ids=server.enable_request_id_headers,
+        server,
+        lambda: serving.problem,
         shapes=shapes,
-        public_paths=[
-            *(path for endpoint in endpoints for path in endpoint.public_paths),
-            *(["/metrics"] if server.public_metrics else []),
-        ],
-        traffic=traffic,
-        uploads=Uploads(
-            [path for endpoint in endpoints for path in endpoint.uploads],
-            server.max_upload_bytes,
-            server.allowed_origins,
-        ),
+        public_paths=[*public_paths, "/metrics"] if server.public_metrics else public_paths,
+        uploads=[path for endpoint in endpoints for path in endpoint.uploads],
+        traffic=serving.metrics,
         limits=limits,
-        max_seconds=server.max_request_seconds,
-        max_headers=server.max_headers,
     )
     if not server.allowed_origins:
         return ingress, ingress
-    return (
-        CORSMiddleware(
-            ingress,
-            allow_origins=server.allowed_origins,
-            allow_methods=server.allowed_methods,
-            allow_headers=server.allowed_headers,
-            allow_credentials=server.allow_credentials,
-        ),
+    app = CORSMiddleware(
         ingress,
+        allow_origins=server.allowed_origins,
+        allow_methods=server.allowed_methods,
+        allow_headers=server.allowed_headers,
+        allow_credentials=server.allow_credentials,
     )
+    return app, ingress

@@ -20,10 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..config.server import ServerConfig
 from ..interfaces.errors import ErrorShape, RequestError
 from ..interfaces.serving import RouteAnswer
+from .bodies import JSON_BODY
 from .deadlines import set_deadline
 from .errors import ERROR_SHAPE, ErrorShapes, error_body
-from .ingress import JSON_BODY, OWNER, REQUEST, TOKENS
-from .limits import KeyLimits
+from .ingress import OWNER, REQUEST, TOKENS
+from .keys import KeyLimits
 from .strict_json import BodyParser, parse_json
 
 

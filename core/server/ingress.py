@@ -1,41 +1,32 @@
 """The ingress: every HTTP request passes here before any route sees it.
 
-Checks, in this order: the number of headers, the key, whether there is an engine to serve with, the size of the body
-while it is read, and that the body is plain JSON of bounded depth. The checks apply to every route unless it is listed
-as open here.
+Checks, in this order: the number of headers, the key, whether there is an engine to serve with, the body while it is
+read, and the limits of the key. The checks apply to every route unless it is listed as open here.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..config.server import ServerConfig
 from ..interfaces.endpoint import KNOWN
 from ..interfaces.errors import RequestError
+from .bodies import JSON_BODY, Bodies
 from .deadlines import set_deadline
 from .errors import ERROR_SHAPE, ErrorShapes, error_body, retry_headers
-from .keys import KeyRing
-from .limits import KeyLimits
-from .strict_json import BodyParser
-from .uploads import Uploads
+from .keys import KeyLimits, KeyRing
+from .metrics import ServerMetrics
 
 #: Answered without a key and without an engine.
 OPEN_PATHS = ("/health", "/live", "/ping", "/ready", "/startup")
 #: Answered without an engine, but not without a key.
 _EARLY_PATHS = ("/load", "/metrics", "/stats", "/version")
-#: Bytes beyond the limit that are read and dropped, so that the client of too long a body reads the error.
-_DROPPED_BYTES = 64 << 20
-#: Most seconds for a whole JSON body, and between two pieces of any body, so that slow senders hold no place.
-BODY_SECONDS, PIECE_SECONDS = 600.0, 60.0
-#: The scope key of the parsed JSON body.
-JSON_BODY = "frame.json"
 #: The scope key of the owner: a digest of the API key, "" on a server without keys.
 OWNER = "frame.owner"
 #: The scope keys of the `KeyLimits` that count the outputs of a request, and of those that count its tokens.
@@ -44,58 +35,40 @@ OUTPUTS, TOKENS = "frame.outputs", "frame.tokens"
 REQUEST: ContextVar[Scope | None] = ContextVar("frame_request", default=None)
 
 
-class Traffic(Protocol):
-    """Counts requests and answers (implemented by the metrics)."""
-
-    def entered(self) -> None:
-        """A request that needs the engine has been admitted."""
-
-    def left(self, status: int) -> None:
-        """It was answered with `status`; 0 when the client had disconnected."""
-
-    def responded(self, status: int) -> None:
-        """A response to a request that does not need the engine."""
-
-
 class Ingress:
-    """Pure ASGI middleware. `problem` says why nothing can be served now, None while requests are accepted."""
+    """Pure ASGI middleware with the keys and bounds of `server`.
+
+    `problem` says why nothing can be served now, None while requests are accepted. GET of `public_paths` needs no key;
+    POST to `uploads` may send files. `traffic` counts requests, `limits` bounds those of each key.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
-        *,
-        keys: Sequence[str],
-        max_body_bytes: int,
+        server: ServerConfig,
         problem: Callable[[], str | None],
-        root_path: str = "",
-        request_ids: bool = False,
+        *,
         shapes: ErrorShapes | None = None,
-        public_paths: Sequence[str] = (),
-        traffic: Traffic | None = None,
-        uploads: Uploads | None = None,
+        public_paths: Collection[str] = (),
+        uploads: Collection[str] = (),
+        traffic: ServerMetrics | None = None,
         limits: KeyLimits | None = None,
-        max_seconds: float | None = None,
-        max_headers: int = 256,
     ) -> None:
-        self._max_headers = max_headers
         self._app = app
-        self._keys = KeyRing(keys)
-        self._parser = BodyParser()
-        self._max_body_bytes = max_body_bytes
+        self._server = server
+        self._keys = KeyRing(server.api_key)
         self._problem = problem
+        self._shapes = shapes or ErrorShapes(())
+        self._bodies = Bodies(server, uploads)
+        self._traffic = traffic or ServerMetrics()
+        self._limits = limits
         #: admitted requests that have not been answered yet
         self.active = 0
-        self._request_ids = request_ids
-        self._shapes = shapes or ErrorShapes(())
-        self._root_path = root_path.rstrip("/")
-        self._traffic = traffic
-        self._uploads = uploads or Uploads()
-        self._limits = limits
-        self._max_seconds = max_seconds
-        prefixes = {"", root_path.rstrip("/")}
-        self._open = frozenset(prefix + path for prefix in prefixes for path in OPEN_PATHS)
-        self._public = frozenset(prefix + path for prefix in prefixes for path in public_paths)
-        early = frozenset(prefix + path for prefix in prefixes for path in _EARLY_PATHS)
+        self._root_path = server.root_path.rstrip("/")
+        self._open, self._public, early = (
+            frozenset((*paths, *(self._root_path + path for path in paths)))
+            for paths in (OPEN_PATHS, public_paths, _EARLY_PATHS)
+        )
         self._early = early | self._open | self._public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,28 +80,18 @@ class Ingress:
             await send({"type": "websocket.close", "code": 1008})
             return
         scope[ERROR_SHAPE] = self._shapes.of(scope["path"].removeprefix(self._root_path))
-        if self._request_ids:
+        if self._server.enable_request_id_headers:
             send = _with_request_id(scope, send)
-        done = contextlib.ExitStack()
-        try:
-            receive = await self._admit(scope, receive, done)
-        except RequestError as error:
-            if self._traffic is not None:
+        with contextlib.ExitStack() as until_answered:
+            try:
+                receive = await self._admit(scope, receive, until_answered)
+            except RequestError as error:
                 self._traffic.responded(error.status)
-            await respond(send, error.status, error_body(scope, error), retry_headers(error))
-            return
-        REQUEST.set(scope)
-        self.active += 1
-        try:
-            if self._traffic is None:
-                await self._app(scope, receive, send)
+                await respond(send, error.status, error_body(scope, error), retry_headers(error))
             else:
-                await self._count(self._traffic, scope, receive, send)
-        finally:
-            self.active -= 1
-            done.close()
+                await self._serve(scope, receive, send)
 
-    async def _count(self, traffic: Traffic, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves an admitted request and counts its answer by status."""
         status = 0
 
@@ -138,19 +101,23 @@ class Ingress:
                 status = message["status"]
             await send(message)
 
+        REQUEST.set(scope)
         needs_engine = _plain_path(scope) not in self._early
         if needs_engine:
-            traffic.entered()
+            self._traffic.entered()
+        self.active += 1
         try:
             await self._app(scope, receive, noting)
         finally:
-            (traffic.left if needs_engine else traffic.responded)(status)
+            self.active -= 1
+            (self._traffic.left if needs_engine else self._traffic.responded)(status)
 
-    async def _admit(self, scope: Scope, receive: Receive, done: contextlib.ExitStack) -> Receive:
-        """Checks a request; returns the `receive` of its body. `done` is closed when the request ends."""
+    async def _admit(self, scope: Scope, receive: Receive, until_answered: contextlib.ExitStack) -> Receive:
+        """Checks a request; returns the `receive` of its body. What it enters counts the request while it runs."""
         path = _plain_path(scope)
-        if (number := len(scope["headers"])) > self._max_headers:
-            raise RequestError(431, f"a request may have {self._max_headers} headers (--max-headers), got {number}")
+        most = self._server.max_headers
+        if (number := len(scope["headers"])) > most:
+            raise RequestError(431, f"a request may have {most} headers (--max-headers), got {number}")
         method = scope["method"]
         owner = self._keys.owner(scope["headers"])
         scope[OWNER] = owner or ""
@@ -162,83 +129,15 @@ class Ingress:
             raise RequestError(503, problem)
         if method in ("GET", "HEAD", "OPTIONS"):
             return receive
-        timely = _timely(receive)
-        upload = self._uploads.admit(scope, path and path.removeprefix(self._root_path), timely)
-        if upload is not None:
-            self._bound(scope, done, known=owner is not None)
-            return upload
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                body = await self._read(scope, timely)
-        except TimeoutError:
-            raise RequestError(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from None
-        if body is None:
-            return receive
-        if body:
-            _check_type(scope)
-            scope[JSON_BODY] = await self._parser.parse(body)
-        self._bound(scope, done, known=owner is not None)
-        return _replay(body, receive)
-
-    def _bound(self, scope: Scope, done: contextlib.ExitStack, known: bool) -> None:
-        """Sets the deadline of the request and counts it towards its key's limits; raises when a limit is reached.
-
-        A request without a key on an open route is not counted.
-        """
-        set_deadline(scope, scope.get(JSON_BODY), self._max_seconds)
-        if self._limits is not None and known:
+        receive = await self._bodies.admit(scope, path and path.removeprefix(self._root_path), receive)
+        set_deadline(scope, scope.get(JSON_BODY), self._server.max_request_seconds)
+        if self._limits is not None and owner is not None:  # a request without a key on an open route is not counted
             scope[OUTPUTS] = scope[TOKENS] = self._limits
-            done.enter_context(self._limits.admit(scope[OWNER]))
+            until_answered.enter_context(self._limits.admit(owner))
+        return receive
 
     def _is_open(self, method: str, path: str | None) -> bool:
         return path in self._open or method == "OPTIONS" or (method in ("GET", "HEAD") and path in self._public)
-
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body; None when the client disconnects. A body that is too long is dropped while it is read."""
-        limit = self._max_body_bytes
-        announced = max((int(value) for name, value in scope["headers"] if _is_length(name, value)), default=0)
-        too_long = announced > limit
-        chunks: list[bytes] = []
-        size = 0
-        # most clients read no answer before they have sent everything, so the rest is read and dropped
-        while announced <= limit + _DROPPED_BYTES and size <= limit + _DROPPED_BYTES:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if too_long := too_long or size > limit:
-                chunks.clear()
-            else:
-                chunks.append(chunk)
-            if not message.get("more_body", False):
-                break
-        if too_long:
-            raise RequestError(413, f"the body exceeds {limit} bytes (--max-body-bytes)")
-        return b"".join(chunks)
-
-
-def _timely(receive: Receive) -> Receive:
-    """A `receive` that bounds the wait for each piece of the body, but not that for the disconnect."""
-    more = True
-
-    async def timely() -> Message:
-        nonlocal more
-        if not more:
-            return await receive()
-        try:
-            async with asyncio.timeout(PIECE_SECONDS):
-                message = await receive()
-        except TimeoutError:
-            raise RequestError(408, f"no piece of the body arrived for {PIECE_SECONDS:g} seconds") from None
-        more = message.get("more_body", False)
-        return message
-
-    return timely
-
-
-def _is_length(name: bytes, value: bytes) -> bool:
-    return name == b"content-length" and value.isdigit() and len(value) < 20
 
 
 def _plain_path(scope: Scope) -> str | None:
@@ -246,26 +145,6 @@ def _plain_path(scope: Scope) -> str | None:
     path: str = scope["path"]
     raw = scope.get("raw_path")
     return path if raw is None or raw == path.encode() else None
-
-
-def _check_type(scope: Scope) -> None:
-    """Refuses other types than JSON, which browsers may send across origins without a preflight request."""
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            kind = value.split(b";")[0].strip().lower()
-            if kind == b"application/json" or kind.endswith(b"+json"):
-                return
-    raise RequestError(415, "the body must be JSON: send Content-Type: application/json")
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body once and then reads from the connection, which reports a disconnect."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return replay
 
 
 def _with_request_id(scope: Scope, send: Send) -> Send:

@@ -12,8 +12,9 @@ from starlette.responses import Response
 from ..interfaces.errors import RequestError
 from ..interfaces.schema import BoundedModel
 from ..interfaces.serving import RequestCounts
+from .bodies import JSON_BODY
 from .client_disconnect import event_stream, race
-from .ingress import JSON_BODY, OWNER
+from .ingress import OWNER
 from .refusals import field_error
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from frame import SamplingParams
+from frame.core.config.server import ServerConfig
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.errors import RequestError
 from frame.core.server.generation import TimedGeneration
 from frame.core.server.ingress import OUTPUTS, OWNER, REQUEST, TOKENS
-from frame.core.server.limits import KeyLimits
+from frame.core.server.keys import KeyLimits
 from frame.core.server.metrics import ServerMetrics
 from frame.core.server.reports import Reporter
 
@@ -52,7 +53,7 @@ async def run(made: TimedGeneration, n: int = 1) -> int:
 
 async def test_a_key_pays_for_the_tokens_of_its_prompt_and_outputs() -> None:
     streams = Streams()
-    limits = KeyLimits([], max_outputs=4, tokens_per_minute=6000)
+    limits = KeyLimits(ServerConfig(max_outputs_per_key=4, max_tokens_per_minute=6000))
     token = REQUEST.set({OWNER: "digest", OUTPUTS: limits, TOKENS: limits})
     try:
         assert await run(generation(streams), n=2) == 1

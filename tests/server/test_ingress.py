@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from frame.core.server.ingress import JSON_BODY, Ingress, respond
-from frame.core.server.keys import KeyRing
-from frame.core.server.limits import KeyLimits
+from frame.core.config.server import ServerConfig
+from frame.core.server.bodies import JSON_BODY
+from frame.core.server.ingress import Ingress, respond
+from frame.core.server.keys import KeyLimits, KeyRing
 from frame.core.server.strict_json import MAX_DEPTH, BodyParser, parse_json
 from frame.interfaces import RequestError
 
@@ -34,9 +35,9 @@ def client_of(app: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
 
 
-def ingress_of(recorder: Recorder, keys: tuple[str, ...] = (), **options: Any) -> Ingress:
-    options.setdefault("max_body_bytes", 10_000)
-    return Ingress(recorder, keys=keys, problem=lambda: recorder.problem, **options)
+def ingress_of(recorder: Recorder, keys: tuple[str, ...] = (), limits: KeyLimits | None = None, **more: Any) -> Ingress:
+    server = ServerConfig(api_key=list(keys), max_body_bytes=10_000, **more)
+    return Ingress(recorder, server, lambda: recorder.problem, limits=limits)
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ async def test_too_many_headers_get_431(open_client: httpx.AsyncClient) -> None:
 
 
 async def test_request_ids(recorder: Recorder) -> None:
-    async with client_of(ingress_of(recorder, request_ids=True)) as client:
+    async with client_of(ingress_of(recorder, enable_request_id_headers=True)) as client:
         assert (await client.get("/x", headers={"X-Request-Id": "abc"})).headers["x-request-id"] == "abc"
         assert len((await client.get("/x")).headers["x-request-id"]) == 32
     async with client_of(ingress_of(recorder)) as client:
@@ -251,7 +252,7 @@ def test_keys_are_kept_as_digests() -> None:
 
 
 async def test_what_needs_no_key_is_counted_to_none(recorder: Recorder) -> None:
-    limits = KeyLimits(["one", "two"], requests_per_minute=1)
+    limits = KeyLimits(ServerConfig(api_key=["one", "two"], max_requests_per_minute=1))
     async with client_of(ingress_of(recorder, ("one", "two"), limits=limits)) as client:
         for _ in range(3):
             assert (await client.post("/ping")).status_code == 200

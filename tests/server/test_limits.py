@@ -16,9 +16,10 @@ import openai
 import pytest
 
 from frame.core.config.flat import from_flat
+from frame.core.config.server import ServerConfig
 from frame.core.interfaces.errors import RequestError
 from frame.core.processes.launcher import share_between_keys
-from frame.core.server.limits import KeyLimits
+from frame.core.server.keys import KeyLimits
 from tests.server.running import FAKE, Running, server, until
 
 BODY = {"prompt": "once upon a time", "max_tokens": 480, "ignore_eos": True}
@@ -32,7 +33,8 @@ SETTINGS = (
 
 def test_processes_count_together_and_forget_the_dead() -> None:
     memory = os.memfd_create("limits")
-    first, second = (KeyLimits(["a", "b"], max_requests=2, descriptor=memory, process=index) for index in range(2))
+    server = ServerConfig(api_key=["a", "b"], max_requests_per_key=2)
+    first, second = (KeyLimits(server, memory, index) for index in range(2))
     a, b = (hashlib.sha256(key.encode()).hexdigest() for key in "ab")
     with ExitStack() as stack:
         stack.enter_context(first.admit(a))
@@ -40,13 +42,12 @@ def test_processes_count_together_and_forget_the_dead() -> None:
         stack.enter_context(second.admit(b))
         with pytest.raises(RequestError, match="2 requests under way"):
             stack.enter_context(first.admit(a))
-        KeyLimits(["a", "b"], max_requests=2, descriptor=memory, process=1)  # the second one's successor
+        KeyLimits(server, memory, 1)  # the second one's successor
         stack.enter_context(first.admit(a))
-    assert KeyLimits([]).active is False
 
 
 def test_a_bucket_fills_evenly() -> None:
-    limits = KeyLimits([], requests_per_minute=600)
+    limits = KeyLimits(ServerConfig(max_requests_per_minute=600))
     for _ in range(600):
         with limits.admit(""):
             pass
@@ -66,7 +67,8 @@ def test_a_bucket_fills_evenly() -> None:
 
 def test_outputs_are_counted_while_they_are_generated() -> None:
     memory = os.memfd_create("limits")
-    first, second = (KeyLimits(["a"], max_outputs=64, descriptor=memory, process=index) for index in range(2))
+    server = ServerConfig(api_key=["a"], max_outputs_per_key=64)
+    first, second = (KeyLimits(server, memory, index) for index in range(2))
     with ExitStack() as stack:
         stack.enter_context(first.outputs("", 40))
         stack.enter_context(second.outputs("", 20))
@@ -80,7 +82,7 @@ def test_outputs_are_counted_while_they_are_generated() -> None:
 
 def test_tokens_are_paid_for_afterwards() -> None:
     owner, other = (hashlib.sha256(key.encode()).hexdigest() for key in ("a", "b"))
-    limits = KeyLimits(["a", "b"], tokens_per_minute=6000)
+    limits = KeyLimits(ServerConfig(api_key=["a", "b"], max_tokens_per_minute=6000))
     with limits.admit(owner):
         limits.spend(owner, 5900)
     assert limits.delay(owner) == 0

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from frame.core.config.server import ServerConfig
-from frame.core.server import http, ingress
+from frame.core.server import bodies, http
+from frame.core.server.bodies import JSON_BODY
 from frame.core.server.http import make_server
-from frame.core.server.ingress import JSON_BODY, Ingress, respond
+from frame.core.server.ingress import Ingress, respond
 
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "HEAD_SECONDS", 0.3)
-    monkeypatch.setattr(ingress, "PIECE_SECONDS", 0.3)
-    monkeypatch.setattr(ingress, "BODY_SECONDS", 1.0)
+    monkeypatch.setattr(bodies, "PIECE_SECONDS", 0.3)
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 1.0)
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -31,7 +32,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[int]:
-    app = Ingress(application, keys=(), problem=lambda: None, max_body_bytes=100_000)
+    app = Ingress(application, ServerConfig(max_body_bytes=100_000), lambda: None)
     server = make_server(app, ServerConfig(log_level="error"))
     listener = socket.create_server(("127.0.0.1", 0))
     task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -24,8 +24,9 @@ from frame.core.interfaces.pooling_params import PoolingFacts, PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.schema import BoundedModel, Limits, SamplingFields
 from frame.core.interfaces.serving import Batches, RequestCounts
+from frame.core.server.bodies import JSON_BODY
 from frame.core.server.client_disconnect import event_stream, race
-from frame.core.server.ingress import JSON_BODY, OWNER
+from frame.core.server.ingress import OWNER
 from frame.core.server.metrics import ServerMetrics
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class FakeServing:
     def __post_init__(self) -> None:
         self.names = ["test-model"]
         self.calls: Any = None
+        self.metrics = ServerMetrics()
         self.models = self.text = self.generation = self.http = self.engine = self
         #: (prompt, parameters) of every request
         self.requests: list[tuple[Any, Any]] = []
@@ -204,4 +206,4 @@ class FakeServing:
 
     def counts(self) -> RequestCounts:
         """Nothing was counted yet."""
-        return ServerMetrics().counts()
+        return self.metrics.counts()
