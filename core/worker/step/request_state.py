@@ -38,6 +38,11 @@ class StagedRows:
         self._heads.append(np.array((slots, starts, np.ones_like(slots)), np.int32))
         self._values.append(values)
 
+    def discard(self) -> None:
+        """Forgets what is pending."""
+        self._heads.clear()
+        self._values.clear()
+
     def apply(self) -> None:
         """One transfer and one scatter for everything pending."""
         if not self._heads:
@@ -53,8 +58,7 @@ class StagedRows:
         staged = self._device.streams.stage(packed)
         slots, starts, lengths = staged[: 3 * count].view(3, count).unbind(0)
         self._device.ops.write_rows(self.table, slots, starts, lengths, staged[3 * count :])
-        self._heads.clear()
-        self._values.clear()
+        self.discard()
 
 
 class RequestTables:
@@ -80,6 +84,11 @@ class RequestTables:
         """Blocks that running requests gained."""
         for append in appends:
             self._staged_blocks[append.group].write_single(append.slots, append.offsets, append.block_ids)
+
+    def discard(self) -> None:
+        """Forgets what is pending."""
+        for staged in (self._staged_tokens, *self._staged_blocks):
+            staged.discard()
 
     def apply_staged_writes(self) -> None:
         """Sends what is pending to the device; also on steps without tokens, for connectors that load into blocks."""

@@ -34,7 +34,7 @@ from .forward_pass import ForwardPass, RecordedInputs
 from .prefix_tiles import PrefixTiles
 from .request_state import RequestTables
 from .speculation import NoSpeculation
-from .step_handle import PendingStep
+from .step_handle import PendingStep, joined
 from .step_inputs import InputBuilder, StepInputs
 
 CONNECTOR = "connector"
@@ -98,6 +98,7 @@ class Runner:
         #: what follows slots: each is told of requests that leave and that come, in this order
         self._by_slot = (sampler, speculation, self.prompt_logprobs, pooling)
         self._executed: _Executed | None = None
+        self._untold: TransferReport | None = None  # what the connector reported in a step that was not sampled
         self._pending: deque[PendingStep] = deque()
 
     @torch.inference_mode()
@@ -117,7 +118,9 @@ class Runner:
             several = shape.max_query_len > 1 or self.connector.hooks.decode_steps
             hooks = self.connector.hooks if several else NO_HOOKS
             hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions), hooks)
-        self._executed = _Executed(plan, shape, inputs, hidden, self.connector.end_step(plan.finished_ids))
+        report = self.connector.end_step(plan.finished_ids)
+        self._untold = report if self._untold is None else joined(self._untold, report)
+        self._executed = _Executed(plan, shape, inputs, hidden, self._untold)
 
     @torch.inference_mode()
     def sample(self, masks: bytes = b"") -> PendingStep:
@@ -128,15 +131,17 @@ class Runner:
         step = PendingStep(executed.plan, executed.transfer, self.sampler)
         if executed.inputs is not None and executed.hidden is not None:
             self._sample_rows(step, executed.shape, executed.inputs, executed.hidden, masks)
-        self._pending.append(step)
-        while self._pending and self._pending[0].delivered:
-            self._pending.popleft()
         if executed.plan.capture:
             self.device.graphs.capture(self.run_dummy)
         step.records = self.device.graphs.wanted()
+        self._untold = None
+        self._pending.append(step)
+        while self._pending and self._pending[0].delivered:
+            self._pending.popleft()
         return step
 
     def _apply_changes(self, plan: StepPlan) -> None:
+        self.tables.discard()  # what is left is of a failed step, whose requests leave or come anew
         for slot in plan.removed_slots.tolist():
             for collaborator in self._by_slot:
                 collaborator.remove(slot)

@@ -1,0 +1,127 @@
+"""What a step that fails between its parts leaves to the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from frame import LLM
+from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.step import NewRequest, StepPlan, TransferReport
+from frame.core.worker.step.runner import Runner
+from frame.interfaces import LayerHooks
+from frame.testing.checkpoints import make_checkpoint
+
+NONE = np.zeros(0, np.int32)
+
+
+class Reports:
+    """A connector whose steps report one request each."""
+
+    hooks = LayerHooks()
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def begin_step(self, message: bytes) -> None:
+        self.step += 1
+
+    def end_step(self, finished: Sequence[str]) -> TransferReport:
+        name = str(self.step)
+        return TransferReport(received=[name], sent=[name], counters={"steps": 1.0}, gauges={"step": float(self.step)})
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = make_checkpoint(tmp_path_factory.mktemp("runner"), "llama")
+    engine = LLM(str(folder), skip_tokenizer_init=True, num_gpu_blocks_override=40, max_num_seqs=4)
+    yield engine.llm_engine
+    engine.close()
+
+
+@pytest.fixture
+def runner(engine: Any) -> Runner:
+    (found,) = engine.collective_rpc(lambda worker: worker.runner)
+    return found
+
+
+def plan(step: int, *added: NewRequest) -> StepPlan:
+    """A step that computes the prompts of these requests."""
+    slots = np.array([new.slot for new in added], np.int32)
+    return StepPlan(
+        step=step,
+        removed_slots=NONE,
+        added=list(added),
+        appends=[],
+        slots=slots,
+        num_scheduled=np.array([len(new.token_ids) for new in added], np.int32),
+        num_computed=np.zeros(len(added), np.int32),
+        samples=np.ones(len(added), np.bool_),
+        num_drafts=np.zeros(len(added), np.int32),
+        finished_ids=[],
+    )
+
+
+def new(slot: int, tokens: Sequence[int], blocks: Sequence[int]) -> NewRequest:
+    return NewRequest(
+        slot=slot,
+        request_id=f"{slot}",
+        token_ids=np.array(tokens, np.int32),
+        prompt_len=len(tokens),
+        num_computed=0,
+        block_ids=[np.array(blocks, np.int32)],
+        params=SamplingParams(temperature=0.0),
+        seed=0,
+    )
+
+
+def fail(*arguments: Any) -> None:
+    raise RuntimeError("a processor failed")
+
+
+def test_what_a_connector_reported_in_a_step_that_could_not_be_sampled_is_told_with_the_next(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "connector", Reports())
+    runner.execute(plan(0, new(0, [5, 6], [1])))
+    with monkeypatch.context() as broken:
+        broken.setattr(runner, "_draw", fail)
+        with pytest.raises(RuntimeError, match="a processor failed"):
+            runner.sample()
+    runner.execute(plan(1, new(0, [5, 6], [1])))  # and this one is never sampled: its masks failed
+    runner.execute(plan(2, new(0, [5, 6], [1])))
+    report = runner.sample().result().transfer
+    assert report == TransferReport(
+        received=["1", "2", "3"], sent=["1", "2", "3"], counters={"steps": 3.0}, gauges={"step": 3.0}
+    )
+    runner.execute(plan(3))
+    assert runner.sample().result().transfer.received == ["4"]
+
+
+def test_what_a_failed_step_had_not_sent_yet_is_not_sent_with_the_next(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs for one place of a table are written in any order."""
+    runs: list[tuple[int, int, int]] = []
+    write = runner.device.ops.write_rows
+
+    def noted(table: Tensor, slots: Tensor, starts: Tensor, lengths: Tensor, values: Tensor) -> None:
+        runs.extend(zip(slots.tolist(), starts.tolist(), lengths.tolist(), strict=True))
+        write(table, slots, starts, lengths, values)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(runner.speculation, "add", fail)
+        with pytest.raises(RuntimeError, match="a processor failed"):
+            runner.execute(plan(0, new(1, [5, 6, 7, 8], [1, 2, 3])))
+    monkeypatch.setattr(runner.device.ops, "write_rows", noted)
+    runner.execute(plan(1, new(1, [9, 9], [4])))
+    assert runs == [(1, 0, 2), (1, 0, 1)]
+    assert torch.equal(runner.tables.token_ids[1, :2], torch.tensor([9, 9], dtype=torch.int32))
