@@ -32,6 +32,8 @@ logger = logging.getLogger("frame.engine")
 IDLE_SECONDS = 0.0005
 #: The longest that sleep and resets wait for transfers of a KV connector.
 TRANSFER_SECONDS = 10.0
+#: Steps without a request that may fail one after the other, and the pause after each.
+MAX_EMPTY_FAILURES, EMPTY_FAILURE_SECONDS = 20, 0.05
 #: Most time that the loop, with nothing else to do, waits for a grammar before it looks for news.
 GRAMMAR_SECONDS = 0.005
 
@@ -64,6 +66,7 @@ class Engine:
         self._pause = Pause(scheduler)
         self._recording = Recording(records)
         self._broken: set[str] | None = None  # the requests of a step that raised, until a step succeeds
+        self._empty_failures = 0  # steps without a request that raised since then
         self._suspected = False
         self._steps = 0
         self._worked = False  # since the newest step began, rows were launched or answered
@@ -286,18 +289,24 @@ class Engine:
             outputs, self._late = self._late, []
             return outputs
         self._journal.answer()
-        self._broken = None
+        self._broken, self._empty_failures = None, 0
         self._recording.answer(plan, result)
         return self.scheduler.update(plan, result)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         """A failed step is tried again in halves until the request at fault is alone; it ends, the others go on.
 
-        A dead worker, or steps without a common request that fail one after the other, end the engine.
+        A dead worker, or steps without a common request that fail one after the other, end the engine. So do steps
+        without any request, as they are for a KV connector: nobody at fault can be found.
         """
         blamed = self._culprit(error)
         logger.exception("step %d failed%s", plan.step, blamed and f" in {blamed}", exc_info=error)
         self.executor.check()
+        if not len(plan.slots):
+            self._empty_failures += 1
+            if self._empty_failures == MAX_EMPTY_FAILURES:
+                raise BrokenEngineError(f"steps without requests fail one after the other: {error}") from error
+            time.sleep(EMPTY_FAILURE_SECONDS)
         names = self.scheduler.living(plan)
         if names and self._broken is not None and names.isdisjoint(self._broken):
             raise BrokenEngineError(f"steps of unrelated requests fail one after the other: {error}") from error

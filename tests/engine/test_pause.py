@@ -9,7 +9,7 @@ import pytest
 from frame.core.engine import engine as engine_module
 from frame.core.engine.engine import Engine
 from frame.core.engine.merging import ResultMerge
-from frame.core.interfaces.client import EngineInfo
+from frame.core.interfaces.client import BrokenEngineError, EngineInfo
 from frame.core.interfaces.engine import EngineOutput
 from frame.core.interfaces.step import StepPlan, StepResult
 from tests.engine.fake_connector import FakeConnector
@@ -185,3 +185,27 @@ def test_an_engine_that_only_waits_for_a_transfer_does_not_spin(rig: Rig, monkey
         rig.engine.step()
     assert rig.engine.scheduler.num_transfers == 1
     assert len(slept) >= 18
+
+
+@pytest.mark.parametrize("failures", [3, 1000])
+def test_steps_that_only_a_connector_needs_end_the_engine_when_they_fail_for_good(
+    failures: int, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = make_request("second", PROMPT, max_tokens=4)
+    rig.until_loading(request)
+    left, execute = iter(range(failures)), rig.executor.execute
+    rig.executor.worker.strict = False
+
+    def fails(plan: StepPlan) -> None:
+        if next(left, None) is not None:
+            raise OSError("the disk is gone")
+        execute(plan)
+
+    monkeypatch.setattr(rig.executor, "execute", fails)
+    monkeypatch.setattr(engine_module, "EMPTY_FAILURE_SECONDS", 0.0)
+    if failures == 3:
+        rig.run()
+        rig.check(request)
+    else:
+        with pytest.raises(BrokenEngineError, match="steps without requests fail one after the other: the disk is"):
+            rig.run()
