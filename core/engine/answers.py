@@ -213,7 +213,9 @@ class Answers:
         """Loads and saves that ended. Must come before the rows of the same result: it may drop some of them."""
         lifecycle = self._lifecycle
         lifecycle.transfers.report(report)
-        outputs = self._lose_blocks(set(report.failed_blocks), launched) if report.failed_blocks else []
+        outputs = []
+        if report.failed_blocks and (bad := lifecycle.transfers.failed_blocks(report)):
+            outputs = self._lose_blocks(bad, launched)
         for request_id in report.received:
             request = lifecycle.loading.get(request_id) or lifecycle.abandoned.get(request_id)
             if request is not None:

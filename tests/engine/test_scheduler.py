@@ -463,11 +463,24 @@ def test_what_a_connector_counts_is_added_up_and_what_it_misnames_is_logged_once
     sim = Simulation(layout=make_layout(60), connector=FakeConnector(layout=make_layout(60)))
     for saved, kept in ((2, 5), (3, 4)):
         counters = {"saved_blocks": saved, "Bad name": 1, "broken": float("nan")}
-        sim.scheduler._transfers.report(TransferReport(counters=counters, gauges={"kept_blocks": kept}))
+        gauges = {"kept_blocks": kept, "of_text": "many"}
+        sim.scheduler._transfers.report(TransferReport(counters=counters, gauges=gauges))
     stats = sim.scheduler.stats()
     assert stats.connector_counters == {"saved_blocks": 5}
     assert stats.connector_gauges == {"kept_blocks": 4}
     assert caplog.text.count("'Bad name'") == caplog.text.count("'broken'") == 1
+
+
+@pytest.mark.parametrize("block", [(0, 10**6), (0, 60), (0, 0), (0, -1), (7, 3), (-1, 3)])
+def test_failed_blocks_that_the_cache_does_not_have_are_logged(block, caplog):
+    connector = FakeConnector(layout=make_layout(60))
+    sim = Simulation(layout=make_layout(60), connector=connector)
+    request = make_request("a", list(range(9)), max_tokens=4)
+    sim.add(request)
+    connector.transfer.failed = [block]
+    sim.run()
+    sim.check(request)
+    assert f"failed blocks that the cache does not have: [{block}]" in caplog.text
 
 
 def test_a_connector_may_hold_the_blocks_of_a_finished_request():

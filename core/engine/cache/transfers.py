@@ -86,9 +86,26 @@ class Transfers:
         except Exception:
             logger.exception("the KV connector failed in update")
 
+    def failed_blocks(self, report: TransferReport) -> set[tuple[int, int]]:
+        """Pairs (group, block) whose content did not arrive; pairs that are no block of the cache are logged."""
+        layout = self._kv.layout
+        found = set(report.failed_blocks)
+        wrong = {
+            (group, block)
+            for group, block in found
+            if not (0 <= group < len(layout.groups) and 0 < block < layout.pools[layout.groups[group].pool])
+        }
+        if wrong:
+            logger.warning("the KV connector reported failed blocks that the cache does not have: %s", sorted(wrong))
+        return found - wrong
+
     def _shown(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """The numbers that metrics can show; each of the others is named in the log once."""
-        shown = {name: value for name, value in numbers.items() if _METRIC.fullmatch(name) and math.isfinite(value)}
+        shown = {
+            name: value
+            for name, value in numbers.items()
+            if _METRIC.fullmatch(name) and isinstance(value, int | float) and math.isfinite(value)
+        }
         for name in numbers.keys() - shown.keys() - self._logged:
             self._logged.add(name)
             logger.warning("the KV connector reported %r as %r, which no metric can show", name, numbers[name])
