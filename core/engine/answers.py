@@ -185,7 +185,8 @@ class Answers:
     ) -> list[EngineOutput]:
         """A launched step raised: its requests end unless `spared`; spared and later ones are computed again.
 
-        Later ones may have read its blocks, unless it was rolled back before they were planned.
+        What the connector was to load for them is computed, too: it may be the connector that raised. Later ones may
+        have read its blocks, unless it was rolled back before they were planned.
         """
         lifecycle = self._lifecycle
         if all(request is None for request in step.requests):
@@ -193,10 +194,12 @@ class Answers:
         for launched in (step, *later):
             lifecycle.kv.withdraw(launched.publications)
         outputs = []
-        for request in (*step.requests, *step.loads):
+        for request in step.requests:
             if request is None or request.state is RequestState.FINISHED:
                 continue
             if request in spared:
+                if request.transfer.unconfirmed:
+                    request.transfer.give_up()
                 lifecycle.roll_back(request, (step, *later))
             else:
                 outputs.append(lifecycle.finish(request, "error", error=error))

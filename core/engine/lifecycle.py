@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 import numpy as np
 
 from ..interfaces.engine import EngineOutput, FinishReason
 from .cache.kv_cache import KVCache
+from .cache.request_parts import CachedBlocks, TransferState
 from .cache.transfers import Transfers
 from .request import Request, RequestState
 from .schedule.batch import Batch
@@ -34,7 +36,7 @@ class Lifecycle:
         self.turns = Turns()
         self.requests: dict[str, Request] = {}
         self.loading: dict[str, Request] = {}  # by id; also finished ones whose load is under way
-        self.abandoned: dict[str, Request] = {}  # finished, its load began in a failed step and may still be under way
+        self.abandoned: dict[str, Request] = {}  # what holds the blocks of loads that may have begun in a failed step
         self.held: dict[str, Request] = {}  # finished, blocks read by the connector
         self.removed_slots: list[int] = []
         self.finished_ids: list[str] = []
@@ -106,11 +108,19 @@ class Lifecycle:
             self.waiting.add(request)
 
     def abandon(self, request: Request) -> None:
-        """The step that began the load of this finished request failed.
+        """The step that was to begin its load failed: the request starts again without the connector.
 
         Whether the load began is unknown, so its blocks stay out of use until it is reported, but nobody waits for it.
         """
-        self.abandoned[request.request_id] = self.loading.pop(request.request_id)
+        owner = self.loading.pop(request.request_id)
+        if request.state is not RequestState.FINISHED:
+            owner = copy(request)
+            owner.state, owner.transfer = RequestState.FINISHED, TransferState(asks=False, loading=True)
+            request.cache = CachedBlocks.none(len(request.cache.blocks), request.cache.root)
+            request.transfer = TransferState(asks=False)
+            request.state = RequestState.WAITING
+            self.waiting.add(request)
+        self.abandoned[request.request_id] = owner
         self._patience = ABANDONED_STEPS
 
     def await_abandoned(self) -> bool:

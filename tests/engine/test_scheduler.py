@@ -9,6 +9,7 @@ from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepResult, TransferReport
 from frame.plugins.schedulers.priority import PriorityPolicy
 from frame.testing.fake_cache import BAD, next_token, prefixes_of
+from frame.testing.fake_worker import BrokenStepError
 from tests.engine.fake_connector import FakeConnector
 from tests.engine.simulation import VOCAB, Simulation, expected, make_layout, make_request
 
@@ -519,11 +520,38 @@ def test_a_load_that_a_failed_step_began_keeps_its_blocks_until_it_is_reported()
     sim.add(make_request("b", list(range(9)), max_tokens=2))
     sim.launch(breaks=True)
     sim.answer()
-    assert sim.reason("b") == "error"
     assert sim.scheduler._kv.pool.num_free == 17
     sim.add(make_request("c", [3] * 9, max_tokens=4))
     sim.run()
+    sim.check(make_request("b", list(range(9)), max_tokens=2))
     assert sim.scheduler._kv.pool.num_free == 19
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_connector_whose_worker_raises_costs_its_help_and_nothing_else(later, others, monkeypatch):
+    layout = make_layout(60)
+    sim = Simulation(layout=layout, connector=FakeConnector(layout=layout, later=later))
+    sim.add(make_request("a", list(range(13))))
+    sim.run()
+    sim.scheduler.reset_prefix_cache()
+    sim.worker.strict = False
+
+    sound = sim.worker.transfer.begin_step
+
+    def broken(message):
+        if message:
+            raise BrokenStepError("a bug")
+        sound(message)
+
+    monkeypatch.setattr(sim.worker.transfer, "begin_step", broken)
+    requests = [make_request("b", list(range(13)))]
+    requests += [make_request(f"c{number}", [7, 8, number] * 4) for number in range(others)]
+    for request in requests:
+        sim.add(request)
+    sim.run()
+    for request in requests:
+        sim.check(request)
 
 
 def test_a_load_that_a_failed_step_never_began_is_given_up_when_its_blocks_are_missed():

@@ -282,12 +282,15 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: str) -> list[EngineOutput]:
         """The step raised: its requests are computed again in halves, and the one that was alone ends with "error".
 
-        What only this plan told the workers is told again. Loads that the step began end, too: they may be under way.
+        But one that was alone with a load of the connector is tried without it first. What only this plan told the
+        workers is told again.
         """
         living = self._living(plan)
         step = self._answered(plan)
         later = [launched for launched in self._launched.values() if launched.plan.step > plan.step]
         guilty = self.quarantine.blame(living)
+        if guilty is not None and guilty.transfer.unconfirmed:
+            guilty = None
         outputs = self._answers.fail_step(step, later, error, [one for one in living if one is not guilty])
         lifecycle, owners = self._lifecycle, self._batch.owners
         reused = {new.slot for launched in (step, *later) for new in launched.plan.added}
