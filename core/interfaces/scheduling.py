@@ -47,12 +47,13 @@ class SchedulerPolicy(ABC):
         """Returns the key by which requests are sorted, of waiting and of running ones.
 
         The waiting request with the smallest key is admitted first. When blocks run out, the running one with the
-        largest key is preempted first.
+        largest key is preempted first, or the largest of those that give way to it.
         """
 
     def gives_way(self, running: Schedulable, waiting: Schedulable) -> bool:
-        """Whether `running` is preempted in favour of `waiting`, the first in the queue, for which there is no room.
+        """Whether `running` is preempted in favour of `waiting`, for which there is no room, or which ran until now.
 
-        The preempted request is computed again later. Called every few steps for every running request.
+        The preempted request is computed again later, and `waiting` is admitted before all others. Called every few
+        steps for every running request and, in the order of their keys, the first waiting request of each owner.
         """
         return False

@@ -131,6 +131,26 @@ def test_a_request_that_was_admitted_in_a_step_gives_way_in_a_later_one() -> Non
         sim.check(one)
 
 
+def test_blocks_that_one_owner_has_taken_are_there_for_another_at_once() -> None:
+    """The first owner's many outputs were preempted for lack of blocks, and stand before the other's prompt."""
+    layout = simulated_layout(150)
+    sim = Simulation(layout=layout, policy=FairPolicy, max_num_seqs=64, max_num_batched_tokens=256, max_model_len=400)
+    for number in range(256):
+        prompt = [number // 64, *[1] * 19]  # four requests of 64 outputs
+        sim.add(make_request(f"a{number}", prompt, 80, owner="a", seed=number, arrival=float(number)))
+    while sim.scheduler.stats().preemptions < 20:
+        sim.step()
+    asked = make_request("b", [2] * 300, 4, owner="b", arrival=1e6)
+    sim.add(asked)
+    began = len(sim.plans)
+    while not sim.outputs["b"]:
+        sim.step()
+        assert len(sim.plans) - began <= 20, "it waits for those that were preempted"
+    while sim.scheduler.has_unfinished():
+        sim.step()
+    sim.check(asked)
+
+
 def test_one_owner_is_served_in_order_of_arrival(fair: Run) -> None:
     fair.add("a", 24)
     fair.finish()

@@ -20,6 +20,11 @@ class PrefixHit:
     num_tokens: int
     blocks: list[list[int]]
 
+    @property
+    def held(self) -> list[int]:
+        """All of its blocks."""
+        return [block for blocks in self.blocks for block in blocks if block]
+
 
 @dataclass(frozen=True)
 class _Group:
@@ -127,14 +132,11 @@ class KVCache:
 
         `num_computed` counts the hit and what a connector will load. `reserve` blocks must stay free.
         """
-        pool, states = self.pool, self._states
-        held = [block for blocks in hit.blocks for block in blocks if block]
-        revived = sum(1 for block in held if pool.references(block) == 0)
-        needed = sum(one.num_missing(len(hit.blocks[one.index]), num_computed, total) for one in self._growing)
-        if needed + revived + reserve > pool.num_free or any(not own.num_free for own in states.values()):
+        states, needed = self._states, self.num_taken(hit, num_computed, total)
+        if needed + reserve > self.pool.num_free or any(not own.num_free for own in states.values()):
             return False
-        for block in held:
-            pool.share(block)
+        for block in hit.held:
+            self.pool.share(block)
         request.cache.blocks = [list(blocks) for blocks in hit.blocks]
         for group, own in states.items():
             request.cache.blocks[group] = own.allocate(1)
@@ -142,6 +144,12 @@ class KVCache:
         request.cache.num_published = hit.num_tokens // self.block_size
         self._grow(request, num_computed, total)
         return True
+
+    def num_taken(self, hit: PrefixHit, num_computed: int, total: int) -> int:
+        """Free blocks that a request without blocks takes for `total` tokens, of which some are computed by then."""
+        revived = sum(1 for block in hit.held if self.pool.references(block) == 0)
+        missing = (one.num_missing(len(hit.blocks[one.index]), num_computed, total) for one in self._growing)
+        return revived + sum(missing)
 
     def extend(self, request: Request, num_computed: int, total: int, *, reserve: int = 0) -> bool:
         """Adds blocks up to `total` tokens after giving back those that no later token needs; False without room."""

@@ -122,8 +122,7 @@ class Admission:
     def _allocate(self, request: Request, hit: PrefixHit, num_computed: int, count: int) -> int:
         """Gives blocks for `count` more tokens, or for fewer when nothing else runs; returns how many, 0 if none."""
         kv, alone = self._lifecycle.kv, len(self._lifecycle.batch) == 0
-        # a preempted request that came straight back would only be preempted again by the next block boundary
-        reserve = len(self._lifecycle.batch) if request.num_preemptions else 0
+        reserve = self._reserve(request)
         while count:
             total = num_computed + count
             if request.transfer.num_loaded:
@@ -137,6 +136,18 @@ class Admission:
             if not self.reclaim(request):
                 count //= 2
         return 0
+
+    def num_blocks(self, request: Request) -> int:
+        """Free blocks without which a waiting request is not admitted; 0 for one that has blocks already."""
+        if request.transfer.num_loaded:
+            return 0
+        kv, hit = self._lifecycle.kv, self._lifecycle.kv.find_hit(request)
+        total = min(request.num_tokens, hit.num_tokens + self._max_tokens)
+        return kv.num_taken(hit, hit.num_tokens, total) + self._reserve(request)
+
+    def _reserve(self, request: Request) -> int:
+        # a preempted request that came straight back would only be preempted again by the next block boundary
+        return len(self._lifecycle.batch) if request.num_preemptions else 0
 
     def reclaim(self, keep: Request | None = None) -> bool:
         """Takes loaded blocks from the last waiting request that holds some; False when none does."""

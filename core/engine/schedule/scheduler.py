@@ -8,6 +8,7 @@ may still be in flight, and only its number matters here.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -168,18 +169,35 @@ class Scheduler:
         return launched.plan
 
     def _make_way(self, draft: StepDraft) -> None:
-        """One running request leaves its slot to the first waiting one that could use it, if the policy says so."""
-        waiting = self._waiting.first(lambda request: not self.constraints.must_wait(request))
-        if waiting is None or waiting.num_unanswered:
-            return
-        gives_way, key = self._policy.gives_way, self._policy.key
+        """Running requests leave slot and blocks to a waiting one that could use them, if the policy says so.
+
+        One does, and more while the blocks that are free then are too few for its first step. It goes first from then
+        on: requests of others that were preempted may stand before it.
+        """
+        gives_way, turns = self._policy.gives_way, self._lifecycle.turns
         admitted = {new.slot for new in draft.added}  # in this step, whose plan names their slots already
-        running = (one for one in self._batch.requests if one.slot not in admitted)
-        leaving = [one for one in running if gives_way(one, waiting)]
-        if leaving:
-            victim = max(leaving, key=lambda one: (key(one), one.sequence))
-            self._lifecycle.turns.put_behind(victim, waiting)
-            self._lifecycle.preempt(victim, draft)
+        running = [one for one in self._batch.requests if one.slot not in admitted]
+        for waiting in self._waiting.first_of_each(turns.num_waiting, self._may_run):
+            leaving = [one for one in running if gives_way(one, waiting)]
+            if leaving:
+                break
+        else:
+            return
+        self._waiting.put_first(waiting)
+        needed = self._admission.num_blocks(waiting)
+        for victim in sorted(leaving, key=self._order_of, reverse=True):
+            if gives_way(victim, waiting):
+                turns.put_behind(victim, waiting)
+                self._lifecycle.preempt(victim, draft)
+                # those that stay may each take one more block of every group before the answers free its slot
+                if self._kv.pool.num_free >= needed + len(self._batch) * len(self._layout.groups):
+                    return
+
+    def _may_run(self, request: Request) -> bool:
+        """Whether nothing but room is missing for a waiting request."""
+        if request.num_unanswered or (self.quarantine.active and not self.quarantine.allows(request)):
+            return False
+        return not self.constraints.must_wait(request)
 
     def _isolate(self) -> None:
         """Lets only those run whom the quarantine allows to."""
@@ -257,13 +275,24 @@ class Scheduler:
                 continue
             if len(batch) == 1:
                 return False
-            victim = max(batch.requests, key=lambda one: (self._policy.key(one), one.sequence))
+            victim = self._least_urgent()
             self._lifecycle.preempt(victim, draft)
             if victim is request:
                 return False
         batch.covered[slot] = kv.capacity(request)
         draft.note_blocks(request, before)
         return True
+
+    def _least_urgent(self) -> Request:
+        """The running request that is preempted for lack of blocks: the last one, or the last that gives way to it."""
+        policy, running = self._policy, self._batch.requests
+        last = max(running, key=self._order_of)
+        if not self._swaps:
+            return last
+        return max((one for one in running if policy.gives_way(one, last)), key=self._order_of, default=last)
+
+    def _order_of(self, request: Request) -> tuple[Any, ...]:
+        return self._policy.key(request), request.sequence
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Applies the answer to a launched plan; plans are answered in the order of their launch."""

@@ -31,6 +31,11 @@ class Turns:
         self._now = 0.0
         self._shares: dict[str, Share] = {}
 
+    @property
+    def num_waiting(self) -> int:
+        """Owners with a request that is unfinished and does not run."""
+        return sum(share.num_unfinished > share.num_running for share in self._shares.values())
+
     def enter(self, request: Request) -> None:
         """A request arrived: it gets its share and its turn."""
         owner = request.source.owner

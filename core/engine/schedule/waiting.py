@@ -27,13 +27,25 @@ class WaitingQueue:
         """Smallest key first; over a copy, so that the loop may remove what it gets."""
         return iter([request for _, _, request in self._entries])
 
-    def first(self, may_run: Callable[[Request], bool]) -> Request | None:
-        """The request with the smallest key of those that may run; None when there is none."""
-        return next((request for _, _, request in self._entries if may_run(request)), None)
+    def first_of_each(self, num_owners: int, may_run: Callable[[Request], bool]) -> Iterator[Request]:
+        """Of each owner the first request that may run, smallest key first; `num_owners` have requests here."""
+        seen: set[str] = set()
+        for _, _, request in self._entries:
+            if request.owner not in seen and may_run(request):
+                yield request
+                seen.add(request.owner)
+                if len(seen) >= num_owners:
+                    return
 
     def add(self, request: Request) -> None:
         """Files the request under its key of now."""
         request.queue_key = self._policy.key(request)
+        insort(self._entries, (request.queue_key, request.sequence, request))
+
+    def put_first(self, request: Request) -> None:
+        """Files a waiting request before all others."""
+        self.remove(request)
+        request.queue_key = ()
         insort(self._entries, (request.queue_key, request.sequence, request))
 
     def remove(self, request: Request) -> None:
