@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..front.prompts import parse_prompt
 from ..interfaces.client import EngineDeadError
-from ..interfaces.engine import Fault
 from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
@@ -23,8 +22,7 @@ from ..interfaces.schema import SamplingFields
 from .deadlines import until_deadline
 from .ingress import OUTPUTS, OWNER, REQUEST, TOKENS
 from .refusals import refusal, refusals
-from .reports import Notes
-from .request_timer import RequestTimer
+from .reports import RequestRecord
 
 if TYPE_CHECKING:
     from .serving import ServingHost
@@ -46,69 +44,70 @@ def key_salt(owner: str, given: str | None) -> str:
 
 
 class TimedGeneration:
-    """`Generation` of a host."""
+    """Implements `frame.interfaces.Generation` for a host."""
 
     def __init__(self, host: ServingHost) -> None:
         self._host = host
         self._salts = host.config.server.cache_salt_per_key
 
     def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
-        """The sampling parameters of a body over the checkpoint's defaults; `fields` are what the route sets itself."""
         with refusals():
             return body.sampling(self._host.llm.get_default_sampling_params(), **fields)
 
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[Any, None]:
-        """A stream of `RequestOutput` deltas; raises `RequestError` when the request fails."""
-        prompt = self._salted(prompt)
-        timer = RequestTimer(self._host.metrics, params)
-        notes = self._host.reporter.begin(request_id, params)
         scope = REQUEST.get() or {}
         owner, limits = scope.get(OWNER, ""), scope.get(OUTPUTS)
-        stream = self._host.llm.generate(prompt, params, request_id, owner=owner, **options)
-        first = True
+        record = RequestRecord(self._host.metrics, params, self._host.reporter.wants_outputs)
+        stream = self._host.llm.generate(self._salted(prompt), params, request_id, owner=owner, **options)
         try:
-            with (
-                self._failures(timer, notes),
-                contextlib.nullcontext() if limits is None else limits.outputs(owner, params.n),
-            ):
-                async for output in until_deadline(stream, REQUEST.get()):
-                    if first:
-                        first = False
-                        timer.prompt(len(output.prompt_token_ids or ()), output.num_cached_tokens or 0)
-                    if notes is not None:
-                        notes.see(output)
-                    self._observe(timer, output)
-                    yield output
+            async with self._recorded(record, stream):
+                with contextlib.nullcontext() if limits is None else limits.outputs(owner, params.n):
+                    async for output in until_deadline(stream, scope):
+                        if (failed := record.see(output)) is not None:
+                            raise self._failure(failed)
+                        yield output
         finally:
-            timer.close()
-            if (tokens := scope.get(TOKENS)) is not None:
-                tokens.spend(owner, timer.num_tokens)
-            if notes is not None:
-                self._host.reporter.end(notes, timer)
-            await stream.aclose()
+            self._host.reporter.end(request_id, record)
 
     async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
-        """The `PoolingRequestOutput` of one prompt; raises `RequestError` when the request fails."""
-        prompt = self._salted(prompt)
-        timer = RequestTimer(self._host.metrics, _POOLED)
         scope = REQUEST.get() or {}
+        record = RequestRecord(self._host.metrics, _POOLED)
         owner = scope.get(OWNER, "")
-        stream = self._host.llm.encode(prompt, params, request_id, owner=owner, **options)
+        stream = self._host.llm.encode(self._salted(prompt), params, request_id, owner=owner, **options)
+        async with self._recorded(record, stream):
+            output = await anext(until_deadline(stream, scope))
+            record.begin(output)
+            if output.outputs.error is not None:
+                raise self._failure(output.outputs)
+            record.reason = "stop"
+            return output
+
+    @contextlib.asynccontextmanager
+    async def _recorded(self, record: RequestRecord, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[None, None]:
+        """Ends the stream and its record, and takes the tokens from those of the key.
+
+        Notes in the record how a request failed, and raises it as a `RequestError`.
+        """
+        scope = REQUEST.get() or {}
         try:
-            with self._failures(timer):
-                output = await anext(until_deadline(stream, REQUEST.get()))
-                timer.prompt(len(output.prompt_token_ids), output.num_cached_tokens or 0)
-                if output.outputs.error is not None:
-                    raise self._failure(output.outputs.fault, output.outputs.error)
-                timer.ends("stop")
-                return output
+            yield
+        except (EngineDeadError, RequestError, ValueError) as error:
+            record.reason, record.error = "error", str(error)
+            if isinstance(error, EngineDeadError):
+                raise RequestError(503, str(error)) from None
+            raise (refusal(error) if isinstance(error, ValueError) else error) from None
         finally:
-            timer.close()
+            record.close()
             if (tokens := scope.get(TOKENS)) is not None:
-                tokens.spend(owner, timer.num_tokens)
+                tokens.spend(scope.get(OWNER, ""), record.num_tokens)
             await stream.aclose()
+
+    def _failure(self, ended: Any) -> RequestError:
+        """The error of a request or output that the engine ended with `fault` and `error`."""
+        status = _STATUS[ended.fault] if self._host.end is None else 503
+        return RequestError(status, ended.error or "the engine failed")
 
     def _salted(self, prompt: Any) -> Any:
         """The prompt with a cache salt of its API key, so that no key learns from timing what another has sent.
@@ -121,36 +120,3 @@ class TimedGeneration:
             parsed = parse_prompt(prompt)
         owner = (REQUEST.get() or {}).get(OWNER, "")
         return msgspec.structs.replace(parsed, salt=key_salt(owner, parsed.salt))
-
-    @contextlib.contextmanager
-    def _failures(self, timer: RequestTimer, notes: Notes | None = None) -> Iterator[None]:
-        """Records how a request failed, and raises it as a `RequestError`."""
-        try:
-            yield
-        except (EngineDeadError, RequestError, ValueError) as error:
-            timer.ends("error")
-            if notes is not None:
-                notes.error = str(error)
-            if isinstance(error, EngineDeadError):
-                raise RequestError(503, str(error)) from None
-            raise (refusal(error) if isinstance(error, ValueError) else error) from None
-
-    def _failure(self, fault: Fault, error: str | None) -> RequestError:
-        """The error of a request that the engine ended."""
-        return RequestError(_STATUS[fault] if self._host.end is None else 503, error or "the engine failed")
-
-    def _observe(self, timer: RequestTimer, output: Any) -> None:
-        count = longest = 0
-        for completion in output.outputs:
-            new = len(completion.token_ids)
-            count += new
-            if new > longest:
-                longest = new
-            if completion.finish_reason is None:
-                continue
-            if completion.finish_reason == "error":
-                raise self._failure(completion.fault, completion.error)
-            if output.finished:
-                timer.ends(completion.finish_reason)
-        if count:
-            timer.tokens(count, longest, output.metrics)

@@ -1,15 +1,26 @@
 """Counts and latencies of requests, which all API processes of a server count together.
 
-Knows no route and no exporter: plugins turn the counts into metrics.
+Each process owns a row of float64 cells in a file in memory that their parent opened, so that counting is a plain
+addition. A process that takes the row of a dead one continues its counts. Knows no route and no exporter: plugins turn
+the counts into metrics.
 """
 
 from __future__ import annotations
 
+import fcntl
+import mmap
+import os
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import accumulate
 
-from ..interfaces.serving import Histogram, RequestCounts
-from .tallies import Distribution, Tallies
+import numpy as np
 
+from ..interfaces.serving import Histogram, RequestCounts
+
+#: Most processes that share a file.
+MAX_ROWS = 256
+_CELL_BYTES = 8
 #: Most tokens in a batch, and most seconds that a batch waits while tokens arrive.
 _MAX_GAPS = 1024
 _MAX_SECONDS = 0.25
@@ -44,22 +55,35 @@ _FIRST_HISTOGRAM = _RESPONSES + len(_STATUSES)
 
 
 class ServerMetrics:
-    """What the API processes that share `file`, the descriptor of a file in memory, count together."""
+    """What the API processes that share `file`, the descriptor of a file in memory, count together.
+
+    Without a file this process counts alone. Raises `OSError` when every row of the file is taken.
+    """
 
     def __init__(self, file: int | None = None) -> None:
-        sizes = [Distribution.size(bounds) for bounds in _HISTOGRAMS.values()]
-        *self._starts, self._in_flight = accumulate(sizes, initial=_FIRST_HISTOGRAM)
-        self._tallies = Tallies(self._in_flight + 1, 1, file)
-        self.cells = self._tallies.cells
+        *self._starts, self._in_flight = accumulate(
+            (len(bounds) + 2 for bounds in _HISTOGRAMS.values()), initial=_FIRST_HISTOGRAM
+        )
+        size = self._size = self._in_flight + 1
+        self._memory: bytearray | mmap.mmap = bytearray(size * _CELL_BYTES)
+        row = 0
+        if file is not None:
+            row = _claim_row(file)
+            if os.fstat(file).st_size < MAX_ROWS * size * _CELL_BYTES:
+                os.ftruncate(file, MAX_ROWS * size * _CELL_BYTES)
+            self._memory = mmap.mmap(file, MAX_ROWS * size * _CELL_BYTES)
+        self.cells: memoryview[float] = memoryview(self._memory).cast("d")[row * size : (row + 1) * size]
+        self.cells[self._in_flight] = 0.0
         self._histograms = {
             name: Distribution(self.cells, start, bounds)
             for (name, bounds), start in zip(_HISTOGRAMS.items(), self._starts, strict=True)
         }
-        self.pace = TokenPace(self.cells, 2, self.histogram("inter_token_latency_seconds"))
+        self.pace = TokenPace(self.cells, 2, self._histograms["inter_token_latency_seconds"])
 
-    def histogram(self, name: str) -> Distribution:
-        """The histogram called `name`."""
-        return self._histograms[name]
+    def observe(self, name: str, value: float | None, weight: int = 1) -> None:
+        """Counts `value` in the histogram called `name`, `weight` times; None is not counted."""
+        if value is not None:
+            self._histograms[name].observe(value, weight)
 
     def prompt(self, num_tokens: int, num_cached: int) -> None:
         """Counts a prompt."""
@@ -71,11 +95,11 @@ class ServerMetrics:
         self.cells[_ENDS + _REASONS.index(reason)] += 1
 
     def entered(self) -> None:
-        """Counts an admitted HTTP request."""
+        """Counts an admitted HTTP request that needs the engine."""
         self.cells[self._in_flight] += 1
 
     def left(self, status: int) -> None:
-        """Counts the answer to an admitted HTTP request; `status` is 0 when it had none."""
+        """Counts the answer to such a request; `status` is 0 when it had none."""
         self.cells[self._in_flight] -= 1
         self.responded(status)
 
@@ -87,12 +111,12 @@ class ServerMetrics:
     @property
     def in_flight(self) -> int:
         """HTTP requests that are being answered, in all API processes."""
-        return int(self._tallies.total()[self._in_flight])
+        return int(self._total()[self._in_flight])
 
     def counts(self) -> RequestCounts:
         """The sums over all API processes."""
         self.pace.count()
-        total = self._tallies.total()
+        total = self._total()
         return RequestCounts(
             counters=dict(zip(_COUNTERS, total, strict=False)),
             ends=dict(zip(_REASONS, total[_ENDS:], strict=False)),
@@ -103,6 +127,45 @@ class ServerMetrics:
             },
             in_flight=int(total[self._in_flight]),
         )
+
+    def _total(self) -> list[float]:
+        """Every cell, summed over the processes."""
+        sums: list[float] = np.frombuffer(self._memory).reshape(-1, self._size).sum(axis=0).tolist()
+        return sums
+
+
+def _claim_row(file: int) -> int:
+    """The first row that no running process holds; the lock is released when this process ends."""
+    for row in range(MAX_ROWS):
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
+        except BlockingIOError:
+            continue
+        return row
+    raise OSError(f"more than {MAX_ROWS} processes count together")
+
+
+class Distribution:
+    """A histogram in cells from `start` on: one for each of `bounds`, one for larger values, and the sum."""
+
+    def __init__(self, cells: memoryview[float], start: int, bounds: tuple[float, ...]) -> None:
+        self._cells = cells
+        self._start = start
+        self._sum = start + len(bounds) + 1
+        self._bounds = bounds
+
+    def observe(self, value: float, weight: int = 1) -> None:
+        """Counts `value`, `weight` times."""
+        self._cells[self._start + bisect_left(self._bounds, value)] += weight
+        self._cells[self._sum] += value * weight
+
+    def observe_all(self, values: Sequence[float], weights: Sequence[int]) -> None:
+        """Counts many values at once, each with its weight; for few of them `observe` is as quick."""
+        cells, counts = self._cells, np.asarray(weights)
+        places = np.searchsorted(self._bounds, values, side="left")
+        for place, count in enumerate(np.bincount(places, counts).tolist(), self._start):
+            cells[place] += count
+        cells[self._sum] += float(np.dot(values, counts))
 
 
 class TokenPace:

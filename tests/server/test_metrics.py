@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -15,9 +17,8 @@ from frame import SamplingParams
 from frame.core.front.outputs import RequestMetrics
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineStats
-from frame.core.server.metrics import ServerMetrics, TokenPace
-from frame.core.server.request_timer import RequestTimer
-from frame.core.server.tallies import Distribution, Tallies
+from frame.core.server.metrics import Distribution, ServerMetrics, TokenPace
+from frame.core.server.reports import RequestRecord
 from frame.plugins.endpoints.exposition import Exposition
 from tests.server.running import FAKE, server, until
 
@@ -94,16 +95,26 @@ def test_names_are_what_prometheus_recommends() -> None:
             assert name.endswith("_total") == (kind == "counter")
 
 
+def seen(num_tokens: list[int], times: RequestMetrics, finished: bool = False) -> Any:
+    """A `RequestOutput` of a prompt of ten tokens, four of them cached, with so many new tokens for each output."""
+    reason = "length" if finished else None
+    outputs = [
+        SimpleNamespace(index=index, token_ids=[0] * count, text="", finish_reason=reason)
+        for index, count in enumerate(num_tokens)
+    ]
+    return SimpleNamespace(
+        prompt="", prompt_token_ids=[0] * 10, num_cached_tokens=4, outputs=outputs, finished=finished, metrics=times
+    )
+
+
 def test_a_request_is_counted_once_in_every_distribution() -> None:
     metrics = ServerMetrics()
-    timer = RequestTimer(metrics, SamplingParams(n=2, max_tokens=7))
-    timer.prompt(10, 4)
+    record = RequestRecord(metrics, SamplingParams(n=2, max_tokens=7))
     times = RequestMetrics(10.0, first_scheduled_time=9.9, first_token_time=10.5)  # clocks of two processes
     for moment in (10.5, 11.0, 11.5):
         times.last_token_time = moment
-        timer.tokens(2, 1, times)
-    timer.ends("length")
-    timer.close()
+        record.see(seen([1, 1], times, finished=moment == 11.5))
+    record.close()
     found = samples(metrics)
     for name in (
         "time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
@@ -129,10 +140,10 @@ def test_a_request_is_counted_once_in_every_distribution() -> None:
 
 def test_an_answer_in_one_piece_has_the_times_of_a_streamed_one() -> None:
     metrics = ServerMetrics()
-    timer = RequestTimer(metrics, SamplingParams(max_tokens=5))
+    record = RequestRecord(metrics, SamplingParams(max_tokens=5))
     times = RequestMetrics(10.0, first_scheduled_time=10.1, first_token_time=10.5, last_token_time=12.5)
-    timer.tokens(5, 5, times)
-    timer.close()
+    record.see(seen([5], times))
+    record.close()
     found = samples(metrics)
     assert found["frame_time_to_first_token_seconds_sum{}"] == 0.5
     assert found["frame_inter_token_latency_seconds_count{}"] == 4
@@ -142,7 +153,7 @@ def test_an_answer_in_one_piece_has_the_times_of_a_streamed_one() -> None:
 
 def test_a_request_that_never_ran_counts_as_aborted() -> None:
     metrics = ServerMetrics()
-    RequestTimer(metrics, SamplingParams(max_tokens=None)).close()
+    RequestRecord(metrics, SamplingParams(max_tokens=None)).close()
     found = samples(metrics)
     assert found["frame_request_success_total{finished_reason=abort}"] == 1
     assert found["frame_e2e_request_latency_seconds_count{}"] == 1
@@ -173,23 +184,23 @@ def count(file: int) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(("value", "bucket"), [(0.5, 0), (1.0, 0), (1.5, 1), (9.0, 2)])
 def test_a_bucket_holds_its_upper_bound(value: float, bucket: int) -> None:
     bounds = (1.0, 2.0)
-    tallies = Tallies(Distribution.size(bounds) + 1, 1)
-    Distribution(tallies.cells, 0, bounds).observe(value, 3)
-    assert tallies.total()[:4] == [3.0 * (index == bucket) for index in range(3)] + [3 * value]
+    cells = memoryview(bytearray(8 * 4)).cast("d")
+    Distribution(cells, 0, bounds).observe(value, 3)
+    assert cells.tolist() == [3.0 * (index == bucket) for index in range(3)] + [3 * value]
 
 
 def test_times_gathered_between_tokens_are_those_counted_one_by_one() -> None:
     bounds, values, weights = (1.0, 2.0, 5.0), [0.5, 1.0, 9.0, 1.5, 1.0], [1, 2, 3, 1, 1]
-    one, other = (Tallies(Distribution.size(bounds) + 2, 1) for _ in range(2))
-    pace = TokenPace(one.cells, Distribution.size(bounds), Distribution(one.cells, 0, bounds))
+    one, other = (memoryview(bytearray(8 * 6)).cast("d") for _ in range(2))
+    pace = TokenPace(one, 5, Distribution(one, 0, bounds))
     for value, weight in zip(values, weights, strict=True):
         pace.add(weight, value, weight, now=0.0)
-        Distribution(other.cells, 0, bounds).observe(value, weight)
-    assert not any(one.total())
+        Distribution(other, 0, bounds).observe(value, weight)
+    assert not any(one)
     pace.count()
     pace.count()
-    assert one.total()[: Distribution.size(bounds)] == other.total()[: Distribution.size(bounds)]
-    assert one.total()[Distribution.size(bounds)] == sum(weights)
+    assert one.tolist()[:5] == other.tolist()[:5]
+    assert one[5] == sum(weights)
 
 
 def test_gathered_tokens_wait_for_a_moment_only() -> None:
