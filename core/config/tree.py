@@ -199,7 +199,11 @@ class SchedulerConfig(Section):
         True, description="Plan the next step before the tokens of the running one have reached the host."
     )
     stream_interval: int = Field(1, ge=1, description="Tokens in each piece of a streamed output.")
-    max_queue: int = Field(4096, ge=1, description="Most requests that wait for the engine; more are refused.")
+    max_queue: int = Field(
+        4096,
+        ge=1,
+        description="Most requests that wait for the engine; more are refused, but of keys with a small share.",
+    )
 
     @model_validator(mode="after")
     def _check_partial_prefills(self) -> Self:

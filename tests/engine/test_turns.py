@@ -9,6 +9,7 @@ import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.engine.engine import Engine
+from frame.core.engine.request import QueueFullError
 from frame.interfaces import SchedulerPolicy
 from frame.plugins.schedulers.fair import FairPolicy
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
@@ -149,6 +150,19 @@ def test_blocks_that_one_owner_has_taken_are_there_for_another_at_once() -> None
     while sim.scheduler.has_unfinished():
         sim.step()
     sim.check(asked)
+
+
+def test_a_queue_that_one_owner_has_filled_takes_requests_of_another() -> None:
+    sim = Simulation(layout=simulated_layout(100), policy=FairPolicy, max_queue=8)
+    for number in range(8):
+        sim.add(make_request(f"a{number}", [1], owner="a"))
+    with pytest.raises(QueueFullError, match="8 requests wait, max_queue allows 8"):
+        sim.add(make_request("a8", [1], owner="a"))
+    for number in range(4):
+        sim.add(make_request(f"b{number}", [1], owner="b"))
+    with pytest.raises(QueueFullError, match="12 requests wait, max_queue allows 8"):
+        sim.add(make_request("b4", [1], owner="b"))
+    sim.run()
 
 
 def test_one_owner_is_served_in_order_of_arrival(fair: Run) -> None:

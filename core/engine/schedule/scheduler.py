@@ -110,8 +110,10 @@ class Scheduler:
             raise ValueError(
                 f"request {source.request_id!r} is there already; ids must be unique among unfinished requests"
             )
-        if lifecycle.num_waiting >= self._config.max_queue and not source.replayed:
-            raise QueueFullError(f"{lifecycle.num_waiting} requests wait, max_queue allows {self._config.max_queue}")
+        most = self._config.max_queue
+        full = lifecycle.num_waiting >= most and lifecycle.turns.has_its_share(source.owner, most)
+        if full and not source.replayed:
+            raise QueueFullError(f"{lifecycle.num_waiting} requests wait, max_queue allows {most}")
         root = self._hasher.root(
             salt=source.salt,
             adapter=source.adapter_name,

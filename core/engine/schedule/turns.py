@@ -36,6 +36,13 @@ class Turns:
         """Owners with a request that is unfinished and does not run."""
         return sum(share.num_unfinished > share.num_running for share in self._shares.values())
 
+    def has_its_share(self, owner: str, places: int) -> bool:
+        """Whether as many requests of `owner` wait as it gets of so many places, which all owners share equally."""
+        share = self._shares.get(owner)
+        if share is None:
+            return False
+        return (share.num_unfinished - share.num_running) * len(self._shares) >= places
+
     def enter(self, request: Request) -> None:
         """A request arrived: it gets its share and its turn."""
         owner = request.source.owner
