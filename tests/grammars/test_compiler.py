@@ -209,6 +209,22 @@ def test_closing_cancels_what_waits(parts):
     assert waiting.cancelled()
 
 
+def test_a_child_that_is_made_while_the_compiler_closes_ends_too():
+    trial, begun, gate = FakeTrial(), threading.Event(), threading.Event()
+
+    def make():
+        begun.set()
+        gate.wait(10)
+        return trial
+
+    compiler = GrammarCompiler(FakeBackend, make, cache_bytes=450)
+    compiler.compile(regex("a"))
+    begun.wait(10)
+    threading.Timer(0.1, gate.set).start()
+    compiler.close()
+    assert trial.closed
+
+
 def test_progress_begins_after_the_ids_that_end_reasoning():
     progress = GrammarProgress(FakeGrammar("a"), Pace(), [5, 6], [9, 5])
     matcher = progress.matcher

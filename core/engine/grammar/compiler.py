@@ -100,13 +100,17 @@ class GrammarCompiler:
     def close(self) -> None:
         """Ends threads and child processes."""
         self._threads.cancel()
+        self._close_trials()  # which ends what the threads wait for
+        self._threads.close()
+        self._close_trials()  # and those that a thread started meanwhile
+        if self._backend is not None:
+            self._backend.close()
+
+    def _close_trials(self) -> None:
         with self._lock:
             trials = list(self._trials)
         for trial in trials:
             trial.close()
-        self._threads.close()
-        if self._backend is not None:
-            self._backend.close()
 
     def _compile(self, params: StructuredOutputsParams) -> Grammar:
         backend = self.backend()
