@@ -15,11 +15,14 @@ from frame import LLM
 from frame.core.cli.main import main
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
-from frame.interfaces import pool_bytes
+from frame.core.plugin_host.offers import Offer
+from frame.interfaces import AttentionSpec, Provider, pool_bytes
+from frame.plugins.attention.torch import TorchAttention
 from frame.plugins.commands.doctor import memory, prediction
 from frame.plugins.commands.doctor.facts import bytes_per_token
 from frame.plugins.commands.doctor.layers import read_shape
 from frame.plugins.commands.doctor.machine import Device, find_device
+from frame.settings import Registry
 from frame.testing import CommandSuite, make_checkpoint
 from frame.testing.checkpoints import FAMILIES
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
@@ -55,6 +58,46 @@ def test_predicted_blocks_and_bytes_are_those_of_the_engine(family, tmp_path, ca
     assert found["capacity"]["longest_request"] == engine.core.info.max_model_len
     assert found["weights"]["num_bytes"] == weights
     assert found["weights"]["dtype"] == engine.core.info.dtype
+
+
+class LongBlocks(TorchAttention):
+    """Asks for long blocks, and for longer ones where layers have no window."""
+
+    @classmethod
+    def block_multiple(cls, spec: AttentionSpec) -> int:
+        return 24 if spec.window else 64
+
+
+@pytest.mark.parametrize("name", ["auto", "long"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen3"])
+def test_attention_backends_of_other_packages_are_asked_for_their_blocks(name, family, tmp_path, capsys, monkeypatch):
+    provider = Provider("long", f"{__name__}:LongBlocks", api=">=0.2.dev1,<0.3", preference=99)
+    load = Registry.load
+
+    def with_long(only=None):
+        registry = load(only)
+        registry.offers.append(Offer("attention", provider, "strangers", "1.0"))
+        return registry
+
+    monkeypatch.setattr(Registry, "load", with_long)
+    folder = str(make_checkpoint(tmp_path, family))
+    found = doctor(capsys, folder, "--kv-cache-memory-bytes", "3000000", "--attention-backend", name)
+    llm = LLM(folder, kv_cache_memory_bytes=3_000_000, attention_backend=name)
+    engine = llm.llm_engine
+    (layout,) = engine.collective_rpc(lambda worker: worker.started.memory.layout)
+    assert layout.groups[0].block_size % 24 == 0 or layout.groups[0].block_size == 64
+    assert found["kv_cache"]["num_blocks"] == layout.pools[0]
+    assert found["kv_cache"]["block_size"] == layout.block_size
+    assert found["capacity"]["longest_request"] == engine.core.info.max_model_len
+    llm.close()
+
+
+def test_a_backend_that_cannot_be_asked_here_is_an_assumption(tmp_path, capsys):
+    folder = str(make_checkpoint(tmp_path, "qwen3"))
+    flags = ("--platform", "cuda", "--memory-gib", "24", "--attention-backend", "flash")
+    found = doctor(capsys, folder, *flags)
+    (line,) = (line for line in found["assumptions"] if "longer blocks" in line)
+    assert line.startswith("no attention backend asks for longer blocks: attention backend 'flash' cannot be used here")
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith("llama-l")])

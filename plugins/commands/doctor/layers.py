@@ -23,6 +23,7 @@ class Shape:
     """Sizes of a model that memory depends on. `known` is False for a family that this file has no row for."""
 
     num_layers: int
+    num_heads: int
     hidden_size: int
     intermediate_size: int
     tied: bool
@@ -47,6 +48,7 @@ def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
         specs[f"layers.{index}"] = SlidingKV(**sizes, window=window) if window else FullKV(**sizes)
     return Shape(
         num_layers=layers,
+        num_heads=heads,
         hidden_size=hidden,
         intermediate_size=_intermediate(checkpoint.text, hidden),
         tied=_tied(checkpoint, config),

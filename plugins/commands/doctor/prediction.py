@@ -1,5 +1,6 @@
-"""Memory, capacity and load time of a checkpoint on a device. Arithmetic alone: nothing is loaded, torch is not needed.
+"""Memory, capacity and load time of a checkpoint on a device. Arithmetic alone: nothing is loaded.
 
+torch is imported only where a backend of attention must be asked (see `backends`).
 The KV cache follows the engine's own layout (`frame.interfaces.plan_layout`).
 """
 
@@ -17,6 +18,7 @@ from frame.interfaces import (
 )
 from frame.settings import Checkpoint, FrameConfig
 
+from .backends import block_multiples
 from .estimate import estimate_weights
 from .layers import Shape, read_shape
 from .machine import Device
@@ -57,7 +59,8 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
     else:
         weights = estimate_weights(checkpoint, shape, DTYPE_BYTES[checkpoint.dtype])
     weights_bytes = weights.elements * DTYPE_BYTES[sizes.dtype]
-    empty = plan_layout(shape.kv_specs, config.cache.block_size)
+    multiples, unknown = block_multiples(config, checkpoint, shape, sizes, device)
+    empty = plan_layout(shape.kv_specs, config.cache.block_size, multiples)
     budget = kv_budget(config, device, sizes, shape, weights_bytes, empty, checkpoint.vocab_size)
     layout, fits_len, full = _capacity(config, sizes, shape, empty, budget.kv_bytes)
     return Prediction(
@@ -73,7 +76,7 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
         full_requests=full,
         graph_bytes=graph_bytes(config, device, sizes, shape, checkpoint.vocab_size),
         load_seconds=START_SECONDS[device.kind] + weights.read_bytes / (disk_gib_per_s * GIB),
-        assumptions=_assumptions(device, shape, disk_gib_per_s, there),
+        assumptions=_assumptions(device, shape, disk_gib_per_s, there, unknown),
     )
 
 
@@ -93,7 +96,7 @@ def _capacity(
     return layout, max_request_len(layout, sizes.max_model_len), full
 
 
-def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float, there: bool) -> list[str]:
+def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float, there: bool, unknown: str) -> list[str]:
     found = [
         f"load time: {START_SECONDS[device.kind]:g} s to import and prepare, then {disk_gib_per_s:g} GiB/s "
         "(--disk-gib-per-s); a first start on a GPU also compiles kernels, about four seconds",
@@ -110,6 +113,8 @@ def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float, there: boo
         ]
     elif device.kind == "cuda":
         found.append("activations: six hidden and three intermediate rows for each token of the largest step")
+    if unknown:
+        found.append(f"no attention backend asks for longer blocks: {unknown}")
     if device.stated:
         found.append("all of the memory that was named is free")
     if not shape.known:

@@ -1,0 +1,73 @@
+"""How long attention backends want blocks to be. Those of other packages are asked, which imports torch; ours are not.
+
+"auto" never takes a backend of ours that asks for a block size, so the common prediction needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from frame.settings import Checkpoint, FrameConfig, PluginError, Registry
+
+from .layers import Shape
+from .machine import Device
+from .memory import Sizes
+
+if TYPE_CHECKING:
+    from frame.interfaces import AttentionSpec, CacheBackend, FullKV
+
+
+def block_multiples(
+    config: FrameConfig, checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device
+) -> tuple[dict[str, int], str]:
+    """(by layer, the tokens of which its blocks hold a multiple where that is not 1, why nobody could say or "")."""
+    registry, name = Registry.load(), config.attention.attention_backend
+    ours = all(provider.target.startswith("frame.plugins.") for provider in registry.providers("attention"))
+    if not shape.kv_specs or (name == "auto" and ours):
+        return {}, ""
+    chosen: dict[AttentionSpec, int] = {}
+    found: dict[str, int] = {}
+    try:
+        for layer, kept in shape.kv_specs.items():
+            spec = _spec(checkpoint, shape, sizes, device, cast("FullKV", kept))
+            if spec not in chosen:
+                chosen[spec] = _multiple(registry, name, spec, config.cache.block_size)
+            found[layer] = chosen[spec]
+    except PluginError as error:
+        return {}, str(error)
+    return {layer: multiple for layer, multiple in found.items() if multiple > 1}, ""
+
+
+def _spec(checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device, kept: FullKV) -> AttentionSpec:
+    import torch
+
+    from frame.interfaces import AttentionSpec
+
+    return AttentionSpec(
+        num_heads=shape.num_heads,
+        num_kv_heads=kept.num_kv_heads,
+        head_dim=kept.head_dim,
+        scale=kept.head_dim**-0.5,
+        dtype=getattr(torch, sizes.dtype),
+        kv_dtype=getattr(torch, sizes.kv_dtype),
+        block_size=0,
+        device_type=device.kind,
+        window=getattr(kept, "window", 0),
+        soft_cap=float(checkpoint.text.get("attn_logit_softcapping") or 0.0),
+    )
+
+
+def _multiple(registry: Registry, name: str, spec: AttentionSpec, block_size: int) -> int:
+    def refuses(backend: type[Any]) -> str | None:
+        if not isinstance(spec, backend.spec_type):
+            return f"it serves {backend.spec_type.__name__}"
+        multiple = backend.block_multiple(spec)
+        if block_size % multiple:
+            return f"its blocks hold a multiple of {multiple} tokens, and block_size is {block_size}"
+        return cast("str | None", backend.supports(replace(spec, block_size=block_size or math.lcm(16, multiple))))
+
+    provider = registry.select("attention", name, refuses, lambda backend: backend.preference(spec))
+    backend: type[CacheBackend] = registry.resolve(provider)
+    return backend.block_multiple(spec)
