@@ -15,7 +15,7 @@ from torch import Tensor
 def write_rows(table: Tensor, slots: Tensor, starts: Tensor, lengths: Tensor, values: Tensor) -> None:
     """table[slots[i], starts[i] : starts[i] + lengths[i]] = the i-th run of `values` (runs concatenated).
 
-    `table` [R, width]; later runs win where runs overlap. Runs of length 0 (of slot -1 where they fill up) and values
+    `table` [R, width]; runs must not overlap. Runs of length 0 (of slot -1 where they fill up) and values
     behind the last run are left alone.
     """
     count = lengths.long()

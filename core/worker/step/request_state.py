@@ -24,6 +24,20 @@ class StagedRows:
         self._device = device
         self._heads: list[np.ndarray] = []  # int32 [3, runs]: slots, starts, lengths
         self._values: list[np.ndarray] = []
+        self._num_left = 0  # of the entries of both, those that a failed step left
+
+    def begin(self) -> None:
+        """Called when a step begins: what is pending then was left by one that failed."""
+        self._num_left = len(self._heads)
+
+    def replace(self, slot: int, values: np.ndarray) -> None:
+        """Row `slot` begins with `values`; what a failed step left for it is forgotten: runs must not overlap."""
+        for index in range(self._num_left):
+            kept = self._heads[index][0] != slot
+            if not kept.all():
+                self._values[index] = self._values[index][np.repeat(kept, self._heads[index][2])]
+                self._heads[index] = self._heads[index][:, kept]
+        self.write(slot, 0, values)
 
     def write(self, slot: int, start: int, values: np.ndarray) -> None:
         """Row `slot` gets `values` from column `start` on. Raises when they would not fit."""
@@ -37,11 +51,6 @@ class StagedRows:
         """Many single values at once: table[slots[i], starts[i]] = values[i]."""
         self._heads.append(np.array((slots, starts, np.ones_like(slots)), np.int32))
         self._values.append(values)
-
-    def discard(self) -> None:
-        """Forgets what is pending."""
-        self._heads.clear()
-        self._values.clear()
 
     def apply(self) -> None:
         """One transfer and one scatter for everything pending."""
@@ -58,7 +67,8 @@ class StagedRows:
         staged = self._device.streams.stage(packed)
         slots, starts, lengths = staged[: 3 * count].view(3, count).unbind(0)
         self._device.ops.write_rows(self.table, slots, starts, lengths, staged[3 * count :])
-        self.discard()
+        self._heads.clear()
+        self._values.clear()
 
 
 class RequestTables:
@@ -74,21 +84,21 @@ class RequestTables:
         self._staged_tokens = StagedRows(device, self.token_ids)
         self._staged_blocks = [StagedRows(device, table) for table in self.blocks]
 
+    def begin(self) -> None:
+        """Called when a step begins, before its changes."""
+        for staged in (self._staged_tokens, *self._staged_blocks):
+            staged.begin()
+
     def add(self, request: NewRequest) -> None:
         """A request's tokens and blocks go over whatever its slot held."""
-        self._staged_tokens.write(request.slot, 0, request.token_ids)
+        self._staged_tokens.replace(request.slot, request.token_ids)
         for staged, block_ids in zip(self._staged_blocks, request.block_ids, strict=True):
-            staged.write(request.slot, 0, block_ids)
+            staged.replace(request.slot, block_ids)
 
     def append(self, appends: list[BlockAppend]) -> None:
         """Blocks that running requests gained."""
         for append in appends:
             self._staged_blocks[append.group].write_single(append.slots, append.offsets, append.block_ids)
-
-    def discard(self) -> None:
-        """Forgets what is pending."""
-        for staged in (self._staged_tokens, *self._staged_blocks):
-            staged.discard()
 
     def apply_staged_writes(self) -> None:
         """Sends what is pending to the device; also on steps without tokens, for connectors that load into blocks."""

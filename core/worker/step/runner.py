@@ -141,15 +141,18 @@ class Runner:
         return step
 
     def _apply_changes(self, plan: StepPlan) -> None:
-        self.tables.discard()  # what is left is of a failed step, whose requests leave or come anew
+        # the tables first: should a collaborator raise, the step that is on its way already must not find those of
+        # requests that left, whose blocks may be another's by now
+        self.tables.begin()
+        for request in plan.added:
+            self.tables.add(request)
+        self.tables.append(plan.appends)
         for slot in plan.removed_slots.tolist():
             for collaborator in self._by_slot:
                 collaborator.remove(slot)
         for request in plan.added:
-            self.tables.add(request)
             for collaborator in self._by_slot:
                 collaborator.add(request)
-        self.tables.append(plan.appends)
 
     def _write(self, plan: StepPlan, shape: StepShape) -> StepInputs | None:
         """Sends what changed to the device, and the rows of the step if it has some."""
