@@ -106,7 +106,7 @@ async def run_batch(
         target.open("ab") as out,
     ):
         async with open_routes(config, command) as calls:
-            batch = BatchLines(calls, width=width)
+            batch = BatchLines(calls, width=lambda: width)
             async with contextlib.aclosing(batch.run(lines, done)) as results:
                 async for result in results:
                     out.write(result.line)

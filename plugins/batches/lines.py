@@ -54,9 +54,14 @@ def batch_routes(calls: Batches) -> list[str]:
 
 
 class BatchLines:
-    """Runs lines, `width` at a time. `url` is the only route that lines may call; None: every route."""
+    """Runs lines, `width` at a time, which may change while they run.
 
-    def __init__(self, calls: Batches, *, width: int = 64, owner: str = "", url: str | None = None) -> None:
+    `url` is the only route that lines may call; None: every route.
+    """
+
+    def __init__(
+        self, calls: Batches, *, width: Callable[[], int] = lambda: 64, owner: str = "", url: str | None = None
+    ) -> None:
         self._calls = calls
         self._urls = [path for path in batch_routes(calls) if url in (None, path)]
         self._width = width
@@ -76,7 +81,7 @@ class BatchLines:
                 if name in done or not line.strip():
                     await asyncio.sleep(0)  # lets other tasks run between thousands of skipped lines
                     continue
-                while not stopped() and ((delay := self._calls.delay(self._owner)) or len(running) >= self._width):
+                while not stopped() and ((delay := self._calls.delay(self._owner)) or len(running) >= self._width()):
                     if not running:
                         await asyncio.sleep(min(delay, _LOOK_SECONDS))
                         continue

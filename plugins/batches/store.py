@@ -11,7 +11,8 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,11 @@ _WINDOW_SECONDS = 24 * 3600
 #: Seconds between two checks for batches of other processes and for a free lock.
 _POLL_SECONDS = 2.0
 _REPORT_SECONDS = 1.0
-#: Records of ended batches that are kept; older records are deleted, their result files are not.
+#: Seconds until a batch that could not be written is taken up again.
+_RETRY_SECONDS = 60.0
+#: Lines of all batches that run at once; each batch runs at least one.
+_WIDTH = 64
+#: Records of ended batches that are kept; then the oldest of the owner with the most is deleted, not its result files.
 _MAX_ENDED = 1000
 
 
@@ -83,7 +88,10 @@ class _Row(msgspec.Struct):
 
 
 class BatchStore:
-    """The batches in `folder`, and the task that runs them one after the other."""
+    """The batches in `folder`, and the task that runs them.
+
+    Those of one owner run one after the other, beside those of other owners.
+    """
 
     def __init__(self, serving: Serving, files: FileStore, folder: Path, max_open: int, max_lines: int) -> None:
         self._serving = serving
@@ -127,7 +135,10 @@ class BatchStore:
 
     def _forget_oldest(self) -> None:
         ended = [record for record in self.records() if record.status not in _OPEN]
-        for record in ended[: max(0, len(ended) - _MAX_ENDED + 1)]:
+        while len(ended) >= _MAX_ENDED:
+            (most, _), *_ = Counter(each.owner for each in ended).most_common(1)
+            record = next(each for each in ended if each.owner == most)
+            ended.remove(record)
             for suffix in ("json", "cancel", "output.jsonl", "error.jsonl"):
                 (self._folder / f"{record.id}.{suffix}").unlink(missing_ok=True)
 
@@ -154,8 +165,8 @@ class BatchStore:
                 yield record
 
     async def _run(self) -> None:
-        """Takes the folder's lock, then the open batches one by one, for as long as the process lives."""
-        turn = ""
+        """Takes the folder's lock, then runs the open batches for as long as the process lives, one of each owner."""
+        running: dict[str, asyncio.Task[None]] = {}
         with open_private(self._folder / "lock", "w") as lock:
             while True:
                 try:
@@ -163,26 +174,37 @@ class BatchStore:
                     break
                 except OSError:
                     await asyncio.sleep(_POLL_SECONDS)
-            while True:
-                record = self._next(turn)
-                if record is None or self._serving.engine.error is not None:
+            try:
+                while True:
                     self._woken.clear()
+                    for record in self._due(running) if self._serving.engine.error is None else ():
+                        running[record.owner] = asyncio.create_task(self._run_one(record, running))
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._woken.wait(), _POLL_SECONDS)
-                    continue
-                turn = record.owner
-                try:
-                    await self._answer(record)
-                except Exception:
-                    logger.exception("batch %s failed", record.id)
-                    self._fail(record, "internal error")
+            finally:
+                for task in running.values():
+                    task.cancel()
 
-    def _next(self, turn: str) -> BatchRecord | None:
-        """The oldest open batch, of another owner than `turn` (whose batch ran last) if there is one."""
-        waiting = [each for each in self.records() if each.status in _OPEN]
-        return next((each for each in waiting if each.owner != turn), waiting[0] if waiting else None)
+    def _due(self, busy: Container[str] = ()) -> list[BatchRecord]:
+        """The oldest open batch of each owner that is not `busy`."""
+        due: dict[str, BatchRecord] = {}
+        for record in self.records():
+            if record.status in _OPEN and record.owner not in busy:
+                due.setdefault(record.owner, record)
+        return list(due.values())
 
-    async def _answer(self, record: BatchRecord) -> None:
+    async def _run_one(self, record: BatchRecord, running: dict[str, asyncio.Task[None]]) -> None:
+        """Runs one batch of `running`, whose batches share the lines that may run at once."""
+        try:
+            await self._answer(record, lambda: max(1, _WIDTH // len(running)))
+        except Exception:  # such as a full disk; what was written stays, and the batch is taken up again from there
+            logger.exception("batch %s was interrupted; it goes on in %g seconds", record.id, _RETRY_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            running.pop(record.owner, None)
+            self._woken.set()
+
+    async def _answer(self, record: BatchRecord, width: Callable[[], int] = lambda: _WIDTH) -> None:
         good, bad = (self._folder / f"{record.id}.{kind}.jsonl" for kind in ("output", "error"))
         if (
             record.output_file_id or record.error_file_id
@@ -196,7 +218,7 @@ class BatchStore:
                 with self._files.open(record.input_file_id, record.owner) as lines:
                     if await self._begin(record, lines):
                         with open_private(good, "ab") as output, open_private(bad, "ab") as errors:
-                            await self._run_lines(record, lines, done_good | done_bad, output, errors)
+                            await self._run_lines(record, lines, done_good | done_bad, output, errors, width)
             except RequestError as error:
                 record.errors = _errors([{"code": "invalid_batch", "message": str(error)}])
         # once this record is written, no line runs again even if the process ends
@@ -224,11 +246,17 @@ class BatchStore:
         return self._mark(record.id).exists() or time.time() > (record.expires_at or 0)
 
     async def _run_lines(
-        self, record: BatchRecord, lines: BinaryIO, done: set[str], output: BinaryIO, errors: BinaryIO
+        self,
+        record: BatchRecord,
+        lines: BinaryIO,
+        done: set[str],
+        output: BinaryIO,
+        errors: BinaryIO,
+        width: Callable[[], int],
     ) -> None:
         """Runs the lines that are not `done` and writes each result when its line ends."""
         reported = time.monotonic()
-        batch = BatchLines(self._serving.batches, owner=record.owner, url=record.endpoint)
+        batch = BatchLines(self._serving.batches, owner=record.owner, url=record.endpoint, width=width)
         async with aclosing(batch.run(lines, done, partial(self._stopped, record))) as results:
             async for result in results:
                 target = output if result.succeeded else errors
@@ -251,11 +279,6 @@ class BatchStore:
         record.ends("failed" if record.errors else "completed" if complete else stopped)
         self._write(record)
         self._mark(record.id).unlink(missing_ok=True)
-
-    def _fail(self, record: BatchRecord, message: str) -> None:
-        record.errors = _errors([{"code": "invalid_batch", "message": message}])
-        record.ends("failed")
-        self._write(record)
 
     def _write(self, record: BatchRecord) -> None:
         write_json(self._folder / f"{record.id}.json", record)

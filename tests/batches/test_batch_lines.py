@@ -46,7 +46,8 @@ def line(url: str, name: str = "a", **body: Any) -> bytes:
 
 
 async def results(serving: Away, lines: list[bytes], **options: Any) -> list[dict[str, Any]]:
-    batch = BatchLines(serving.calls, width=options.pop("width", 2), url=options.pop("url", None))
+    width = options.pop("width", 2)
+    batch = BatchLines(serving.calls, width=lambda: width, url=options.pop("url", None))
     return [json.loads(result.line) async for result in batch.run(lines, **options)]
 
 
@@ -103,7 +104,7 @@ async def test_done_blank_and_stopped(serving: Away) -> None:
     found = await results(serving, lines, done={line_id(1, lines[0])})
     assert {row["custom_id"] for row in found} == {"n1", "n3", "n4"}
     ended: list[str] = []
-    async for result in BatchLines(serving.calls, width=1).run(lines, stopped=lambda: len(ended) == 2):
+    async for result in BatchLines(serving.calls, width=lambda: 1).run(lines, stopped=lambda: len(ended) == 2):
         ended.append(json.loads(result.line)["custom_id"])
     assert ended == ["n0", "n1"]
 

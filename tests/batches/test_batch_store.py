@@ -18,7 +18,7 @@ from frame.plugins.batches.store import BatchRecord, BatchStore
 from frame.testing import FakeServing, make_setup
 
 
-def test_open_batches_are_bounded_for_each_owner_and_owners_take_turns(tmp_path: Path) -> None:
+def test_open_batches_are_bounded_for_each_owner_and_those_of_an_owner_run_in_order(tmp_path: Path) -> None:
     files = FileStore(tmp_path, 10, 1000)
     store = BatchStore(SimpleNamespace(models=SimpleNamespace(names=["m"])), files, tmp_path, max_open=2, max_lines=5)
 
@@ -27,16 +27,33 @@ def test_open_batches_are_bounded_for_each_owner_and_owners_take_turns(tmp_path:
         path.write_bytes(b"{}")
         return store.add(owner, "/v1/x", files.add(path, owner, "in", "batch").id, "24h", None)
 
-    assert store._next("") is None
+    assert store._due() == []
     first, second = add("one"), add("one")
     with pytest.raises(RequestError, match="2 batches are open"):
         add("one")
     other = add("two")
-    assert store._next("one") == other
-    assert store._next("two") in (first, second)  # made in the same second
+    assert {each.owner for each in store._due()} == {"one", "two"}
+    assert store._due({"one"}) == [other]
     other.ends("completed")
     store._write(other)
-    assert store._next("one") in (first, second)
+    (due,) = store._due()
+    assert due in (first, second)  # made in the same second
+
+
+def test_an_owner_of_many_ended_batches_keeps_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_runs, "_MAX_ENDED", 4)
+    files = FileStore(tmp_path, 10, 1000)
+    store = BatchStore(SimpleNamespace(models=SimpleNamespace(names=["m"])), files, tmp_path, max_open=2, max_lines=5)
+    path = files.new_path()
+    path.write_bytes(b"{}")
+    name = {"one": files.add(path, "one", "in", "batch").id}
+    path.write_bytes(b"{}")
+    name["two"] = files.add(path, "two", "in", "batch").id
+    for owner in ("one", "two", "two", "two", "two", "two"):
+        record = store.add(owner, "/v1/x", name[owner], "24h", None)
+        record.ends("completed")
+        store._write(record)
+    assert sorted(record.owner for record in store.records()) == ["one", "two", "two", "two"]
 
 
 LINE = '{"custom_id": "%s", "url": "/v1/x", "body": {"name": "%s"}}\n'
@@ -99,9 +116,9 @@ async def test_a_batch_that_ended_when_the_server_did_is_not_run_again(
             patched.setattr(module, "write_json", write)
         with pytest.raises(Killed):
             await store._answer(record)
-    left = store._next("")
-    assert (left is None) == (after and deadly == 5)
-    if left is not None:
+    due = store._due()
+    assert (not due) == (after and deadly == 5)
+    for left in due:
         await store._answer(left)
     done = store.get(record.id, "me")
     assert (done.status, done.num_succeeded, done.num_failed) == ("completed", 2, 1)
@@ -141,7 +158,7 @@ async def test_an_input_file_may_be_deleted_at_any_time(
     (tmp_path / "files" / f"{inputs[2].id}.jsonl").unlink()  # as between looking it up and opening it
     running = asyncio.create_task(store._run())
     async with asyncio.timeout(30):
-        while store._next("") is not None:
+        while store._due():
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -153,6 +170,82 @@ async def test_an_input_file_may_be_deleted_at_any_time(
         assert ended.errors is not None
         assert message in ended.errors["data"][0]["message"]
     assert [record for record in caplog.records if record.name.startswith("frame")] == []
+
+
+class Waiting(Answering):
+    """Lines named "long" wait until `go`; counts how many run at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.num_running = 0
+
+    async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
+        if body["name"] == "long":
+            self.num_running += 1
+            await self.go.wait()
+            self.num_running -= 1
+        return await super().post(path, body, owner)
+
+
+async def test_a_long_batch_of_one_owner_keeps_nobody_elses_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runs, "_WIDTH", 4)
+    serving, files = Waiting(), FileStore(tmp_path, 10, 100_000)
+    store = BatchStore(serving, files, tmp_path, max_open=3, max_lines=50)
+
+    def add(owner: str, name: str, count: int) -> BatchRecord:
+        path = files.new_path()
+        path.write_text("".join(LINE % (number, name) for number in range(count)))
+        return store.add(owner, "/v1/x", files.add(path, owner, "in", "batch").id, "24h", None)
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    running = asyncio.create_task(store._run())
+    long = add("one", "long", 20)
+    next_long = add("one", "short", 1)
+    await until(lambda: serving.num_running == 4)
+    short = add("two", "short", 3)
+    await until(lambda: store.get(short.id, "two").status == "completed")
+    assert store.get(next_long.id, "one").status == "validating"
+    other = add("two", "long", 20)
+    await until(lambda: serving.num_running == 6)  # the lines of the first that run already, and half of four
+    serving.go.set()
+    await until(lambda: not store._due())
+    assert [store.get(each.id, each.owner).num_succeeded for each in (long, next_long, other)] == [20, 1, 20]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_batch_whose_results_cannot_be_written_is_taken_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runs, "_RETRY_SECONDS", 0.01)
+    serving, files = Answering(), FileStore(tmp_path, 10, 1000)
+    store = BatchStore(serving, files, tmp_path, max_open=2, max_lines=5)
+    path = files.new_path()
+    path.write_text("".join(LINE % (name, name) for name in ("a", "b")))
+    record = store.add("me", "/v1/x", files.add(path, "me", "in", "batch").id, "24h", None)
+    plain_end, full = store._end, [True]
+
+    def end(*arguments: Any) -> None:
+        if full.pop() if full else False:
+            raise OSError(28, "No space left on device")
+        plain_end(*arguments)
+
+    monkeypatch.setattr(store, "_end", end)
+    running = asyncio.create_task(store._run())
+    async with asyncio.timeout(30):
+        while store._due():
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert store.get(record.id, "me").status == "completed"
+    assert sorted(serving.answered) == ["a", "b"]
 
 
 async def test_a_batch_that_was_cancelled_or_half_done_does_not_need_its_input_file_any_more(tmp_path: Path) -> None:
