@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from concurrent.futures import Future
@@ -172,6 +173,24 @@ def test_too_many_different_grammars_are_refused(parts):
     with pytest.raises(QueueFullError, match="256 grammars wait to be compiled"):
         compiler.compile(regex("one more"))
     waiting.append(compiler.compile(regex("one more"), owner="another"))
+    with pytest.raises(QueueFullError):
+        compiler.compile(regex("one more"))  # to wait for another owner's grammar takes a place, too
+    trial.gate.set()
+    for future in waiting:
+        done(future)
+
+
+def test_owners_share_the_room_for_grammars_that_wait(parts, monkeypatch):
+    monkeypatch.setattr("frame.core.engine.grammar.compiler.MAX_PENDING", 8)
+    compiler, _, trial = parts
+    waiting = hold_up(compiler, trial)
+    counts = {}
+    for owner in [f"owner{number}" for number in range(12)]:
+        for number in range(20):
+            with contextlib.suppress(QueueFullError):
+                waiting.append(compiler.compile(regex(f"{owner} {number}"), owner=owner))
+                counts[owner] = number + 1
+    assert list(counts.values()) == [8, 4, 2, 2, 1, 1, 1, 1]  # 8 divided by the owners that wait
     trial.gate.set()
     for future in waiting:
         done(future)
@@ -181,7 +200,7 @@ def hold_up(compiler, trial):
     """Keeps the compiler's threads busy until the trial's gate opens."""
     trial.gate.clear()
     busy = [compiler.compile(regex(f"busy{number}")) for number in range(NUM_COMPILERS)]
-    while compiler._threads.num_waiting(""):
+    while compiler._threads._lines:
         time.sleep(0.001)
     return busy
 

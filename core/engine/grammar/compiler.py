@@ -29,7 +29,7 @@ from .trial import GrammarTrial
 
 #: Grammars that are compiled at a time, each with a child process.
 NUM_COMPILERS = 2
-#: Different grammars of one owner that may wait; more are refused.
+#: Grammars that may wait; beyond them each owner has room for an equal part (`FairThreads.is_full`), more are refused.
 MAX_PENDING = 256
 #: What a refusal takes in the cache.
 _REFUSAL_BYTES = 1024
@@ -81,11 +81,14 @@ class GrammarCompiler:
             known = self._futures.get(key)
             if known is not None and not self._worn(key):
                 self._futures.move_to_end(key)
-                if not (known.running() or known.done()):  # it may stand far back in the line of another owner
-                    self._threads.submit(owner, partial(self._compile, params), known)
-                return known
-            if bounded and self._threads.num_waiting(owner) >= MAX_PENDING:
+                if known.running() or known.done() or self._threads.waits(owner, known):
+                    return known
+            else:
+                known = None
+            if bounded and self._threads.is_full(owner, MAX_PENDING):
                 raise QueueFullError(f"{MAX_PENDING} grammars wait to be compiled; try again later")
+            if known is not None:  # it may stand far back in the line of another owner
+                return self._threads.submit(owner, partial(self._compile, params), known)
             future = self._futures[key] = self._threads.submit(owner, partial(self._compile, params))
         future.add_done_callback(lambda done: self._keep(key, done))
         return future

@@ -21,10 +21,20 @@ class FairThreads:
         self._lock = threading.Lock()
         self._lines: dict[str, dict[Future[Any], Callable[[], object]]] = {}  # by owner, the next owner first
 
-    def num_waiting(self, owner: str) -> int:
-        """Pieces of work of `owner` that no thread has begun."""
+    def is_full(self, owner: str, most: int) -> bool:
+        """Whether one more piece of work of `owner` is one too many, where `most` may wait for a thread.
+
+        Where so many wait already, an owner still has room for an equal part of them: `most` divided by the owners that
+        wait. So one owner cannot fill the lines for others, and the sum stays below most * (1 + ln(most)).
+        """
         with self._lock:
-            return len(self._lines.get(owner, ()))
+            total = sum(map(len, self._lines.values()))
+            return total >= most and len(self._lines.get(owner, ())) >= most // len({*self._lines, owner})
+
+    def waits(self, owner: str, future: Future[Any]) -> bool:
+        """Whether the work of `future` is in the line of `owner`."""
+        with self._lock:
+            return future in self._lines.get(owner, ())
 
     def submit(self, owner: str, work: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
         """Calls `work` on a thread; returns the future of its result.
