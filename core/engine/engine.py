@@ -34,6 +34,8 @@ IDLE_SECONDS = 0.0005
 TRANSFER_SECONDS = 10.0
 #: Steps without a request that may fail one after the other, and the pause after each.
 MAX_EMPTY_FAILURES, EMPTY_FAILURE_SECONDS = 20, 0.05
+#: Requests that fail alone, one after the other, before the worker is taken as broken rather than all of them.
+MAX_CULPRITS_IN_A_ROW = 8
 #: Most time that the loop, with nothing else to do, waits for a grammar before it looks for news.
 GRAMMAR_SECONDS = 0.005
 
@@ -67,6 +69,7 @@ class Engine:
         self._recording = Recording(records)
         self._broken: set[str] | None = None  # the requests of a step that raised, until a step succeeds
         self._empty_failures = 0  # steps without a request that raised since then
+        self._num_unrelated = 0  # steps that raised since then and had no request of the one before
         self._suspected = False
         self._steps = 0
         self._worked = False  # since the newest step began, rows were launched or answered
@@ -289,15 +292,16 @@ class Engine:
             outputs, self._late = self._late, []
             return outputs
         self._journal.answer()
-        self._broken, self._empty_failures = None, 0
+        self._broken, self._empty_failures, self._num_unrelated = None, 0, 0
         self._recording.answer(plan, result)
         return self.scheduler.update(plan, result)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         """A failed step is tried again in halves until the request at fault is alone; it ends, the others go on.
 
-        A dead worker, or steps without a common request that fail one after the other, end the engine. So do steps
-        without any request, as they are for a KV connector: nobody at fault can be found.
+        A dead worker ends the engine, as does a device that fails for good: then steps without a common request fail
+        one after the other. So do steps without any request, as they are for a KV connector: nobody at fault can be
+        found.
         """
         blamed = self._culprit(error)
         logger.exception("step %d failed%s", plan.step, blamed and f" in {blamed}", exc_info=error)
@@ -309,12 +313,22 @@ class Engine:
             time.sleep(EMPTY_FAILURE_SECONDS)
         names = self.scheduler.living(plan)
         if names and self._broken is not None and names.isdisjoint(self._broken):
-            raise BrokenEngineError(f"steps of unrelated requests fail one after the other: {error}") from error
+            self._num_unrelated += 1
+            if self._num_unrelated == MAX_CULPRITS_IN_A_ROW or not self._device_answers():
+                raise BrokenEngineError(f"steps of unrelated requests fail one after the other: {error}") from error
         self._broken = names or self._broken
         self._late += self.scheduler.fail(
             plan,
             f"an {f'error in {blamed}' if blamed else 'internal error'} ended the step; the engine's log has the cause",
         )
+
+    def _device_answers(self) -> bool:
+        """Whether the workers' devices do what they were given: some errors of a device stay until its process ends."""
+        try:
+            self.executor.call("synchronize")
+        except Exception:
+            return False
+        return True
 
     def _clear_cache(self) -> None:
         """Forgets all prefixes; requests that run are computed anew later."""

@@ -101,6 +101,10 @@ class Worker:
         """Calls `function(worker, *args)`; only possible where the worker shares the caller's process."""
         return function(self, *args)
 
+    def synchronize(self) -> None:
+        """Waits until the device has done all that it was given; raises what it failed with."""
+        self.platform.streams().synchronize()
+
     def start_profile(self) -> None:
         """Begins a profiler trace."""
         self._profiler.start()

@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from frame.core.config.flat import from_flat
+from frame.core.engine.engine import Engine
 from frame.core.engine.recovery.suspects import Suspects
+from frame.core.interfaces.client import BrokenEngineError
+from frame.core.interfaces.step import StepPlan
 from frame.core.processes.journal import Journal, JournalReader, NullJournal, journal_name
+from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
+from frame.testing import engines
+from frame.testing.fake_executor import FakeExecutor, FakeWorkers
+from frame.testing.fake_worker import FakeWorker
+from frame.testing.setups import make_setup
 from tests.engine.simulation import Simulation, make_layout, make_request
 
 
@@ -159,3 +170,73 @@ def test_random_poison() -> None:
         for name, request in requests.items():
             if name not in poison:
                 sim.check(request)
+
+
+class PoisonedWorker(FakeWorker):
+    """Raises for steps with a request called "p…", and for all once it is broken."""
+
+    broken = False
+
+    def execute(self, plan: StepPlan) -> None:
+        super().execute(plan)
+        names = [self.slots[slot].request_id for slot in plan.slots.tolist()]
+        if any(name.startswith("p") for name in names) or (self.broken and names):
+            raise RuntimeError("the kernel failed")
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
+        if self.broken:
+            raise RuntimeError("the device is gone")
+        return super().call(method, arguments, timeout)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[tuple[Engine, PoisonedWorker]]:
+    config, layout = from_flat({"max_num_seqs": 16, "max_num_batched_tokens": 200}), make_layout(400)
+    worker = PoisonedWorker(layout)
+    executor = FakeExecutor(make_setup("executor", config=config, workers=FakeWorkers(lambda rank: worker)))
+    policy = FirstComeFirstServedPolicy(make_setup("scheduler", config=config))
+    engine = engines.fake_engine(config, executor, policy, layout)
+    yield engine, worker
+    engine.close()
+
+
+def finish(engine: Engine) -> dict[str, str]:
+    """Why each request ended."""
+    ends: dict[str, str] = {}
+    while engine.has_unfinished():
+        ends |= {output.request_id: output.finish_reason for output in engine.step() if output.finish_reason}
+    return ends
+
+
+def test_several_requests_that_break_each_step_end_alone_and_the_engine_goes_on(
+    poisoned: tuple[Engine, PoisonedWorker],
+) -> None:
+    engine, _ = poisoned
+    names = ["a", "p1", "b", "p2", "p3", "c", "p4", "d"]
+    for name in names:
+        engine.add(engines.request(name, [1, 2, 3], 5))
+    assert finish(engine) == {name: "error" if name.startswith("p") else "length" for name in names}
+
+
+def test_a_device_that_fails_for_good_ends_the_engine_before_all_requests_have_ended(
+    poisoned: tuple[Engine, PoisonedWorker],
+) -> None:
+    engine, worker = poisoned
+    for number in range(16):
+        engine.add(engines.request(f"r{number}", [1, 2, 3], 5))
+    engine.step()
+    worker.broken = True
+    with pytest.raises(BrokenEngineError, match="unrelated requests fail one after the other: the kernel failed"):
+        finish(engine)
+    assert len(engine.scheduler.unfinished()) == 15
+
+
+def test_a_worker_that_fails_whoever_asks_ends_the_engine_before_all_requests_have_ended(
+    poisoned: tuple[Engine, PoisonedWorker],
+) -> None:
+    engine, _ = poisoned
+    for number in range(16):
+        engine.add(engines.request(f"p{number}", [1, 2, 3], 5))
+    with pytest.raises(BrokenEngineError, match="unrelated requests fail"):
+        finish(engine)
+    assert len(engine.scheduler.unfinished()) >= 7

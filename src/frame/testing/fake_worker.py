@@ -151,13 +151,15 @@ class FakeWorker:
         return FakeHandle(executed)
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """`describe` and `echo`; anything else raises `ValueError`."""
+        """`describe`, `echo` and `synchronize`, for which a dead one raises; anything else raises `ValueError`."""
         self.calls.append(f"call {method}")
         if method == "describe":
             return {"platform": "fake", "attention": ["fake"], "dtype": "float32", "stages": [], "rank": self.rank}
         if method == "echo":
             return arguments
-        raise ValueError(f"no worker method {method!r}; there are: describe, echo")
+        if method == "synchronize":
+            return self.check()
+        raise ValueError(f"no worker method {method!r}; there are: describe, echo, synchronize")
 
     def check(self) -> None:
         """Raises when the worker was declared dead."""
