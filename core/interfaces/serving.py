@@ -202,7 +202,10 @@ class Batches(Protocol):
         """Seconds until `owner` may use tokens again; 0 while it has some left. `post` does not wait for it."""
 
     async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
-        """Returns what the route answers to `owner`, refusals included. Cancelling it ends the request."""
+        """Returns what the route answers to `owner`, refusals included. Cancelling it ends the request.
+
+        From its first step on, `delay` counts the tokens that the request may use.
+        """
 
 
 class Serving(Protocol):

@@ -160,7 +160,7 @@ def build_app(
     routes = build_routes(routers, server.root_path, openapi=server.openapi)
     add_middleware(routes, server.middleware)
     shapes = _shapes(endpoints, routers)
-    serving.calls = RouteCalls(routes, routers, shapes, server, limits)
+    serving.calls = RouteCalls(routes, routers, shapes, server, lambda: serving.limits.max_model_len, limits)
     inner: ASGIApp = routes
     for endpoint in endpoints:
         inner = endpoint.wrap(inner)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,12 +28,18 @@ from .ingress import OWNER, REQUEST, TOKENS
 from .keys import KeyLimits
 from .strict_json import BodyParser, parse_json
 
+#: The fields that bound the tokens of an answer on one route or another.
+_MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+#: A rule of thumb for text, with which prompts are counted before they are tokenised.
+_BYTES_PER_TOKEN = 4
+
 
 class RouteCalls:
     """The POST routes of an application, callable with a JSON body. `shapes` are those of its errors.
 
     A call is a request of its own: `max_seconds` and the timeout in its body limit it, whichever task makes it. Its
-    tokens count towards those of its owner; its outputs are not counted, since callers bound their own calls.
+    tokens count towards those of its owner; while it runs, `delay` counts those that it may use. Its outputs are not
+    counted, since callers bound their own calls. `longest` says how many tokens a request may have.
     """
 
     def __init__(
@@ -41,12 +48,16 @@ class RouteCalls:
         routers: Sequence[APIRouter],
         shapes: ErrorShapes,
         server: ServerConfig,
+        longest: Callable[[], int],
         limits: KeyLimits | None = None,
     ) -> None:
+        self._longest = longest
+        self._held: Counter[str] = Counter()  # owner -> the tokens that its running calls may use
         self._app = app
         self._limits = limits
         self._parser = BodyParser()
         self.max_body_bytes = server.max_body_bytes
+        self._max_outputs = server.max_outputs
         self._shapes = shapes
         self._max_seconds = server.max_request_seconds
         routes = [route for router in routers for route in router.routes if isinstance(route, Route)]
@@ -71,7 +82,7 @@ class RouteCalls:
 
     def delay(self, owner: str) -> float:
         """Seconds until the owner may use tokens again (--max-tokens-per-minute); 0 while it has some left."""
-        return 0.0 if self._limits is None else self._limits.delay(owner)
+        return 0.0 if self._limits is None else self._limits.delay(owner, self._held[owner])
 
     async def post(self, path: str, body: dict[str, Any], owner: str) -> RouteAnswer:
         """Calls the route and returns its answer; cancelling the call ends the request."""
@@ -79,6 +90,8 @@ class RouteCalls:
         scope = self._scope(path, body, owner)
         reply = _Reply()
         present = REQUEST.set(scope)
+        num_tokens = 0 if self._limits is None else self._most_tokens(body)
+        self._held[owner] += num_tokens
         try:
             set_deadline(scope, body, self._max_seconds)
             await self._app(scope, _never, reply.take)
@@ -89,7 +102,19 @@ class RouteCalls:
                 return RouteAnswer(500, msgspec.json.decode(error_body(scope, RequestError(500, "internal error"))))
         finally:
             REQUEST.reset(present)
+            self._held[owner] -= num_tokens
         return reply.answer()
+
+    def _most_tokens(self, body: dict[str, Any]) -> int:
+        """The most tokens that the request of an unchecked body may use; those of its prompts are estimated."""
+        limits = [body[name] for name in _MAX_TOKENS if isinstance(body.get(name), int) and body[name] > 0]
+        prompts: Any = body.get("prompt")
+        several = isinstance(prompts, list) and not all(isinstance(each, int) for each in prompts[:1])
+        num_prompts = len(prompts) if several else 1
+        for_each = max(body[name] if isinstance(body.get(name), int) else 1 for name in ("n", "best_of"))
+        num_outputs = min(max(1, num_prompts * for_each), self._max_outputs)
+        num_prompt_tokens = len(msgspec.json.encode(body)) // _BYTES_PER_TOKEN
+        return num_prompt_tokens + num_outputs * int(min([self._longest(), *limits]))
 
     def forward(self, path: str) -> ForwardedResponse:
         """The answer of the route `path` to a request that the ingress admitted under another path.

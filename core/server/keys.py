@@ -129,12 +129,12 @@ class KeyLimits:
             self._fill(_TOKENS, column, rate)
             self._cells[_TOKENS, column] -= num_tokens
 
-    def delay(self, owner: str) -> float:
-        """Seconds until the key may use tokens again; 0 while it has some left."""
+    def delay(self, owner: str, num_held: int = 0) -> float:
+        """Seconds until the key may use tokens again; 0 while it has more left than `num_held`."""
         if (rate := self._server.max_tokens_per_minute) is None or (column := self._column(owner)) is None:
             return 0.0
         with self._locked():
-            level = self._fill(_TOKENS, column, rate)
+            level = self._fill(_TOKENS, column, rate) - num_held
         return max(0.0, (1 - level) * 60 / rate)
 
     def _column(self, owner: str) -> int | None:

@@ -81,6 +81,10 @@ class BatchLines:
                 if name in done or not line.strip():
                     await asyncio.sleep(0)  # lets other tasks run between thousands of skipped lines
                     continue
+                call = await self._read(name, line)
+                if isinstance(call, LineResult):
+                    yield call
+                    continue
                 while not stopped() and ((delay := self._calls.delay(self._owner)) or len(running) >= self._width()):
                     if not running:
                         await asyncio.sleep(min(delay, _LOOK_SECONDS))
@@ -91,7 +95,8 @@ class BatchLines:
                         yield task.result()
                 if stopped():
                     break
-                running.add(asyncio.create_task(self._answer(name, line)))
+                running.add(asyncio.create_task(self._answer(name, *call)))
+                await asyncio.sleep(0)  # it begins, so the next delay counts the tokens that it may use
             while running:
                 ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in ended:
@@ -136,14 +141,17 @@ class BatchLines:
             complain(None, "empty_file", "the file has no line that is not blank")
         return num_lines, problems
 
-    async def _answer(self, name: str, line: bytes) -> LineResult:
+    async def _read(self, name: str, line: bytes) -> tuple[str, str, dict[str, Any]] | LineResult:
+        """The id, route and body of a line, or its result when it is wrong."""
         custom_id: str | None = None
         try:
             value = _object(await self._calls.read(line))
             custom_id = _name(value)
-            url, body = self._target(value)
+            return custom_id, *self._target(value)
         except RequestError as refusal:
             return _result(name, custom_id, None, {"code": "invalid_line", "message": refusal.message})
+
+    async def _answer(self, name: str, custom_id: str, url: str, body: dict[str, Any]) -> LineResult:
         answer = await self._calls.post(url, body, self._owner)
         for seconds in _WAITS_SECONDS:
             if answer.status not in LATER:

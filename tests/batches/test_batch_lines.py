@@ -14,6 +14,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.core.server.app import build_app, make_endpoints
 from frame.core.server.deadlines import DEADLINE
 from frame.core.server.ingress import REQUEST
+from frame.core.server.keys import KeyLimits
 from frame.interfaces import RequestError
 from frame.plugins.batches import lines as batch_lines
 from frame.plugins.batches.lines import BatchLines, line_id
@@ -123,6 +124,32 @@ async def test_no_line_starts_while_its_key_has_no_tokens(serving: Away, monkeyp
     batch = BatchLines(serving.calls, owner="me").run(lines, stopped=lambda: len(asked) > 8)
     assert [json.loads(result.line)["custom_id"] async for result in batch] == ["n0", "n1"]
     assert set(asked) == {"me"}
+
+
+async def test_lines_in_flight_count_with_the_tokens_that_they_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_lines, "_LOOK_SECONDS", 0.001)
+    config, serving = FrameConfig.from_flat(max_tokens_per_minute=1000), Away()
+    limits = KeyLimits(config.server)
+    build_app(config, cast(Any, serving), make_endpoints(config, Registry.load(), cast(Any, serving)), limits)
+    answer, running, most = serving.chat_prompt, 0, list[int]()
+
+    async def slowly(messages: list[Any], **options: Any) -> Any:
+        nonlocal running
+        running += 1
+        most[-1] = max(most[-1], running)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        running -= 1
+        return await answer(messages, **options)
+
+    monkeypatch.setattr(serving, "chat_prompt", slowly)
+    for fields in ({"max_tokens": 300}, {"max_completion_tokens": 100, "n": 3}, {}):  # at most 512 without a limit
+        most.append(0)
+        lines = [line("/v1/chat/completions", f"n{number}", messages=HELLO, **fields) for number in range(6)]
+        found = await results(serving, lines, width=64)
+        assert [row["response"]["status_code"] for row in found] == [200] * 6
+        assert limits.delay("") == 0.0  # what was not used is there again
+    assert most == [4, 4, 2]
 
 
 async def test_one_route_only(serving: Away) -> None:
