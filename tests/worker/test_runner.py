@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,20 @@ def test_what_a_connector_reported_in_a_step_that_could_not_be_sampled_is_told_w
     )
     runner.execute(plan(3))
     assert runner.sample().result().transfer.received == ["4"]
+
+
+def test_all_that_follows_slots_is_told_of_them_though_one_raises(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    broken = SimpleNamespace(add=fail, remove=fail)
+    sound = SimpleNamespace(add=lambda request: told.append(request.request_id), remove=told.append)
+    monkeypatch.setattr(runner, "_by_slot", (broken, sound))
+    step = plan(0, new(1, [5, 6], [1]), new(2, [5, 6], [4]))
+    step.removed_slots = np.array([2, 3], np.int32)
+    with pytest.raises(RuntimeError, match="a processor failed"):
+        runner.execute(step)
+    assert told == [2, 3, "1", "2"]
 
 
 def test_a_step_on_its_way_finds_the_tables_of_a_failed_one_and_a_later_one_its_own(

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,18 +142,23 @@ class Runner:
         return step
 
     def _apply_changes(self, plan: StepPlan) -> None:
-        # the tables first: should a collaborator raise, the step that is on its way already must not find those of
-        # requests that left, whose blocks may be another's by now
+        """Tells all that follows slots who left and who came. Raises the first error once all have been told."""
         self.tables.begin()
         for request in plan.added:
             self.tables.add(request)
         self.tables.append(plan.appends)
-        for slot in plan.removed_slots.tolist():
-            for collaborator in self._by_slot:
-                collaborator.remove(slot)
-        for request in plan.added:
-            for collaborator in self._by_slot:
-                collaborator.add(request)
+        told: list[tuple[Callable[[Any], None], Any]]
+        told = [(one.remove, slot) for slot in plan.removed_slots.tolist() for one in self._by_slot]
+        told += [(one.add, request) for request in plan.added for one in self._by_slot]
+        errors = list[Exception]()
+        for tell, what in told:
+            try:
+                tell(what)
+            except Exception as error:
+                # the others must know: the step that is on its way already would take those who left for those who came
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _write(self, plan: StepPlan, shape: StepShape) -> StepInputs | None:
         """Sends what changed to the device, and the rows of the step if it has some."""
