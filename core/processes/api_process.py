@@ -108,7 +108,7 @@ class ApiProcess:
             follow.cancel()
             await asyncio.gather(follow, text, return_exceptions=True)
             await asyncio.to_thread(self._host.reporter.close)
-            await asyncio.to_thread(self._host.close)
+            await asyncio.to_thread(self._host.text.close)
             await self._client.close()
             control.close()
         return 0

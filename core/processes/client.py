@@ -35,7 +35,6 @@ from .messages import (
     Hello,
     Outputs,
     Reply,
-    Stage,
 )
 from .supervisor import EngineSupervisor
 
@@ -48,8 +47,6 @@ _RECONNECT_SECONDS = 0.1
 _MAX_BREAKS = 3
 _BREAKS_SECONDS = 30.0
 
-OnStage = Callable[[Stage], None]
-
 
 class RemoteEngine:
     """An engine in another process. Every request gets an end, since unfinished ones are tracked.
@@ -58,8 +55,8 @@ class RemoteEngine:
     owner of the process).
     """
 
-    def __init__(self, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
-        self._on_close = on_close
+    def __init__(self) -> None:
+        self.on_close: Callable[[], Awaitable[None]] | None = None
         self._name = secrets.token_hex(8)
         self._info: EngineInfo | None = None
         self._channel: AsyncChannel | None = None
@@ -81,11 +78,6 @@ class RemoteEngine:
         """Facts of the engine; raises `EngineDeadError` before the first one was ready."""
         if self._info is None:
             raise EngineDeadError(self._error or "there is no engine")
-        return self._info
-
-    @property
-    def known_info(self) -> EngineInfo | None:
-        """As `info`; None before the first engine was ready."""
         return self._info
 
     @property
@@ -166,8 +158,8 @@ class RemoteEngine:
         """Ends the connection, and the engine process when this client started it. May be called twice."""
         await self._detach("the engine was shut down", final=True)
         self._outputs.put_nowait(None)
-        if self._on_close is not None:
-            await self._on_close()
+        if self.on_close is not None:
+            await self.on_close()
 
     def _connected(self) -> AsyncChannel:
         if self._channel is None or self._error is not None:
@@ -297,23 +289,14 @@ def _check_readable(request: EngineRequest) -> None:
     decode(encode(msgspec.structs.replace(request, prompt_ids=_NO_IDS, output_ids=[])), EngineRequest)
 
 
-async def start_engine(
-    config: FrameConfig, *, on_stage: OnStage | None = None, command: Sequence[str] | None = None
-) -> RemoteEngine:
+async def start_engine(config: FrameConfig, command: Sequence[str] | None = None) -> RemoteEngine:
     """Starts an engine process and returns its client once it is ready.
 
     The process is started again when it dies, `server.max_engine_restarts` times in a row; `close` ends it. Raises
     `EngineDeadError` with the cause when it does not become ready.
     """
-
-    async def news(message: EngineNews) -> None:
-        if isinstance(message, Stage):
-            if on_stage is not None:
-                on_stage(message)
-            return
-        await client.news(message)
-
-    supervisor = EngineSupervisor(config, news, command)
-    client = RemoteEngine(on_close=supervisor.stop)
+    client = RemoteEngine()
+    supervisor = EngineSupervisor(config, client.news, command)
+    client.on_close = supervisor.stop
     await supervisor.start()
     return client

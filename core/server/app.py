@@ -38,39 +38,26 @@ from .serving import ServingHost
 _CLIENT_GONE = 499
 
 
-def _reply(request: Request, error: RequestError) -> Response:
-    headers = retry_headers(error)
-    return Response(error_body(request.scope, error), error.status, headers, media_type="application/json")
-
-
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, RequestError):
-        raise error
-    return _reply(request, error)
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    text = http.HTTPStatus(status).phrase
-    if status == 404:
-        text = f"no route {request.url.path[:200]!r}"
-    if status == 405:
-        text = f"method {request.method[:20]} is not allowed on {request.url.path[:200]!r}"
-    return _reply(request, RequestError(status, text))
-
-
-async def _on_invalid(request: Request, error: Exception) -> Response:
-    where = error.errors()[0]["loc"] if isinstance(error, RequestValidationError) else ()
-    name = str(where[-1]) if where else None
-    return _reply(request, RequestError(400, f"{name or 'the request'} is missing or wrong", param=name))
-
-
-async def _on_client_gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=_CLIENT_GONE)
-
-
-async def _on_failure(request: Request, __: Exception) -> Response:
-    return _reply(request, RequestError(500, "internal error"))  # the exception is raised again and logged
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """The answer to a request that ended with an exception, in the form of its route."""
+    if isinstance(error, ClientGoneError):
+        return Response(status_code=_CLIENT_GONE)
+    answer = RequestError(500, "internal error")  # the exception is raised again and logged
+    if isinstance(error, RequestError):
+        answer = error
+    elif isinstance(error, RequestValidationError):
+        where = error.errors()[0]["loc"]
+        name = str(where[-1]) if where else None
+        answer = RequestError(400, f"{name or 'the request'} is missing or wrong", param=name)
+    elif isinstance(error, HTTPException):
+        text = http.HTTPStatus(error.status_code).phrase
+        if error.status_code == 404:
+            text = f"no route {request.url.path[:200]!r}"
+        elif error.status_code == 405:
+            text = f"method {request.method[:20]} is not allowed on {request.url.path[:200]!r}"
+        answer = RequestError(error.status_code, text)
+    body, headers = error_body(request.scope, answer), retry_headers(answer)
+    return Response(body, answer.status, headers, media_type="application/json")
 
 
 def build_routes(routers: Sequence[APIRouter], root_path: str = "", *, openapi: bool = True) -> FastAPI:
@@ -83,14 +70,8 @@ def build_routes(routers: Sequence[APIRouter], root_path: str = "", *, openapi: 
         openapi_url="/openapi.json" if openapi else None,
         root_path=root_path,
     )
-    for kind, handler in (
-        (RequestError, _on_request_error),
-        (HTTPException, _on_http_error),
-        (RequestValidationError, _on_invalid),
-        (ClientGoneError, _on_client_gone),
-        (Exception, _on_failure),
-    ):
-        app.add_exception_handler(kind, handler)
+    for kind in (RequestError, HTTPException, RequestValidationError, ClientGoneError, Exception):
+        app.add_exception_handler(kind, _answer_error)
     for router in routers:
         app.include_router(router)
     describe = app.openapi

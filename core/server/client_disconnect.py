@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import TypeVar, cast
 
 from starlette.responses import Response
@@ -47,14 +47,6 @@ async def race(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
-class _EarlyError(Exception):
-    """An error before anything was sent."""
-
-    def __init__(self, error: RequestError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class EventStream(Response):
     """Server-sent events from frames that are bytes already. Always closes the generator.
 
@@ -63,58 +55,49 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, frames: AsyncIterator[bytes]) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._frames = frames
+        self._frames = cast("AsyncGenerator[bytes, None]", frames)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends frames until they end or the client disconnects."""
         with contextlib.suppress(ClientGoneError):
             await race(receive, self._pump(scope, send))
 
-    async def _begin(self, send: Send) -> None:
+    async def _pump(self, scope: Scope, send: Send) -> None:
         """Sends the head with the first frame, or alone when that takes long: early errors keep their status."""
-        first = asyncio.ensure_future(self._next())
+        first = asyncio.create_task(self._next())
+        begun = False
         try:
             await asyncio.wait([first], timeout=_FIRST_FRAME_SECONDS)
-            if first.done() and isinstance(error := first.exception(), RequestError):
-                raise _EarlyError(error)
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if not (first.done() and isinstance(first.exception(), RequestError)):
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                begun = True
             await send(_frame(await first))
-        finally:
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-
-    async def _next(self) -> bytes:
-        return await anext(self._frames, b"")
-
-    async def _pump(self, scope: Scope, send: Send) -> None:
-        try:
-            await self._begin(send)
             wire = wire_of(scope, send)
             async for frame in self._frames:
                 if frame and not wire.write(frame):
                     await wire.drain()
-        except _EarlyError as early:
-            raise early.error from None
         except RequestError as error:
+            if not begun:
+                raise
             await send(_frame(error_event(scope, error)))
         except Exception:
             logger.exception("a stream failed")
             await send(_frame(error_event(scope, RequestError(500, "internal error"))))
         finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
             await self._frames.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _next(self) -> bytes:
+        return await anext(self._frames, b"")
 
 
 def _frame(event: bytes) -> dict[str, object]:
     return {"type": "http.response.body", "body": event, "more_body": True}
-
-
-def event_stream(frames: object) -> EventStream:
-    """A stream of `frames`, an asynchronous generator of bytes."""
-    return EventStream(cast("AsyncGenerator[bytes, None]", frames))

@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ..config.tree import FrameConfig
 from ..front.turn import OutputParsers
@@ -17,19 +21,23 @@ from ..interfaces.client import EngineClient, EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineStats
 from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingFacts
-from ..interfaces.schema import Limits
+from ..interfaces.schema import BoundedModel, Limits
+from ..interfaces.serving import RequestCounts
+from .bodies import JSON_BODY
 from .calls import RouteCalls
+from .client_disconnect import EventStream, race
 from .generation import TimedGeneration
+from .ingress import OWNER
 from .metrics import ServerMetrics
-from .refusals import IgnoredFields, refusals
+from .refusals import IgnoredFields, field_error, refusals
 from .reports import Reporter
-from .requests import ServedRequests
 from .texts import FrontTexts
 
 if TYPE_CHECKING:
     from ..front.async_llm import AsyncLLM
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BoundedModel)
 
 #: Most seconds that a question for the engine's statistics waits for an answer.
 _STATS_SECONDS = 2.0
@@ -53,10 +61,6 @@ class HostedEngine(EngineClient, Protocol):
     """The client of an engine that may still start, restart, or be gone for good."""
 
     @property
-    def known_info(self) -> EngineInfo | None:
-        """As `info`; None before the first engine was ready."""
-
-    @property
     def end(self) -> str | None:
         """Why no engine will be started any more; None while one serves or is starting."""
 
@@ -78,9 +82,8 @@ class ServingHost:
         self._limits: Limits | None = None
         self._parsers: OutputParsers | None = None
         self.models = HostModels(self)
-        name = self.models.names[0]
         self.metrics = ServerMetrics(metrics_file)
-        self.reporter = Reporter(name)
+        self.reporter = Reporter(self.models.names[0])
         self.text = FrontTexts(self)
         self.generation = TimedGeneration(self)
         self.http = ServedRequests(self)
@@ -106,10 +109,6 @@ class ServingHost:
             strict_fields=server.strict_fields,
             trust_request_chat_template=server.trust_request_chat_template,
         )
-
-    def close(self) -> None:
-        """Ends the tasks and processes that it has started."""
-        self.text.close()
 
     @property
     def llm(self) -> AsyncLLM:
@@ -167,7 +166,7 @@ class ServingHost:
 
 
 class HostModels:
-    """`ServedModels` of a host."""
+    """Implements `frame.interfaces.ServedModels` for a host."""
 
     def __init__(self, host: ServingHost) -> None:
         config = host.config
@@ -179,35 +178,63 @@ class HostModels:
 
     @property
     def limits(self) -> Limits:
-        """Bounds of request fields; raises `RequestError` 503 before the engine was ready."""
         return self._host.limits
 
     @property
     def pooling(self) -> PoolingFacts | None:
-        """The tasks of a pooling model; None for one that generates."""
         return self._host.llm.front.pooling
 
     def served(self, name: str | None) -> str:
-        """The model name in answers; raises `RequestError` 404 for a model that is not served."""
         if name is None:
             return self.names[0]
         if name not in self.names:
-            raise RequestError(
-                404,
-                f"no model {name[:200]!r}; there are: {', '.join(self.names)}",
-                param="model",
-                code="model_not_found",
-            )
+            text = f"no model {name[:200]!r}; there are: {', '.join(self.names)}"
+            raise RequestError(404, text, param="model", code="model_not_found")
         return name
 
     def require(self, task: str) -> None:
-        """Raises `RequestError` 400 unless the model does `task`."""
         with refusals():
             self._host.llm.front.require(task)
 
 
+class ServedRequests:
+    """Implements `frame.interfaces.HttpRequests` for a host."""
+
+    def __init__(self, host: ServingHost) -> None:
+        self._host = host
+
+    def parse(self, request: Request, kind: type[M]) -> M:
+        body = request.scope.get(JSON_BODY)
+        if not isinstance(body, dict):
+            raise RequestError(400, "the body must be a JSON object")
+        try:
+            return kind.model_validate(body, context={"limits": self._host.limits})
+        except ValidationError as error:
+            raise field_error(error, {*kind.model_fields, *kind.not_served}) from None
+
+    def owner(self, request: Request) -> str:
+        owner: str = request.scope.get(OWNER, "")
+        return owner
+
+    async def race(self, request: Request, work: Awaitable[T]) -> T:
+        return await race(request.receive, work)
+
+    def events(self, frames: AsyncIterator[bytes]) -> Response:
+        return EventStream(frames)
+
+    def forward(self, path: str) -> Response:
+        return self._host.batches.forward(path)
+
+    @property
+    def load(self) -> int:
+        return self._host.metrics.in_flight
+
+    def counts(self) -> RequestCounts:
+        return self._host.metrics.counts()
+
+
 class ClientControl:
-    """`EngineControl` of a host, over its engine client."""
+    """Implements `frame.interfaces.EngineControl` for a host, over its engine client."""
 
     def __init__(self, host: ServingHost) -> None:
         self._host = host
@@ -215,11 +242,9 @@ class ClientControl:
 
     @property
     def error(self) -> str | None:
-        """None while requests are served, else why not."""
         return self._host.error
 
     async def control(self, method: str, arguments: dict[str, Any]) -> Any:
-        """Calls a control method of the engine, or of the server ("shutdown"); raises `RequestError` with its error."""
         if method == "shutdown":
             await self._host.shut_down()
             return None
@@ -231,12 +256,12 @@ class ClientControl:
             raise RequestError(409, str(error)) from None
 
     async def stats(self) -> EngineStats:
-        """Counters and gauges of the engine; the last known values while it restarts or is too busy."""
-        with contextlib.suppress(EngineDeadError, TimeoutError):
+        with contextlib.suppress(EngineDeadError, TimeoutError):  # it restarts, or is too busy to answer
             self._stats = await asyncio.wait_for(self._host.client.stats(), _STATS_SECONDS)
         return self._stats
 
     @property
     def info(self) -> EngineInfo | None:
-        """Facts of the engine; None before the first one was ready."""
-        return self._host.client.known_info
+        with contextlib.suppress(EngineDeadError):
+            return self._host.client.info
+        return None

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class FrontTexts:
-    """`Texts` of a host, over its front. Templates that requests bring are rendered in child processes."""
+    """Implements `frame.interfaces.Texts` over the front of a host.
+
+    Templates that requests bring are rendered in child processes.
+    """
 
     def __init__(self, host: ServingHost) -> None:
         self._host = host
@@ -39,12 +42,10 @@ class FrontTexts:
             isolated.close()
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; raises `ValueError` without a tokenizer."""
         with refusals():
             return await self._host.llm.tokenize(text, add_special_tokens)
 
     async def detokenize(self, token_ids: list[int]) -> str:
-        """The text of token ids, special tokens included."""
         vocab_size = self._host.limits.vocab_size
         wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
         if wrong is not None:
@@ -53,22 +54,19 @@ class FrontTexts:
             return await asyncio.to_thread(self._host.llm.tokenizer.decode, token_ids, False)
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """The tokenizer's settings as `tokenizer_config.json` has them; raises `RequestError` without a tokenizer."""
         with refusals():
             front = self._host.llm.front
             return front.tokenizer().describe(front.chat_template)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of one token, which may be part of a character; without a tokenizer, its id as text."""
         tokenizer = self._host.llm.front.source.get_or_none()
-        if tokenizer is None:
+        if tokenizer is None:  # there is no text, so clients get the id in its place
             return f"token_id:{token_id}".encode()
         if tokenizer.pieces is not None:
             return bytes(tokenizer.pieces[token_id])
         return tokenizer.token_text(token_id).encode()
 
     async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
-        """A chat as a prompt for `generate`; raises `ValueError` naming what the template does not accept."""
         from ..front.template import ChatOptions
 
         template = options.get("chat_template")
@@ -81,10 +79,8 @@ class FrontTexts:
             return await self._host.llm.render_chat(messages, chat)
 
     async def pair(self, first: str, second: str, params: PoolingParams, cache_salt: str | None = None) -> Any:
-        """Two texts as one prompt of a cross-encoder."""
         with refusals():
             return msgspec.structs.replace(await self._host.llm.pair(first, second, params), salt=cache_salt)
 
     def turn(self, **options: Any) -> AssistantTurn:
-        """The turn of the assistant: what it may answer, and how its output is parsed."""
         return self._host.parsers.turn(**options)

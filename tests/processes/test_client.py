@@ -80,7 +80,7 @@ async def client() -> AsyncIterator[RemoteEngine]:
 
 
 def engine_pid(client: RemoteEngine) -> int:
-    pid = client._on_close.__self__.pid  # type: ignore[union-attr]
+    pid = client.on_close.__self__.pid  # type: ignore[union-attr]
     assert isinstance(pid, int)
     return pid
 
@@ -333,10 +333,17 @@ async def test_start_up_limit() -> None:
         await start_engine(tree, command=COMMAND)
 
 
-async def test_stages_are_reported_and_no_process_is_left() -> None:
-    stages: list[Stage] = []
-    client = await start_engine(config(), on_stage=stages.append, command=COMMAND)
-    assert [stage.name for stage in stages] == ["pretending"]
+async def test_stages_are_reported_and_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    take = RemoteEngine.news
+
+    async def news(client: RemoteEngine, message: Any) -> None:
+        told.append(message)
+        await take(client, message)
+
+    monkeypatch.setattr(RemoteEngine, "news", news)
+    client = await start_engine(config(), command=COMMAND)
+    assert [message.name for message in told if isinstance(message, Stage)] == ["pretending"]
     pid = engine_pid(client)
     assert alive(pid)
     await client.close()
@@ -350,7 +357,7 @@ def test_the_engine_ends_with_its_parent() -> None:
         "from frame.core.processes.client import start_engine\n"
         "async def main():\n"
         f"    client = await start_engine(FrameConfig(), command={COMMAND!r})\n"
-        "    print(client._on_close.__self__.pid, flush=True)\n    await asyncio.sleep(60)\nasyncio.run(main())\n"
+        "    print(client.on_close.__self__.pid, flush=True)\n    await asyncio.sleep(60)\nasyncio.run(main())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -430,7 +437,7 @@ async def test_requests_end_when_connections_break_again_and_again(client: Remot
 
 async def ahead(client: RemoteEngine) -> EngineChild:
     """The standby engine."""
-    supervisor = client._on_close.__self__  # type: ignore[union-attr]
+    supervisor = client.on_close.__self__  # type: ignore[union-attr]
     async with asyncio.timeout(60):
         while supervisor._standby._ahead is None:
             await asyncio.sleep(0.01)

@@ -25,7 +25,7 @@ from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.schema import BoundedModel, Limits, SamplingFields
 from frame.core.interfaces.serving import Batches, RequestCounts
 from frame.core.server.bodies import JSON_BODY
-from frame.core.server.client_disconnect import event_stream, race
+from frame.core.server.client_disconnect import EventStream, race
 from frame.core.server.ingress import OWNER
 from frame.core.server.metrics import ServerMetrics
 
@@ -188,7 +188,7 @@ class FakeServing:
 
     def events(self, frames: AsyncIterator[bytes]) -> Response:
         """Server-sent events."""
-        return event_stream(frames)
+        return EventStream(frames)
 
     async def stats(self) -> EngineStats:
         """Nothing happened yet."""
