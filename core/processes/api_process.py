@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ..front.async_llm import AsyncLLM
     from ..front.tokenizer import TokenizerSource
 
-    Text = tuple[Checkpoint, TokenizerSource]
-
 logger = logging.getLogger("frame.server")
 
 _DRAIN_POLL_SECONDS = 0.02
@@ -78,6 +76,7 @@ class ApiProcess:
         self._admin: Server | None = None
         self._draining: asyncio.Task[None] | None = None
         self._successor = successor
+        self._engine_up = asyncio.Event()  # set from the first engine on
         self._settled = asyncio.Event()  # set when it serves, cannot serve, or ends
 
     async def run(self) -> int:
@@ -93,8 +92,8 @@ class ApiProcess:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, lambda: None)
         loop.add_signal_handler(signal.SIGTERM, lambda: self._begin_drain(server, ingress))
-        text = asyncio.create_task(self._load_text(control))
-        follow = asyncio.create_task(self._follow(control, server, ingress, text))
+        opening = asyncio.create_task(self._open(control))
+        follow = asyncio.create_task(self._follow(control, server, ingress))
         self._host.shut_down = lambda: control.send(Shutdown())
         admin = asyncio.create_task(self._serve_admin())
         try:
@@ -106,7 +105,8 @@ class ApiProcess:
                 self._admin.should_exit = self._admin.force_exit = True
             await asyncio.gather(admin, return_exceptions=True)
             follow.cancel()
-            await asyncio.gather(follow, text, return_exceptions=True)
+            opening.cancel()
+            await asyncio.gather(follow, opening, return_exceptions=True)
             await asyncio.to_thread(self._host.reporter.close)
             await asyncio.to_thread(self._host.text.close)
             await self._client.close()
@@ -138,28 +138,25 @@ class ApiProcess:
         server = self._config.server
         return make_server(app, server, tls_context(server)), ingress
 
-    async def _follow(
-        self, control: AsyncChannel, server: Server, ingress: Ingress, text: asyncio.Task[Text | None]
-    ) -> None:
+    async def _follow(self, control: AsyncChannel, server: Server, ingress: Ingress) -> None:
         """Handles the parent's messages until the parent hangs up, which ends this process too."""
-        front: asyncio.Task[None] | None = None
         try:
             while (message := await control.receive()) is not None:
                 await self._client.news(message)
                 self._host.stage = message.name if isinstance(message, Stage) else None
-                if isinstance(message, EngineUp) and front is None:
-                    front = asyncio.create_task(self._open(control, text))
+                if isinstance(message, EngineUp):
+                    self._engine_up.set()
         except (OSError, ValueError) as error:
             logger.error("a message of the parent process cannot be read: %s", describe(error))
         await self._end_running(ingress, "the server was stopped", _HANGUP_SECONDS)
         server.force_exit = server.should_exit = True
 
-    async def _open(self, control: AsyncChannel, text: asyncio.Task[Text | None]) -> None:
-        loaded = await text
-        if loaded is None:
-            return
+    async def _open(self, control: AsyncChannel) -> None:
+        """Loads the tokenizer while the engine starts, and serves once both are there; tells the parent either way."""
         try:
-            self._host.open(*await asyncio.to_thread(self._make_front, loaded))
+            checkpoint, tokenizer = await asyncio.to_thread(self._load_text)
+            await self._engine_up.wait()
+            self._host.open(*await asyncio.to_thread(self._make_front, checkpoint, tokenizer))
         except Exception as error:
             logger.debug("the text side does not start", exc_info=True)
             await control.send(Failed(describe(error)))
@@ -171,16 +168,7 @@ class ApiProcess:
         gc.set_threshold(*_GC_THRESHOLDS)
         await control.send(Serving(self._host.models.names))
 
-    async def _load_text(self, control: AsyncChannel) -> Text | None:
-        """Loads the tokenizer while the engine starts; None when that fails, which ends the start at once."""
-        try:
-            return await asyncio.to_thread(self._prepare_text)
-        except Exception as error:
-            logger.debug("the text side does not start", exc_info=True)
-            await control.send(Failed(describe(error)))
-            return None
-
-    def _prepare_text(self) -> Text:
+    def _load_text(self) -> tuple[Checkpoint, TokenizerSource]:
         """The tokenizer, whose library takes as long to import as an engine to start."""
         from ..front.front import tokenizer_source
         from ..front.template import read_template
@@ -196,10 +184,9 @@ class ApiProcess:
                 logger.warning("requests with text will be refused: %s", error)
         return checkpoint, tokenizer
 
-    def _make_front(self, text: Text) -> tuple[AsyncLLM, OutputParsers]:
+    def _make_front(self, checkpoint: Checkpoint, tokenizer: TokenizerSource) -> tuple[AsyncLLM, OutputParsers]:
         from ..front.async_llm import AsyncLLM
 
-        checkpoint, tokenizer = text
         llm = AsyncLLM(config=self._config, client=self._client, checkpoint=checkpoint, tokenizer=tokenizer)
         return llm, build_parsers(self._config, self._registry, llm.front)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineClient, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
+from .client import start_engine
 
 T = TypeVar("T")
 
@@ -23,12 +24,16 @@ class BackgroundEngine:
     """
 
     def __init__(self, config: FrameConfig) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="frame-engine-client", daemon=True)
+        self._stopped = asyncio.Event()
+        started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run(started)), name="frame-engine-client", daemon=True
+        )
         self._thread.start()
+        self._loop = started.result()
         self._client: EngineClient | None = None
         try:
-            self._client = self._submit(_start(config)).result()
+            self._client = self._submit(start_engine(config)).result()
         except BaseException:
             self.stop()
             raise
@@ -39,7 +44,6 @@ class BackgroundEngine:
 
     @property
     def error(self) -> str | None:
-        """None while the engine serves, else why it does not."""
         return "the engine was shut down" if self._client is None else self._client.error
 
     async def add(self, request: EngineRequest) -> None:
@@ -76,10 +80,12 @@ class BackgroundEngine:
         if client is not None:
             self._submit(client.close()).result()
         if self._thread.is_alive():
-            self._submit(_cancel_rest()).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join()
-            self._loop.close()
+
+    async def _run(self, started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+        started.set_result(asyncio.get_running_loop())
+        await self._stopped.wait()
 
     def _running(self) -> EngineClient:
         if self._client is None:
@@ -88,12 +94,6 @@ class BackgroundEngine:
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
-async def _start(config: FrameConfig) -> EngineClient:
-    from .client import start_engine
-
-    return await start_engine(config)
 
 
 async def _pump(
@@ -107,11 +107,3 @@ async def _pump(
     except RuntimeError:
         if not loop.is_closed():
             raise
-
-
-async def _cancel_rest() -> None:
-    rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in rest:
-        task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import logging
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,6 @@ from ..config.server import ServerConfig
 
 logger = logging.getLogger("frame.server")
 
-_LOOK_SECONDS = 1.0
 _CERTIFICATE = re.compile(rb"^-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----", re.MULTILINE)
 _KEY = re.compile(rb"^-----BEGIN ([A-Z]+ )?PRIVATE KEY-----", re.MULTILINE)
 #: OpenSSL's errors for a key and a certificate that do not belong together (of the same or of different types).
@@ -44,12 +43,6 @@ class Certificates(ssl.SSLContext):
         """Called by event loops to secure an accepted connection."""
         return self._current.wrap_bio(*arguments, **named)
 
-    async def renew(self) -> None:
-        """Checks for renewed files until cancelled."""
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            self.look()
-
     def look(self) -> None:
         """Reads the files again if one has changed, for new connections. A failure is only logged."""
         if (now := _state(self._server)) == self._seen:
@@ -73,7 +66,8 @@ def _context(server: ServerConfig) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.VerifyMode(server.ssl_cert_reqs)
     files = _files(server)
-    _check(files)
+    for flag, file in files.items():
+        _check(flag, file, with_key=flag == ("--ssl-keyfile" if "--ssl-keyfile" in files else "--ssl-certfile"))
     try:
         # an empty password, so that OpenSSL never asks for one at the terminal
         context.load_cert_chain(str(server.ssl_certfile), server.ssl_keyfile, password=lambda: "")
@@ -88,24 +82,18 @@ def _context(server: ServerConfig) -> ssl.SSLContext:
     return context
 
 
-def _check(files: Mapping[str, str]) -> None:
-    """Raises `ConfigError` naming the first file that cannot be read or lacks what its flag is for."""
-    for flag, file in files.items():
-        try:
-            content = Path(file).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{flag} {file} cannot be read: {error.strerror or error}") from None
-        if flag != "--ssl-keyfile" and not _CERTIFICATE.search(content):
-            raise ConfigError(f"{flag} {file} holds no certificate (PEM: a line -----BEGIN CERTIFICATE-----)")
-        if flag == ("--ssl-keyfile" if "--ssl-keyfile" in files else "--ssl-certfile"):
-            _check_key(flag, file, content)
-
-
-def _check_key(flag: str, file: str, content: bytes) -> None:
-    if not _KEY.search(content):
+def _check(flag: str, file: str, with_key: bool) -> None:
+    """Raises `ConfigError` for a file that cannot be read or lacks what its flag is for."""
+    try:
+        content = Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{flag} {file} cannot be read: {error.strerror or error}") from None
+    if flag != "--ssl-keyfile" and not _CERTIFICATE.search(content):
+        raise ConfigError(f"{flag} {file} holds no certificate (PEM: a line -----BEGIN CERTIFICATE-----)")
+    if with_key and not _KEY.search(content):
         remedy = "; give its file with --ssl-keyfile" if flag == "--ssl-certfile" else ""
         raise ConfigError(f"{flag} {file} holds no private key (PEM: a line -----BEGIN PRIVATE KEY-----){remedy}")
-    if _LOCKED.search(content):
+    if with_key and _LOCKED.search(content):
         raise ConfigError(
             f"the private key in {flag} {file} is locked with a password, for which a server cannot ask; "
             "`openssl pkey -in FILE -out NEW` unlocks it"
@@ -123,12 +111,10 @@ def _files(server: ServerConfig) -> dict[str, str]:
 
 def _state(server: ServerConfig) -> Sequence[object]:
     """A value that changes when a file does."""
-    found: list[object] = []
+    found = []
     for name in _files(server).values():
-        try:
+        facts = None
+        with contextlib.suppress(OSError):  # it is gone, perhaps while it is replaced
             facts = Path(name).stat()
-        except OSError:
-            found.append(None)
-        else:
-            found.append((facts.st_mtime_ns, facts.st_size, facts.st_ino))
+        found.append(facts and (facts.st_mtime_ns, facts.st_size, facts.st_ino))
     return found

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
-import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -27,19 +26,15 @@ _POLLED = frozenset(("/health", "/live", "/ping", "/ready", "/startup", "/metric
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to its owner. `renewal` runs alongside where certificates are renewed."""
+    """Leaves signals to its owner, and looks for renewed files of its `certificates` once a second."""
 
-    renewal: Callable[[], Coroutine[Any, Any, None]] | None = None
+    certificates: Certificates | None = None
 
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves until `should_exit`."""
-        task = None if self.renewal is None else asyncio.create_task(self.renewal())
-        try:
-            await super().serve(sockets)
-        finally:
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second; returns whether to end."""
+        if self.certificates is not None and counter % 10 == 0:
+            self.certificates.look()
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -74,7 +69,7 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: Certificates | None = N
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # uvicorn's lines on start and end repeat ours
     server = Server(settings)
     if tls is not None and config.enable_ssl_refresh:
-        server.renewal = tls.renew
+        server.certificates = tls
     return server
 
 
