@@ -1,4 +1,4 @@
-"""Gated activations in Triton; the references are in `frame.core.ops.activation`. Memory-bound; one pass."""
+"""Gated activations in Triton; the references are in `frame.core.ops.layers`. Memory-bound; one pass."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _gated(x, out, size, stride, GELU: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def silu_mul(x: Tensor) -> Tensor:
-    """As `frame.core.ops.activation.silu_mul` for x [T, 2 · size], the last dimension contiguous."""
+    """As `frame.core.ops.layers.silu_mul` for x [T, 2 · size], the last dimension contiguous."""
     return _launch(x, False)
 
 
 def gelu_tanh_mul(x: Tensor) -> Tensor:
-    """As `frame.core.ops.activation.gelu_tanh_mul` for x [T, 2 · size], the last dimension contiguous."""
+    """As `frame.core.ops.layers.gelu_tanh_mul` for x [T, 2 · size], the last dimension contiguous."""
     return _launch(x, True)
 
 

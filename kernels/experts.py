@@ -1,4 +1,4 @@
-"""Products of routed experts in Triton; the reference is `fused_experts` of `frame.core.ops.experts`.
+"""Products of routed experts in Triton; the reference is `fused_experts` of `frame.core.ops.layers`.
 
 A pair is a token and one of its chosen experts, numbered token · top_k + choice. Many pairs: they are sorted by expert
 into blocks of equal size on the device (grids come from the token count, so a CUDA graph can hold them), each block is
@@ -173,7 +173,7 @@ def _vector_down(
 def fused_experts(
     hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, launch: Launch | None = None
 ) -> Tensor:
-    """As `frame.core.ops.experts.fused_experts`; all contiguous but for the tokens of `hidden`.
+    """As `frame.core.ops.layers.fused_experts`; all contiguous but for the tokens of `hidden`.
 
     `launch` replaces the tile sizes that suit the batch.
     """

@@ -1,4 +1,4 @@
-"""Products of one row with a weight, in Triton; the reference is in `frame.core.ops.linear`.
+"""Products of one row with a weight, in Triton; the reference is in `frame.core.ops.layers`.
 
 With one row a product is bound by reading the weight once. Each program owns some outputs and reads whole rows of
 the weight in order, so the sum of an output has one fixed order, whatever the batch. Knows no layer.

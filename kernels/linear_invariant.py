@@ -1,4 +1,4 @@
-"""The product of a linear layer with the same bits for a row in any batch; the reference is in `frame.core.ops.linear`.
+"""The product of a linear layer with the same bits for a row in any batch; the reference is in `frame.core.ops.layers`.
 
 An output is the sum over the depth in steps of one length, in order, in float32, in one program: no split of the depth,
 and one kind of matrix instruction (tiles of 64 rows or more, which on Hopper is always the one of 64 rows and 16 of the

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation in Triton; the references are in `frame.core.ops.norm`.
+"""Root-mean-square normalisation in Triton; the references are in `frame.core.ops.layers`.
 
 One program a row, statistics in float32, with the reference's roundings so that results match it. Memory-bound: reads
 and writes each value once. Knows no layer.
@@ -46,7 +46,7 @@ def _rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """As `frame.core.ops.norm.rms_norm` for x [T, dim] or [T, heads, dim], the last dimension contiguous."""
+    """As `frame.core.ops.layers.rms_norm` for x [T, dim] or [T, heads, dim], the last dimension contiguous."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     heads = x.shape[1] if x.dim() == 3 else 1
     _launch(x, None, weight, out, None, eps, offset, heads)
@@ -54,7 +54,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """As `frame.core.ops.norm.add_rms_norm` for contiguous [T, dim]."""
+    """As `frame.core.ops.layers.add_rms_norm` for contiguous [T, dim]."""
     out, total = torch.empty_like(x), torch.empty_like(x)
     _launch(x, residual, weight, out, total, eps, offset, 1)
     return out, total

@@ -1,6 +1,6 @@
 """Rotary position embedding in Triton, with the norms of query and key heads before it.
 
-The references are in `frame.core.ops.rotary`. Query and key in one launch. Knows no layer.
+The references are in `frame.core.ops.layers`. Query and key in one launch. Knows no layer.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _rotary(
 
 @triton.jit
 def _scaled(normed, weight, kept, offset, dtype: tl.constexpr, OFFSET: tl.constexpr):
-    """A normalised value times its weight, rounded as `frame.core.ops.norm.rms_norm` does."""
+    """A normalised value times its weight, rounded as `frame.core.ops.layers.rms_norm` does."""
     scale = tl.load(weight, mask=kept, other=0.0)
     if OFFSET:
         return (normed * (scale.to(tl.float32) + offset)).to(dtype)
@@ -95,7 +95,7 @@ def _scaled(normed, weight, kept, offset, dtype: tl.constexpr, OFFSET: tl.conste
 def rotary(
     query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """As `frame.core.ops.rotary.rotary`; the head dimension contiguous, any token and head strides."""
+    """As `frame.core.ops.layers.rotary`; the head dimension contiguous, any token and head strides."""
     return _launch(query, key, None, 0.0, 0.0, positions, cos_sin, interleaved)
 
 
@@ -109,7 +109,7 @@ def norm_rotary(
     cos_sin: Tensor,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """As `frame.core.ops.rotary.norm_rotary`, each value read and written once."""
+    """As `frame.core.ops.layers.norm_rotary`, each value read and written once."""
     return _launch(query, key, weights, eps, offset, positions, cos_sin, interleaved)
 
 

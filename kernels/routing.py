@@ -1,5 +1,5 @@
 """Choosing experts, and sorting pairs of tokens and experts, in Triton; the reference of `route` is in
-`frame.core.ops.experts`.
+`frame.core.ops.layers`.
 
 Both leave everything on the device: no count reaches the host. Knows no weights of experts.
 """
@@ -163,7 +163,7 @@ class Blocks:
 
 
 def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """As `frame.core.ops.experts.route` for logits [T, experts], the last dimension contiguous; ties: lowest id first.
+    """As `frame.core.ops.layers.route` for logits [T, experts], the last dimension contiguous; ties: lowest id first.
 
     One program a row: a row's bits do not depend on the batch.
     """

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from frame.core.ops import experts as reference
+from frame.core.ops import layers as reference
 from frame.kernels.expert_launch import Launch, Shape, Tile, entry_of, launch_for, rule
 from frame.kernels.experts import (
     chip_of,

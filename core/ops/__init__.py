@@ -1,37 +1,37 @@
-"""The ops seam: every device operation of layers and of the runner, with its plain torch reference.
+"""`Ops`: every operation on a device that layers and the runner call, each with its reference in plain torch.
 
-A platform subclasses `Ops` and overrides what it does faster; same name, same signature, same meaning. References are
-the oracle of kernel tests, so they are written to be read. Knows no layer, no model and no device.
+A platform subclasses `Ops` and overrides the methods that it computes faster, with the same signature and meaning.
+Tests compare kernels with the references, which are therefore written to be read.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from . import activation, attention, experts, linear, logits, norm, pooling, rotary, rows, sampling, speculation, step
-from .norm import Norm
+from . import attention, layers, logits, sampling, step
+from .layers import Norm
 
 
 class Ops:
     """The reference ops. One instance serves every layer of a worker, and the runner.
 
     `invariant` is its only state: the runner sets it before each step, and while it is set no row of a result may
-    depend, in any bit, on the other rows or on their number. The references here do not heed it; a platform that
-    supports deterministic requests does.
+    depend, in any bit, on the other rows or on their number. The references here ignore it; a platform that
+    supports deterministic requests obeys it.
     """
 
     def __init__(self) -> None:
         self.invariant = False
 
     # layers
-    rms_norm = staticmethod(norm.rms_norm)
-    add_rms_norm = staticmethod(norm.add_rms_norm)
-    layer_norm = staticmethod(norm.layer_norm)
-    silu_mul = staticmethod(activation.silu_mul)
-    gelu_tanh_mul = staticmethod(activation.gelu_tanh_mul)
-    norm_rotary = staticmethod(rotary.norm_rotary)  # before `rotary` takes the module's name
-    rotary = staticmethod(rotary.rotary)
-    linear = staticmethod(linear.linear)
+    rms_norm = staticmethod(layers.rms_norm)
+    add_rms_norm = staticmethod(layers.add_rms_norm)
+    layer_norm = staticmethod(layers.layer_norm)
+    silu_mul = staticmethod(layers.silu_mul)
+    gelu_tanh_mul = staticmethod(layers.gelu_tanh_mul)
+    norm_rotary = staticmethod(layers.norm_rotary)
+    rotary = staticmethod(layers.rotary)
+    linear = staticmethod(layers.linear)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """silu(a) · b of the halves a, b of x Wᵀ + b: x [..., in_features], weight [2 · size, in_features]."""
@@ -47,22 +47,22 @@ class Ops:
     def norm_linear_silu_mul(
         self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(`linear_silu_mul` of normed, total), of what `norm_linear` calls so."""
+        """(`linear_silu_mul` of normed, total), where `add_rms_norm` of x, residual and norm gives (normed, total)."""
         normed, total = self.add_rms_norm(x, residual, *norm)
         return self.linear_silu_mul(normed, weight, bias), total
 
-    map_rows = staticmethod(rows.map_rows)
+    map_rows = staticmethod(layers.map_rows)
 
     # attention
     write_kv = staticmethod(attention.write_kv)
     paged_attention = staticmethod(attention.paged_attention)
     merge_states = staticmethod(attention.merge_states)
     # experts
-    route = staticmethod(experts.route)
-    fused_experts = staticmethod(experts.fused_experts)
+    route = staticmethod(layers.route)
+    fused_experts = staticmethod(layers.fused_experts)
     # pooling
-    sum_rows = staticmethod(pooling.sum_rows)
-    unit = staticmethod(pooling.unit)
+    sum_rows = staticmethod(layers.sum_rows)
+    unit = staticmethod(layers.unit)
     # sampling
     greedy = staticmethod(sampling.greedy)
     draw = staticmethod(sampling.draw)
@@ -74,7 +74,7 @@ class Ops:
     penalize = staticmethod(logits.penalize)
     count_tokens = staticmethod(logits.count_tokens)
     top_logprobs = staticmethod(logits.top_logprobs)
-    accept_drafts = staticmethod(speculation.accept_drafts)
+    accept_drafts = staticmethod(sampling.accept_drafts)
     # the step
     write_rows = staticmethod(step.write_rows)
     write_values = staticmethod(step.write_values)

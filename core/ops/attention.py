@@ -9,7 +9,7 @@ from torch import Tensor
 def quantize_kv(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """Keys or values as a cache of `dtype` holds them.
 
-    8-bit floats hold x · (1 / scale), and their largest number in place of larger ones; other types ignore `scale`.
+    8-bit floats hold x · (1 / scale), clamped to the range of the type; other types ignore `scale`.
     """
     if dtype.itemsize > 1:
         return x.to(dtype)
@@ -18,7 +18,7 @@ def quantize_kv(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
 
 
 def dequantize_kv(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """What `quantize_kv` stood for, as `dtype`."""
+    """The keys or values that `quantize_kv` stored as `x`, up to rounding, as `dtype`."""
     out = x.to(dtype)
     return out * scale if x.dtype.itemsize == 1 and scale != 1.0 else out
 

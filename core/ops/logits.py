@@ -1,7 +1,7 @@
 """Changing logits before a draw, and reading log-probabilities from them.
 
-All in place on float32 logits [N, V]. Knows no request: which rows and ids are meant comes in as index vectors, whose
-entries may be -1 where that is said: they fill up and are left alone.
+All ops change float32 logits [N, V] in place. Index vectors say which rows and ids they change; an entry of -1, where a
+docstring allows it, is padding and changes nothing.
 """
 
 from __future__ import annotations

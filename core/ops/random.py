@@ -1,12 +1,10 @@
-"""Counter-based randomness: noise as a pure function of (request seed, position, purpose, token id).
+"""Counter-based randomness: noise as a pure function of (request seed, position, token id).
 
 Nothing is drawn from a generator, so batching, order, preemption and sharding cannot shift a request's noise. The
 integer part is the same bits on every platform; the two logarithms agree to an ulp. Knows no request and no batch.
 """
 
 from __future__ import annotations
-
-from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -17,17 +15,8 @@ _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _TOKEN_1 = 0x7FEB352D
 _TOKEN_2 = 0x846CA68B - (1 << 32)
-#: Elements worked on at once: what a processor's cache holds.
+#: Elements computed at once, so that they stay in the processor's cache.
 CHUNK = 1 << 18
-
-
-class Purpose(IntEnum):
-    """What a number is drawn for; each has its own stream at every position."""
-
-    TOKEN = 0
-    DRAFT = 1
-    ACCEPT = 2
-    RESIDUAL = 3
 
 
 def _signed(x: int) -> int:
@@ -42,15 +31,13 @@ def seed_stream(seed: int) -> int:
     return _signed(x ^ (x >> 31))
 
 
-def stream_keys(streams: Tensor, positions: Tensor, purpose: int = Purpose.TOKEN) -> Tensor:
-    """int64 [N]: a key for each (stream, position, purpose): mix(stream + 8·position + purpose), wrapping.
+def stream_keys(streams: Tensor, positions: Tensor) -> Tensor:
+    """int64 [N]: a key for each (stream, position): mix(stream + 8·position), wrapping.
 
-    `streams` int64 [N] are `seed_stream`s, `positions` int64 [N] where the token will stand. `mix` is the finaliser of
-    splitmix64 (Steele, Lea & Flood 2014), its shifts logical.
+    `streams` int64 [N] are `seed_stream`s, `positions` int64 [N] those of the tokens to be drawn. `mix` is the
+    finaliser of splitmix64 (Steele, Lea & Flood 2014), its shifts logical.
     """
     x = streams + positions * 8
-    if purpose:
-        x += int(purpose)
     x ^= (x >> 30).bitwise_and_((1 << 34) - 1)
     x *= _signed(_MIX_1)
     x ^= (x >> 27).bitwise_and_((1 << 37) - 1)

@@ -1,4 +1,4 @@
-"""Drawing tokens: temperature, min-p, top-k, top-p, and the draw itself.
+"""Drawing tokens: temperature, min-p, top-k, top-p, the draw itself, and which drafts of a speculator it confirms.
 
 Every row depends on its own logits and parameters alone: sums that decide what is kept are taken in integers, so that
 no batch and no order of summation can move a threshold. Knows no request.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .random import CHUNK, Purpose, add_gumbel_noise, gumbel_noise, stream_keys
+from .random import CHUNK, add_gumbel_noise, gumbel_noise, stream_keys
 
 _LOWEST = torch.finfo(torch.float32).min
 #: Probability relative to the best token's, as an integer: below 2^-40 of it a token has no mass.
@@ -45,13 +45,15 @@ def draw(
     the noise, and the filters of `keep_threshold`, None where no row has one. A row without a finite best logit yields
     the id where that shows (NaN, infinity), never an id outside the vocabulary.
     """
-    keys = stream_keys(streams, positions, Purpose.TOKEN)
+    keys = stream_keys(streams, positions)
     random = temperature > 0
     filtered = _any_filter(top_k, top_p, min_p)
     plain = random if filtered is None else random & ~filtered
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     for rows in _blocks(plain, logits.shape[-1]):
-        tokens[rows] = _draw_all(logits[rows].float() / temperature[rows, None], keys[rows])
+        scores = logits[rows].float() / temperature[rows, None]
+        add_gumbel_noise(scores, keys[rows])
+        tokens[rows] = greedy(scores)[0]
     for rows in () if filtered is None else _blocks(random & filtered, logits.shape[-1]):
         scores = logits[rows].float() / temperature[rows, None]
         limits = (None if limit is None else limit[rows] for limit in (top_k, top_p, min_p))
@@ -62,7 +64,7 @@ def draw(
 
 
 def _blocks(rows: Tensor, width: int) -> Sequence[slice | Tensor]:
-    """Indices of where `rows` bool [N], in parts that a cache holds when each has `width` elements."""
+    """Indices of the rows that are True in `rows` bool [N], in parts that fit the cache at `width` elements a row."""
     size = max(1, CHUNK // width)
     index = rows.nonzero().squeeze(-1)
     if len(index) == len(rows):
@@ -71,31 +73,15 @@ def _blocks(rows: Tensor, width: int) -> Sequence[slice | Tensor]:
 
 
 def _any_filter(top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor | None:
-    """bool [N]: the rows that are filtered at all; None when no row is."""
-    found: Tensor | None = None
-    for active in (
-        None if top_k is None else top_k > 0,
-        None if top_p is None else top_p < 1,
-        None if min_p is None else min_p > 0,
-    ):
-        if active is not None:
-            found = active if found is None else found | active
-    return found
-
-
-def _rows(values: Tensor, index: Tensor) -> Tensor:
-    """values[index], without a copy when that is all of them; `index` is ascending."""
-    return values if len(index) == len(values) else values.index_select(0, index)
-
-
-def _draw_all(scores: Tensor, keys: Tensor) -> Tensor:
-    """The tokens drawn from all ids; `scores` are overwritten."""
-    add_gumbel_noise(scores, keys)
-    return greedy(scores)[0]
+    """bool [N]: the rows that have a filter; None when the batch has none."""
+    active = [] if top_k is None else [top_k > 0]
+    active += [] if top_p is None else [top_p < 1]
+    active += [] if min_p is None else [min_p > 0]
+    return torch.stack(active).any(0) if active else None
 
 
 def _draw_kept(scores: Tensor, threshold: Tensor, keys: Tensor) -> Tensor:
-    """The same for rows of which few ids are kept: noise is computed for those alone."""
+    """The tokens drawn from the ids whose scores reach `threshold` [N]; noise is computed for these ids alone."""
     rows, token_ids = (scores >= threshold[:, None]).nonzero(as_tuple=True)
     noisy = scores[rows, token_ids] + gumbel_noise(keys[rows], token_ids.to(torch.int32))
     best = scores.max(-1)
@@ -130,7 +116,9 @@ def keep_threshold(
         for rows, limit in ((nucleus & open_ended, _top_p_of_all), (nucleus & ~open_ended, _top_p_of_kept)):
             index = rows.nonzero().squeeze(-1)
             if len(index):
-                threshold[index] = limit(_rows(scores, index), best[index], threshold[index], top_p[index])
+                threshold[index] = limit(
+                    scores if len(index) == len(scores) else scores[index], best[index], threshold[index], top_p[index]
+                )
     # a share so small that it rounds to nothing still keeps the best
     return torch.minimum(threshold, best.clamp(min=_LOWEST))
 
@@ -178,3 +166,16 @@ def _reach(scores: Tensor, mass: Tensor, rows: Tensor, before: Tensor, wanted: T
 def _mass(scores: Tensor, best: Tensor) -> Tensor:
     """int64: probability of each score relative to the best, as a whole number."""
     return (scores - best).exp_().mul_(_MASS_SCALE).nan_to_num_(0.0, posinf=0.0).to(torch.int64)
+
+
+def accept_drafts(token_ids: Tensor, drafts: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
+    """(tokens int32 [S, k+1], counts int32 [S]): of each row the draws up to and including the first that is no draft.
+
+    `token_ids` int32 [S, k+1]: what was drawn after the last known token, and after each of `drafts` int32 [S, k], of
+    which row i has `limits[i]`. A draw counts only while all drafts before it equal the draws before it. The noise of a
+    draw depends on its position alone, so the tokens are those that single steps would draw. The rest is -1.
+    """
+    places = torch.arange(token_ids.shape[1], device=token_ids.device)
+    equal = (token_ids[:, :-1] == drafts) & (places[:-1] < limits[:, None])
+    counts = equal.cumprod(-1).sum(-1, dtype=torch.int32) + 1
+    return token_ids.masked_fill(places >= counts[:, None], -1), counts

@@ -19,9 +19,10 @@ from frame.interfaces import (
     PlatformSpec,
     Streams,
 )
-from frame.ops import Ops, rows_are_alike
+from frame.ops import Ops
 
 from .cpu_ops import CpuOps
+from .invariant_ops import rows_are_alike
 from .options import CpuOptions
 from .processors import num_processors
 

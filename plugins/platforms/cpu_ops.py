@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.ops import Ops, StepBuffers, StepSizes, each_row, fused_experts_invariant, linear_invariant
+from frame.ops import Ops, StepBuffers, StepSizes
+
+from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
 #: Where W xᵀ is 1.2 to 2 times as fast as x Wᵀ (MKL, float32, one thread or two): this many rows, and weights of at
 #: least this many elements.

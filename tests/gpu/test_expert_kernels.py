@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from frame.core.ops import experts as reference
+from frame.core.ops import layers as reference
 from frame.kernels import experts as kernels, routing
 from frame.kernels.expert_launch import Launch, Tile, invariant_launch, rule, vector_launch
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from frame.core.ops import Ops, activation, norm, rotary
+from frame.core.ops import Ops, layers
 from frame.kernels import (
     activation as activation_kernels,
     linear as linear_kernels,
@@ -38,9 +38,9 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_rms_norm(dtype: torch.dtype, dim: int, offset: float) -> None:
     x, residual, weight = random(5, dim, dtype=dtype), random(5, dim, dtype=dtype), random(dim, dtype=dtype)
-    close(norm_kernels.rms_norm(x, weight, 1e-6, offset), norm.rms_norm(x, weight, 1e-6, offset))
+    close(norm_kernels.rms_norm(x, weight, 1e-6, offset), layers.rms_norm(x, weight, 1e-6, offset))
     found = norm_kernels.add_rms_norm(x, residual, weight, 1e-6, offset)
-    expected = norm.add_rms_norm(x, residual, weight, 1e-6, offset)
+    expected = layers.add_rms_norm(x, residual, weight, 1e-6, offset)
     close(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
 
@@ -50,15 +50,15 @@ def test_rms_norm_of_strided_heads(dtype: torch.dtype) -> None:
     fused = random(7, 6 * 64, dtype=dtype)
     heads = fused[:, 64 : 64 + 4 * 64].unflatten(1, (4, 64))
     weight = random(64, dtype=dtype)
-    close(norm_kernels.rms_norm(heads, weight, 1e-5), norm.rms_norm(heads, weight, 1e-5))
+    close(norm_kernels.rms_norm(heads, weight, 1e-5), layers.rms_norm(heads, weight, 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [8, 1500, 3072])
 def test_gated_activations(dtype: torch.dtype, size: int) -> None:
     x = random(3, 2 * size, dtype=dtype) * 4
-    close(activation_kernels.silu_mul(x), activation.silu_mul(x.clone()))
-    close(activation_kernels.gelu_tanh_mul(x), activation.gelu_tanh_mul(x.clone()))
+    close(activation_kernels.silu_mul(x), layers.silu_mul(x.clone()))
+    close(activation_kernels.gelu_tanh_mul(x), layers.gelu_tanh_mul(x.clone()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,7 +71,7 @@ def test_rotary(dtype: torch.dtype, interleaved: bool, dim: int, turned: int) ->
     table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(DEVICE)
     positions = torch.randint(0, 50, (9,)).to(DEVICE)
     found = rotary_kernels.rotary(query, key, positions, table, interleaved)
-    expected = rotary.rotary(query, key, positions, table, interleaved)
+    expected = layers.rotary(query, key, positions, table, interleaved)
     for one, other in zip(found, expected, strict=True):
         close(one, other)
 
@@ -90,7 +90,7 @@ def test_norm_and_rotary_in_one_pass(
     table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(DEVICE)
     positions = torch.randint(0, 50, (tokens,)).to(DEVICE)
     found = rotary_kernels.norm_rotary(query, key, weights, 1e-6, offset, positions, table)
-    expected = rotary.norm_rotary(query, key, weights, 1e-6, offset, positions, table)
+    expected = layers.norm_rotary(query, key, weights, 1e-6, offset, positions, table)
     for one, other in zip(found, expected, strict=True):
         close(one, other)
 
@@ -118,7 +118,7 @@ def test_norm_and_product_of_one_row(
     bias = random(2 * outputs, dtype=dtype) if biased else None
     found, normed, total = norm_linear_kernels.norm_linear(*given, weight, bias)
     gated, other_total = norm_linear_kernels.norm_linear_silu_mul(*given, weight, bias)
-    expected, expected_total = norm.add_rms_norm(*given[:2], *given[2])
+    expected, expected_total = layers.add_rms_norm(*given[:2], *given[2])
     assert torch.equal(total, expected_total)
     assert torch.equal(other_total, expected_total)
     close(normed, expected)

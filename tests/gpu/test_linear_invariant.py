@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from frame.core.ops import linear as reference
+from frame.core.ops import layers as reference
 from frame.kernels import linear_hopper
 from frame.kernels.activation import silu_mul
 from frame.kernels.linear_hopper import HopperTile

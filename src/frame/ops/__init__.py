@@ -17,18 +17,8 @@ if TYPE_CHECKING:
         dequantize_kv as dequantize_kv,
         quantize_kv as quantize_kv,
     )
-    from frame.core.ops.experts import (
-        fused_experts_invariant as fused_experts_invariant,
-    )
-    from frame.core.ops.linear import (
-        linear_invariant as linear_invariant,
-        rows_are_alike as rows_are_alike,
-    )
-    from frame.core.ops.norm import (
+    from frame.core.ops.layers import (
         Norm as Norm,
-    )
-    from frame.core.ops.rows import (
-        each_row as each_row,
     )
     from frame.core.ops.step import (
         StepBuffers as StepBuffers,

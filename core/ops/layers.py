@@ -1,0 +1,136 @@
+"""What layers, heads and poolers compute: norms, gated activations, rotary embedding, products, experts.
+
+Statistics of norms are taken in float32, as checkpoints were trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+#: (weight, eps, offset) of `rms_norm`.
+Norm = tuple[Tensor, float, float]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """x / rms(x) · (weight + offset) over the last dimension; x [..., dim], weight [dim] (Zhang & Sennrich 2019).
+
+    With `offset` (Gemma) the product is taken in float32 and rounded once; without it, as Llama does, the normalised
+    value is rounded to x's dtype first.
+    """
+    value = x.float()
+    value = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
+    if offset:
+        return (value * (weight.float() + offset)).to(x.dtype)
+    return weight * value.to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual): the pre-norm residual step of a block."""
+    total = x + residual
+    return rms_norm(total, weight, eps, offset), total
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / std · weight + bias over the last dimension (Ba et al. 2016)."""
+    return functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    """silu(gate) · up for x [..., 2 · size] = (gate, up)."""
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+def gelu_tanh_mul(x: Tensor) -> Tensor:
+    """gelu(gate) · up with the tanh approximation, for x [..., 2 · size] = (gate, up)."""
+    gate, up = x.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+def rotary(
+    query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Rotates the first `rotary_dim` features of each head.
+
+    `query` [T, H, D], `key` [T, Hk, D], `positions` int64 [T], `cos_sin` [max_positions, rotary_dim]: cosines then
+    sines, each rotary_dim / 2. `interleaved` pairs neighbours (2i, 2i+1) instead of halves (i, i + rotary_dim/2).
+    """
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    return _rotate(query, cos, sin, interleaved), _rotate(key, cos, sin, interleaved)
+
+
+def norm_rotary(
+    query: Tensor,
+    key: Tensor,
+    weights: tuple[Tensor, Tensor],
+    eps: float,
+    offset: float,
+    positions: Tensor,
+    cos_sin: Tensor,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`rotary` of queries and keys that were normalised head by head (`rms_norm` with `weights` [D] of each)."""
+    query, key = rms_norm(query, weights[0], eps, offset), rms_norm(key, weights[1], eps, offset)
+    return rotary(query, key, positions, cos_sin, interleaved)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    rotary_dim = 2 * cos.shape[-1]
+    head, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    if interleaved:
+        first, second = head[..., 0::2], head[..., 1::2]
+    else:
+        first, second = head.chunk(2, dim=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+    return torch.cat((joined, rest), dim=-1) if rest.shape[-1] else joined
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b for x [..., in_features] and weight [out_features, in_features]."""
+    return functional.linear(x, weight, bias)
+
+
+def map_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) for an elementwise function, or one along the last dimension, of x [..., dim]."""
+    return function(x)
+
+
+def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """(weights float32 [T, top_k], expert ids int32 [T, top_k]) from router logits [T, num_experts]; softmax first."""
+    weights, ids = torch.topk(logits.float().softmax(dim=-1), top_k, dim=-1)
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights, ids.to(torch.int32)
+
+
+def fused_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Σ_k weights[t, k] · down[e] (silu(gate[e] h) · (up[e] h)) with e = ids[t, k].
+
+    `hidden` [T, H], `gate_up` [E, 2I, H], `down` [E, H, I], `weights`, `ids` [T, top_k]; an id outside [0, E) belongs
+    to another rank and adds nothing. Returns [T, H].
+    """
+    out = torch.zeros_like(hidden)
+    for expert in range(gate_up.shape[0]):
+        token, choice = torch.where(ids == expert)
+        if token.numel() == 0:
+            continue
+        gate, up = functional.linear(hidden[token], gate_up[expert]).chunk(2, dim=-1)
+        value = functional.linear(functional.silu(gate) * up, down[expert])
+        out.index_add_(0, token, value * weights[token, choice].unsqueeze(-1).to(value.dtype))
+    return out
+
+
+def sum_rows(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """float32 [B, dim]: sums over runs of lengths[i] (int64 [B], together T) rows of hidden [T, dim]."""
+    return torch.segment_reduce(hidden.float(), "sum", lengths=lengths, axis=0, unsafe=True)
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Each row of [N, dim] scaled to length 1; a row of zeros stays one."""
+    return functional.normalize(rows, dim=-1)
