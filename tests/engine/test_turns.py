@@ -171,3 +171,18 @@ def test_one_owner_is_served_in_order_of_arrival(fair: Run) -> None:
     assert fair.engine.stats().preemptions == 0
     order = sorted(fair.ends, key=lambda name: (fair.ends[name], int(name[1:])))
     assert order == [f"a{number}" for number in range(24)]
+
+
+def test_decodes_that_take_all_tokens_of_a_step_leave_some_for_another_owner() -> None:
+    sim = Simulation(layout=simulated_layout(400), policy=FairPolicy, max_num_seqs=16, max_num_batched_tokens=8)
+    for number in range(8):
+        sim.add(make_request(f"a{number}", [1], 60, owner="a", seed=number))
+    while sim.scheduler.num_running < 8:
+        sim.step()
+    asked = make_request("b", [2], 4, owner="b")
+    sim.add(asked)
+    began = len(sim.plans)
+    sim.run()
+    sim.check(asked)
+    (answered,) = (step for step, plan in enumerate(sim.plans) for new in plan.added if new.request_id == "b")
+    assert answered - began <= 8, "it waits for a request of another owner to end"

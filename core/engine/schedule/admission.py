@@ -48,8 +48,8 @@ class Admission:
     def admit(self, draft: StepDraft) -> None:
         """Fills what is left of the step; stops at the first request for which there is no room."""
         slots = self._lifecycle.batch.slots
+        draft.no_room |= slots.num_free == 0
         if draft.budget == 0 or slots.num_free == 0:
-            draft.no_room = slots.num_free == 0
             return
         for request in self._lifecycle.waiting:
             if draft.budget == 0 or slots.num_free == 0:

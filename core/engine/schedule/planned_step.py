@@ -44,7 +44,7 @@ class StepDraft:
     preempted: bool = False
     drafts: np.ndarray | None = None
     several: bool = False  # a row has more than one token
-    no_room: bool = False  # a waiting request finds no slot or no blocks
+    no_room: bool = False  # a waiting request finds no slot, no blocks or no tokens
     undecided: bool = False  # the connector wants to be asked about a request again
     num_partial: int = 0  # prompts that stay partly computed after this step
     num_long_partial: int = 0

@@ -150,6 +150,7 @@ class Scheduler:
         order, todo = self._batch.order, self._todo()
         decodes = order[todo == 1]
         self._continue_decodes(draft, decodes)
+        draft.no_room = draft.budget == 0  # as long as all of them go on
         several = todo > 1
         if np.count_nonzero(several):
             self._continue_prefills(draft, order[several].tolist(), todo[several].tolist())
