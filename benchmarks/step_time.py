@@ -28,7 +28,7 @@ from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineRequest
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.plugin_host.registry import Registry
-from frame.core.processes.in_process import make_engine
+from frame.offline.in_process import make_engine
 from frame.testing.checkpoints import make_checkpoint
 
 BATCHES = {1: 0.4, 64: 1.2, 256: 3.0}

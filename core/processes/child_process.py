@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..plugin_host.offers import PluginError
-from .channel import Channel
 
-_CLOSE_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,23 +28,3 @@ def show_as(name: str) -> None:
 def die_with_parent() -> None:
     """Has the kernel end this process when the thread that started it is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def bind_to_parent(parent: Channel, take: Callable[[Any], None], stop: Callable[[], None]) -> None:
-    """Ends this process with its parent: at once by the kernel, or through `stop` when the parent hangs up.
-
-    Until then a thread passes the parent's messages to `take`.
-    """
-    die_with_parent()
-
-    def listen() -> None:
-        try:
-            while (message := parent.receive()) is not None:
-                take(message)
-        except (OSError, ValueError):
-            pass
-        stop()
-        time.sleep(_CLOSE_SECONDS)
-        os._exit(1)  # the main thread does not react
-
-    threading.Thread(target=listen, name="parent", daemon=True).start()

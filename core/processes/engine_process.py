@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -15,12 +17,15 @@ from ..config.tree import FrameConfig
 from ..interfaces.client import EngineCore
 from ..interfaces.executor import DeadWorkerError
 from .channel import Channel, listen
-from .child_process import bind_to_parent, describe, show_as
+from .child_process import describe, die_with_parent, show_as
 from .engine_host import EngineHost
 from .journal import Journal, NullJournal
 from .messages import Begin, EngineReport, Failed, Ready, Stage
 
 logger = logging.getLogger("frame.server")
+
+#: Seconds that the engine gets to close when its parent is gone.
+_CLOSE_SECONDS = 5.0
 
 #: Imports what an engine of a configuration needs without touching a device; returns the function that builds the
 #: engine. Calls back with the name of each stage that begins.
@@ -48,7 +53,8 @@ class EngineProcess:
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         show_as("frame-standby")
         self._silence_logs(at_least=logging.WARNING)  # plugins chosen here are logged again when the engine is built
-        bind_to_parent(self._parent, self._take, self._stop)
+        die_with_parent()
+        threading.Thread(target=self._listen, name="parent", daemon=True).start()
         try:
             build = self._prepare(self._config, self._stage)
             begin = self._orders.get()
@@ -76,11 +82,17 @@ class EngineProcess:
         wanted = logging.getLevelNamesMapping()[self._config.server.log_level.upper()]
         logging.getLogger("frame").setLevel(wanted if wanted <= logging.DEBUG else max(wanted, at_least))
 
-    def _take(self, order: Begin) -> None:
-        show_as("frame-engine")
-        self._silence_logs(at_least=logging.NOTSET)
-        self._started = time.monotonic()
-        self._orders.put(order)
+    def _listen(self) -> None:
+        """Takes the order of the parent; when it hangs up, ends the engine, and by force if the main thread hangs."""
+        with contextlib.suppress(OSError, ValueError):
+            while (order := self._parent.receive()) is not None:
+                show_as("frame-engine")
+                self._silence_logs(at_least=logging.NOTSET)
+                self._started = time.monotonic()
+                self._orders.put(order)
+        self._stop()
+        time.sleep(_CLOSE_SECONDS)
+        os._exit(1)
 
     def _stop(self) -> None:
         if self._host is None:

@@ -1,4 +1,4 @@
-"""Starts an engine process, follows its start-up, and starts it again when it dies.
+"""Starts an engine process, follows its start-up, and starts it again when it dies, without the request at fault.
 
 Used by `frame serve` and by an `AsyncLLM` that owns its engine. Imports no torch.
 """
@@ -10,16 +10,17 @@ import contextlib
 import logging
 import signal
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..config.tree import FrameConfig
 from ..config.weight_source import with_weights
+from ..engine.recovery.suspects import Suspects
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..plugin_host.registry import Registry
-from .blame import Blame
 from .child import STOP_SECONDS
 from .journal import PULSE_SECONDS, JournalReader
-from .messages import EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Weights
+from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Weights
 from .python_command import python_command
 from .standby import EngineChild, Standby
 
@@ -27,6 +28,11 @@ logger = logging.getLogger("frame.server")
 
 #: A ready engine that lived this many seconds does not count towards deaths in a row.
 STEADY_SECONDS = 60.0
+#: A suspect is at fault after so many deaths, in the last of which it was computed alone. One kill from outside may
+#: well hit the same request twice.
+_PROOF = 2
+_PROOF_IF_KILLED = 3
+_MAX_GUILTY = 256
 
 News = Callable[[EngineNews], Awaitable[None]]
 
@@ -211,3 +217,38 @@ class EngineSupervisor:
                 elif isinstance(message, Weights) and self._standby is not None:
                     await self._take_weights(self._standby, message.source)
         return failed
+
+
+class Blame:
+    """Which requests are suspected of killing the engines of one supervisor."""
+
+    def __init__(self) -> None:
+        self._suspects = Suspects()
+        self._deaths: Counter[str] = Counter()  # suspect -> deaths since a request was last cleared
+        self._guilty: dict[str, str] = {}
+
+    @property
+    def begin(self) -> Begin:
+        """The message with which the next engine begins."""
+        return Begin(self._suspects.groups, self._guilty)
+
+    def death(self, names: Sequence[str], cause: str, *, cleared: bool, killed: bool) -> str | None:
+        """Records that an engine died with `names` in flight.
+
+        Returns the request that caused it, if that is now certain. `cleared`: the engine had computed all suspects
+        without dying. `killed`: by SIGKILL, which a request need not have caused.
+        """
+        if cleared:
+            self._suspects = Suspects()
+            self._deaths.clear()
+        self._deaths.update(names)
+        name = self._suspects.blame(names)
+        if name is None:
+            return None
+        if self._deaths[name] < (_PROOF_IF_KILLED if killed else _PROOF):
+            self._suspects.try_again(name)
+            return None
+        while len(self._guilty) >= _MAX_GUILTY:
+            del self._guilty[next(iter(self._guilty))]
+        self._guilty[name] = f"{cause} each time the request was computed, also when it was alone"
+        return name

@@ -26,13 +26,13 @@ from ..plugin_host.isolation import is_configured, tried
 from ..plugin_host.registry import Registry
 from ..plugin_host.setups import endpoint_setup
 from .calls import RouteCalls
-from .client_disconnect import ClientGoneError
 from .deadlines import Deadlines
 from .errors import ErrorShapes, error_body, retry_headers
 from .ingress import Ingress
 from .keys import KeyLimits
 from .middleware import add_middleware
 from .serving import ServingHost
+from .streams import ClientGoneError
 
 #: The status that proxies log for a request whose client disconnected; nobody reads it.
 _CLIENT_GONE = 499

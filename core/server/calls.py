@@ -21,12 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..config.server import ServerConfig
 from ..interfaces.errors import ErrorShape, RequestError
 from ..interfaces.serving import RouteAnswer
-from .bodies import JSON_BODY
+from .bodies import JSON_BODY, BodyParser, parse_json
 from .deadlines import set_deadline
 from .errors import ERROR_SHAPE, ErrorShapes, error_body
 from .ingress import OWNER, REQUEST, TOKENS
 from .keys import KeyLimits
-from .strict_json import BodyParser, parse_json
 
 #: The fields that bound the tokens of an answer on one route or another.
 _MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")

@@ -20,8 +20,8 @@ from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import SamplingFields
 from .deadlines import until_deadline
+from .errors import refusal, refusals
 from .ingress import OUTPUTS, OWNER, REQUEST, TOKENS
-from .refusals import refusal, refusals
 from .reports import RequestRecord
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..config.errors import ConfigError
-from .wire import WIRE
+from .streams import WIRE
 
 
 class MessagesOnly:

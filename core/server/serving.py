@@ -25,12 +25,12 @@ from ..interfaces.schema import BoundedModel, Limits
 from ..interfaces.serving import RequestCounts
 from .bodies import JSON_BODY
 from .calls import RouteCalls
-from .client_disconnect import EventStream, race
+from .errors import IgnoredFields, field_error, refusals
 from .generation import TimedGeneration
 from .ingress import OWNER
 from .metrics import ServerMetrics
-from .refusals import IgnoredFields, field_error, refusals
 from .reports import Reporter
+from .streams import EventStream, race
 from .texts import FrontTexts
 
 if TYPE_CHECKING:

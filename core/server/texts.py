@@ -11,7 +11,7 @@ import msgspec
 from ..front.turn import AssistantTurn
 from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingParams
-from .refusals import refusals
+from .errors import refusals
 
 if TYPE_CHECKING:
     from ..front.template_process import TemplateProcesses

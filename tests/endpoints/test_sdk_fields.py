@@ -17,7 +17,7 @@ from openai.types.responses import input_token_count_params, response_create_par
 from pydantic import ValidationError
 
 from frame.core.interfaces.schema import BoundedModel, Limits
-from frame.core.server.refusals import IgnoredFields
+from frame.core.server.errors import IgnoredFields
 from frame.plugins.endpoints.anthropic_bodies import ConversationBody, MessagesBody
 from frame.plugins.endpoints.openai_bodies import ChatBody, CompletionBody
 from frame.plugins.endpoints.pooling_answers import to_base64

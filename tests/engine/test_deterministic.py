@@ -13,7 +13,7 @@ from frame.core.config.flat import from_flat
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.engine import EngineOutput, EngineRequest
 from frame.core.plugin_host.registry import Registry
-from frame.core.processes.in_process import make_engine
+from frame.offline.in_process import make_engine
 from frame.testing.engines import drain, prompts, request, tokens_of
 from frame.testing.tiny import write_tiny
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from frame.core.processes.blame import Blame
+from frame.core.processes.supervisor import Blame
 
 CAUSE = "the engine process ended with status 7"
 

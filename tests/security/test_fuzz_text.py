@@ -22,8 +22,8 @@ from frame.core.interfaces.errors import ErrorShape
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.schema import BoundedModel, Limits
 from frame.core.plugin_host.registry import Registry
+from frame.core.server.bodies import MAX_DEPTH, parse_json
 from frame.core.server.errors import ERROR_SHAPE, error_body, error_event
-from frame.core.server.strict_json import MAX_DEPTH, parse_json
 from frame.interfaces import ParserRequest, ParserSetup, RequestError
 from frame.plugins.batches.fetch import FetchError, FetchRules, parse_url
 from frame.plugins.endpoints.anthropic_answers import AnthropicErrors, event

@@ -10,10 +10,9 @@ import httpx
 import pytest
 
 from frame.core.config.server import ServerConfig
-from frame.core.server.bodies import JSON_BODY
+from frame.core.server.bodies import JSON_BODY, MAX_DEPTH, BodyParser, parse_json
 from frame.core.server.ingress import Ingress, respond
 from frame.core.server.keys import KeyLimits, KeyRing
-from frame.core.server.strict_json import MAX_DEPTH, BodyParser, parse_json
 from frame.interfaces import RequestError
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from frame.core.server.client_disconnect import EventStream
-from frame.core.server.wire import attach_wire
+from frame.core.server.streams import EventStream, attach_wire
 
 
 class Connection:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from frame.core.config.flat import from_flat
-from frame.core.processes.in_process import make_engine
 from frame.interfaces import LogitsProcessor, SamplingParams
+from frame.offline.in_process import make_engine
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import drain, request, tokens_of
 from tests.speculators.oracle import Oracle, registry

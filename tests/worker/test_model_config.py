@@ -64,7 +64,7 @@ def test_the_demo_model_starts_without_transformers():
     program = (
         "import sys\n"
         "from frame.core.config.flat import from_flat\n"
-        "from frame.core.processes.in_process import make_engine\n"
+        "from frame.offline.in_process import make_engine\n"
         "from frame.core.plugin_host.registry import Registry\n"
         "make_engine(from_flat({'kv_cache_memory_bytes': 1 << 24}), Registry.load()).close()\n"
         "print('transformers' in sys.modules)\n"

@@ -55,7 +55,7 @@ class LLMEngine:
         from frame.core.config.checkpoint import read_checkpoint
         from frame.core.front.vocabulary import read_vocabulary
         from frame.core.plugin_host.logits_processors import request_check
-        from frame.core.processes.in_process import make_engine
+        from frame.offline.in_process import make_engine
 
         checkpoint = read_checkpoint(config)
         check = request_check(config, registry)

@@ -54,6 +54,6 @@ if TYPE_CHECKING:
     from frame.core.plugin_host.registry import (
         Registry as Registry,
     )
-    from frame.core.processes.offline_routes import open_routes as open_routes
+    from frame.offline.routes import open_routes as open_routes
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

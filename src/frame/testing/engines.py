@@ -26,7 +26,7 @@ from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams, StructuredOutputsParams
 from frame.core.interfaces.scheduling import SchedulerPolicy
 from frame.core.plugin_host.registry import Registry
-from frame.core.processes.in_process import make_engine
+from frame.offline.in_process import make_engine
 
 from .fake_cache import VOCAB
 from .setups import make_setup

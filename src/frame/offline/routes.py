@@ -6,22 +6,22 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from ..config.checkpoint import read_checkpoint
-from ..config.errors import ConfigError
-from ..config.tree import FrameConfig
-from ..front.turn import build_parsers
-from ..interfaces.client import EngineDeadError
-from ..interfaces.serving import Batches
-from ..plugin_host.registry import Registry
-from ..server.app import build_app, make_endpoints
-from ..server.serving import ServingHost
-from .client import start_engine
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.errors import ConfigError
+from frame.core.config.tree import FrameConfig
+from frame.core.front.turn import build_parsers
+from frame.core.interfaces.client import EngineDeadError
+from frame.core.interfaces.serving import Batches
+from frame.core.plugin_host.registry import Registry
+from frame.core.processes.client import start_engine
+from frame.core.server.app import build_app, make_endpoints
+from frame.core.server.serving import ServingHost
 
 
 @contextlib.asynccontextmanager
 async def open_routes(config: FrameConfig, command: Sequence[str] | None = None) -> AsyncIterator[Batches]:
     """Starts an engine and offers all routes over it; raises `ConfigError` with the cause when it does not start."""
-    from ..front.async_llm import AsyncLLM
+    from frame.core.front.async_llm import AsyncLLM
 
     try:
         client = await start_engine(config, command=command)

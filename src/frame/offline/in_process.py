@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..config.tree import FrameConfig
-from ..engine.assembly import EngineStart
-from ..engine.engine import Engine
-from ..interfaces.grammar import Vocabulary
-from ..plugin_host.registry import Registry
-from ..worker.factory import Workers
+from frame.core.config.tree import FrameConfig
+from frame.core.engine.assembly import EngineStart
+from frame.core.engine.engine import Engine
+from frame.core.interfaces.grammar import Vocabulary
+from frame.core.plugin_host.registry import Registry
+from frame.core.worker.factory import Workers
 
 
 def make_engine(
