@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,19 @@ class OutputParsers:
     find_tools: Callable[[], ToolParser | None] = lambda: None
     token_id: Callable[[str], int | None] = lambda text: None
     encode: Callable[[str], list[int]] = lambda text: []
+    #: classes of parsers that were asked for strict calls and have no grammar of them
+    not_strict: set[str] = field(default_factory=set)
+
+    def cannot_be_strict(self, parser: ToolParser) -> None:
+        """Logs once that `strict: true` has no effect on calls that the model decides to make in this format."""
+        name = type(parser).__name__
+        if name not in self.not_strict:
+            self.not_strict.add(name)
+            logger.warning(
+                "strict tools: %s has no grammar of calls, so arguments may break the schemas of tools with strict: "
+                "true; tool_choice 'required' or a named tool holds them to it",
+                name,
+            )
 
     def turn(
         self,
@@ -209,8 +222,13 @@ class AssistantTurn:
         """The grammar of an answer that may call tools, needed where the text has a format or a tool is strict."""
         own, request = self._tool_parser, self._request
         if constraint is None:
-            calls = own.call_tags(request) if own is not None and any(tool.strict for tool in request.tools) else None
-            return text_with_calls(calls, request.parallel) if calls is not None else None
+            if own is None or not any(tool.strict for tool in request.tools):
+                return None
+            calls = own.call_tags(request)
+            if calls is None:
+                self._parsers.cannot_be_strict(own)
+                return None
+            return text_with_calls(calls, request.parallel)
         if own is not None and own.end(request) is not None:
             return constraint  # the constraint applies to the text only; the parser's format writes the calls
         for parser in (own, self._parsers.forced):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from frame.interfaces import CallTags, OutputReader, ParserRequest, ToolParser
+from frame.interfaces import CallTags, OutputReader, ParserRequest, StructuredOutputsParams, ToolParser
 
 from .call_tags import TemplateCalls
 from .json_calls import JsonCallReader
 from .named_calls import NamedCallReader, NamedFormat
 from .tagged_calls import TaggedCallReader, TaggedFormat
-from .tagged_tags import tagged_tags
+from .tagged_tags import demanded_calls, tagged_tags
 
 
 class JsonParser(TemplateCalls):
@@ -65,6 +65,10 @@ class TaggedParser(ToolParser):
     def call_tags(self, request: ParserRequest) -> CallTags:
         """Calls with every part on a line of its own."""
         return tagged_tags(self.form, request.tools)
+
+    def constraint(self, request: ParserRequest) -> StructuredOutputsParams | None:
+        """Such calls and nothing else, where tags can hold all arguments to their schemas."""
+        return demanded_calls(self.form, request)
 
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader of tagged calls."""

@@ -2,14 +2,62 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from frame.interfaces import CallTags, Tool
+from frame.interfaces import CallTags, ParserRequest, StructuredOutputsParams, Tool
 
 from .tagged_calls import TaggedFormat
 
 Format = dict[str, Any]
+
+#: What only JSON can obey: schemas of text that is written without quotes, and of the arguments as a whole.
+_OF_TEXT = frozenset(("pattern", "minLength", "maxLength", "format", "allOf", "not"))
+_OF_ALL = frozenset(
+    ("anyOf", "oneOf", "allOf", "not", "$ref", "patternProperties", "minProperties", "dependentRequired")
+)
+#: Keywords that say something of a value where its schema names no type.
+_OF_ANY = frozenset(("$ref", "anyOf", "oneOf", "allOf", "enum", "const"))
+
+
+def demanded_calls(form: TaggedFormat, request: ParserRequest) -> StructuredOutputsParams | None:
+    """Answers that are calls of strict tools and nothing else; None where tags cannot hold a value to its schema."""
+    if not all(_can_obey(tool) for tool in request.tools):
+        return None
+    calls = tagged_tags(form, request.tools)
+    several = {"type": "tags_with_separator", "tags": calls.tags, "separator": calls.separator, "at_least_one": True,
+               "stop_after_first": not request.parallel}  # fmt: skip
+    return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": several}))
+
+
+def _can_obey(tool: Tool) -> bool:
+    """Whether each argument's value, as text or as JSON, can be held to its schema, and there are no further ones."""
+    properties = tool.parameters.get("properties") or {}
+    required = tool.parameters.get("required") or ()
+    if tool.parameters.get("additionalProperties") or _OF_ALL.intersection(tool.parameters):
+        return False
+    if not set(required) <= set(properties):
+        return False
+    return not any(
+        isinstance(schema, Mapping) and _is_text(tool, key) and _OF_TEXT.intersection(_keywords(schema))
+        for key, schema in properties.items()
+    )
+
+
+def _keywords(schema: Mapping[str, Any]) -> set[str]:
+    """Those of a schema and of its alternatives."""
+    unions = [schema.get(name) for name in ("anyOf", "oneOf")]
+    branches = [each for union in unions if isinstance(union, list) for each in union if isinstance(each, Mapping)]
+    return set(schema).union(*map(_keywords, branches))
+
+
+def _is_text(tool: Tool, key: str) -> bool:
+    """Whether the value of an argument is written as text: the schema calls it text, or says nothing of it."""
+    if kinds := tool.types_of(key):
+        return "string" in kinds
+    schema = tool.parameters["properties"][key]
+    return not (isinstance(schema, Mapping) and _OF_ANY.intersection(schema))
 
 
 def tagged_tags(form: TaggedFormat, tools: Sequence[Tool]) -> CallTags:
@@ -37,13 +85,12 @@ def _arguments(form: TaggedFormat, tool: Tool) -> Format:
 
 
 def _argument(form: TaggedFormat, tool: Tool, key: str, schema: Any, required: bool) -> Format:
-    kinds = tool.types_of(key)
-    is_text = not kinds or "string" in kinds
+    is_text = _is_text(tool, key)
     values = (
         schema.get("enum", [schema["const"]] if "const" in schema else None) if isinstance(schema, Mapping) else None
     )
     content: Format = {"type": "any_text"}
-    if is_text and values and all(isinstance(value, str) for value in values):
+    if is_text and isinstance(values, list) and values and all(isinstance(value, str) for value in values):
         content = {"type": "or", "elements": [{"type": "const_string", "value": value} for value in values]}
     elif not is_text:
         definitions = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}

@@ -50,7 +50,7 @@ TIME = {
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    llm = LLM(max_model_len=256)
+    llm = LLM(max_model_len=512)
     yield llm
     llm.close()
 
@@ -173,9 +173,83 @@ def test_a_demanded_call_has_the_format_of_the_model(llm: LLM, name: str, templa
     assert turn.finish_reason(completion) == "tool_calls"
 
 
-def test_a_format_without_json_leaves_demanded_calls_to_the_json_list() -> None:
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=get_", "</function>\n</tool_call>"),
+        ("seed_oss", "<seed:tool_call>\n<function=get_", "</function>\n</seed:tool_call>"),
+        ("glm45", "<tool_call>get_", "</tool_call>"),
+        ("minimax_m2", '<minimax:tool_call>\n<invoke name="get_', "</invoke>\n</minimax:tool_call>"),
+        ("deepseek_v32", '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_', "</｜DSML｜function_calls>"),
+    ],
+)
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_demanded_call_with_its_arguments_in_tags_has_them_there(
+    llm: LLM, name: str, begin: str, end: str, choice: Any
+) -> None:
+    own = Registry.load().make("tool-parser", name, ParserSetup(), FrameConfig())
+    turn = replace(parsers(), tools=own).turn(tools=[WEATHER, TIME], tool_choice=choice, parallel=False)
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=300, output_kind=RequestOutputKind.FINAL_ONLY)
+    (output,) = llm.generate(["What is the weather?"], turn.constrain(params, "What is the weather?"), use_tqdm=False)
+    (completion,) = output.outputs
+    assert completion.text.startswith(begin)
+    assert completion.text.endswith(end)
+    turn.read(completion)
+    (call,) = turn.message().calls
+    check(call)
+    assert call.name == "get_weather" or choice == "required"
+    assert turn.message().content == ""
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"city": {"type": "string", "pattern": "^[A-Z]"}}},
+        {"properties": {"city": {"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}]}}},
+        {"properties": {}, "additionalProperties": {"type": "integer"}},
+        {"properties": {"a": {"type": "integer"}}, "anyOf": [{"required": ["a"]}]},
+        {"required": ["a"]},
+    ],
+    ids=["pattern", "length in a union", "any name", "union", "no property"],
+)
+def test_schemas_that_tags_cannot_hold_leave_demanded_calls_to_the_json_list(parameters: Any) -> None:
     own = Registry.load().make("tool-parser", "qwen3_coder", ParserSetup(), FrameConfig())
-    turn = replace(parsers(), tools=own).turn(tools=[WEATHER], tool_choice="required")
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    turn = replace(parsers(), tools=own).turn(tools=[tool], tool_choice="required")
     constraint = turn.constrain(SamplingParams(), "").structured_outputs
     assert constraint is not None
-    assert "get_weather" in json.dumps(constraint.json)
+    assert '"f"' in json.dumps(constraint.json)
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "string", "enum": 5}, {"anyOf": 5}, {"oneOf": {"a": 1}}, True, {"enum": []}]
+)
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_schemas_that_are_none_are_left_to_the_grammar_compiler(schema: Any, choice: str) -> None:
+    own = Registry.load().make("tool-parser", "qwen3_coder", ParserSetup(), FrameConfig())
+    parameters = {"type": "object", "properties": {"a": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+    turn = replace(parsers(), tools=own, auto=True).turn(tools=[tool], tool_choice=choice)
+    assert turn.constrain(SamplingParams(), "").structured_outputs is not None
+
+
+def test_an_argument_whose_schema_is_a_reference_is_json(llm: LLM) -> None:
+    own = Registry.load().make("tool-parser", "qwen3_coder", ParserSetup(), FrameConfig())
+    turn = replace(parsers(), tools=own).turn(tools=[WEATHER], tool_choice=NAMED)
+    constraint = turn.constrain(SamplingParams(), "").structured_outputs
+    assert constraint is not None
+    assert "#/$defs/place" in (constraint.structural_tag or "")
+
+
+@pytest.mark.parametrize("name", ["openai", "pythonic"])
+def test_strict_tools_of_a_format_without_a_grammar_are_named_in_the_log_once(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = Registry.load().make("tool-parser", name, ParserSetup(), FrameConfig())
+    server = replace(parsers(), tools=own, auto=True)
+    for strict in (False, True, True):
+        tool = {"type": "function", "function": {**TIME["function"], "strict": strict}}
+        assert server.turn(tools=[tool]).constrain(SamplingParams(), "").structured_outputs is None
+        assert len(caplog.records) == strict
+    (record,) = caplog.records
+    assert "has no grammar of calls" in record.getMessage()
