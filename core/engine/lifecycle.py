@@ -123,9 +123,12 @@ class Lifecycle:
         self.abandoned[request.request_id] = owner
         self._patience = ABANDONED_STEPS
 
-    def await_abandoned(self) -> bool:
-        """Whether a step without tokens may bring room: blocks of abandoned loads that are reported, or given up."""
-        if not (self.abandoned and self.requests):
+    def await_abandoned(self, missed: bool) -> bool:
+        """Whether a step without tokens may bring room: blocks of abandoned loads that are reported, or given up.
+
+        They are not waited for unless requests or the caller have `missed` them.
+        """
+        if not (self.abandoned and (missed or self.requests)):
             return False
         self._patience -= 1
         if self._patience <= 0:

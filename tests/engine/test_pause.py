@@ -209,3 +209,23 @@ def test_steps_that_only_a_connector_needs_end_the_engine_when_they_fail_for_goo
     else:
         with pytest.raises(BrokenEngineError, match="steps without requests fail one after the other: the disk is"):
             rig.run()
+
+
+def test_a_load_that_a_failed_step_never_began_holds_up_no_sleep(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound, failed = rig.executor.execute, iter([True])
+    rig.executor.worker.strict = False
+
+    def fails_once(plan: StepPlan) -> None:
+        if plan.extras and next(failed, False):
+            raise OSError("no message arrived")
+        sound(plan)
+
+    monkeypatch.setattr(rig.executor, "execute", fails_once)
+    monkeypatch.setattr(engine_module, "EMPTY_FAILURE_SECONDS", 0.0)
+    request = make_request("second", PROMPT, max_tokens=4)
+    rig.run(request)
+    rig.check(request)
+    assert rig.engine.scheduler.num_transfers == 1
+    rig.engine.call("sleep")
+    assert rig.engine.call("is_sleeping")
+    assert not rig.engine.scheduler.num_transfers

@@ -161,7 +161,7 @@ class Scheduler:
         if self._drafting.active:
             self._drafting.extend(draft, decodes)
         lifecycle = self._lifecycle
-        if not (self._worth_a_step(draft) or empty):
+        if not (self._worth_a_step(draft, empty) or empty):
             return None
         launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
         lifecycle.removed_slots, lifecycle.finished_ids = [], []
@@ -358,10 +358,10 @@ class Scheduler:
         """Whether requests are waiting, loading or running."""
         return bool(self._lifecycle.requests)
 
-    def _worth_a_step(self, draft: StepDraft) -> bool:
+    def _worth_a_step(self, draft: StepDraft, empty: bool) -> bool:
         if np.count_nonzero(draft.counts) or draft.undecided or self.has_transfers():
             return True
-        return not self._launched and self._lifecycle.await_abandoned()
+        return not self._launched and self._lifecycle.await_abandoned(missed=empty)
 
     @property
     def num_transfers(self) -> int:
