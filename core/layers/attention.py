@@ -1,7 +1,4 @@
-"""The attention layer of a model: its spec, and the backend and cache that the worker binds to it.
-
-Knows no projection, no position encoding and no request.
-"""
+"""The attention layer of a model: its spec, and the backend and cache that the worker binds to it."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _NOTHING = torch.empty(0)
 
 
 class Attention(CachedLayer):
-    """Attention over this rank's heads, paged or of a row over itself. `name` is the prefix, unique in a model.
+    """Attention over this rank's heads: over cached tokens, or of an encoder, where a row attends to itself alone.
 
     `sinks` [this rank's heads] are learned logits, read from "NAME.sinks"; `head_slice` says which of the model's
     heads these are. The scales of a cache of 8-bit floats come from the checkpoint where it has them, else they are 1.
@@ -54,7 +51,7 @@ class Attention(CachedLayer):
         self.register_buffer("kv_scales", torch.ones(2, device=spec.device_type) if quantized else None)
 
     def kv_spec(self) -> AnyKVSpec | None:
-        """What it keeps of each token; None for attention of a row over itself."""
+        """What the layer caches of each token; None for an encoder's attention, which caches nothing."""
         spec = self.spec
         if spec.kind != "decoder":
             return None
@@ -99,8 +96,3 @@ class Attention(CachedLayer):
             if not (math.isfinite(scale) and scale > 0):
                 raise ValueError(f"{self.name}.{part}_scale is {scale}; a scale of the KV cache must be above 0")
         self.params = replace(self.params, key_scale=key_scale, value_scale=value_scale)
-
-
-def local_slopes(slopes: Tensor | None, heads: slice, device: torch.device) -> Tensor | None:
-    """The part of this rank of per-head ALiBi slopes [heads of the model], in float32."""
-    return None if slopes is None else slopes[heads].to(device=device, dtype=torch.float32)

@@ -12,27 +12,25 @@ from torch import Tensor, nn
 from ..interfaces.attention import AttentionKind, AttentionSpec
 from ..interfaces.model import Build, Groups, Model, Shard
 from ..ops import Ops
-from .attention import Attention, local_slopes
+from ..parallel.group import SingleGroup
+from .attention import Attention
 from .cached import CachedLayer
 from .embedding import Head, VocabEmbedding
 from .experts import Experts
-from .linear import AttentionInput, empty_parameter, local_kv_heads, make_linear, split_evenly
+from .linear import AttentionInput, Linear, RowLinear, Rows, empty_parameter, local_kv_heads, split_evenly
 from .norm import LayerNorm, RMSNorm
 from .weights import WeightMap
 
 
 class Layers(nn.ModuleList):
-    """Layers that a model calls one after another, and neither counts nor picks out.
-
-    A warm-up leaves those out that launch what others do.
-    """
+    """Layers that a model only calls one after another: a warm-up may leave out those that repeat earlier ones."""
 
 
 @dataclass(kw_only=True)
 class ModelBuild(Build):
     """The default build. `max_model_len` is the longest sequence served (0: what the checkpoint says).
 
-    Every layer with a cache, whoever made it, stands in `caches`, by name, in the order of making.
+    `caches` holds every layer with a cache by its name, in the order in which they were made.
     """
 
     config: Any
@@ -71,9 +69,17 @@ class ModelBuild(Build):
         parts: Mapping[str, int] | None = None,
         transposed: bool = False,
     ) -> nn.Module:
-        return make_linear(
-            self, prefix, in_features, out_features, bias=bias, shard=shard, parts=parts, transposed=transposed
-        )
+        if shard == "row":
+            if parts:
+                raise ValueError(f"{prefix}: a row-sharded layer cannot be put together from parts {list(parts)}")
+            return RowLinear(self, prefix, in_features, out_features, bias=bias, transposed=transposed)
+        group = self.groups.tensor if shard == "column" else SingleGroup()
+        named = {f"{prefix}.{name}": size for name, size in parts.items()} if parts else {prefix: out_features}
+        if sum(named.values()) != out_features:
+            raise ValueError(f"{prefix}: the parts {dict(parts or {})} do not add up to {out_features} outputs")
+        counts = {name: split_evenly(f"the outputs of {name}", size, group) for name, size in named.items()}
+        rows = [Rows(name, named[name], group.rank * count, count) for name, count in counts.items()]
+        return Linear(self, rows, in_features, slice(0, in_features), bias=bias, transposed=transposed)
 
     def attention_input(
         self,
@@ -128,7 +134,7 @@ class ModelBuild(Build):
             prefix,
             spec,
             sinks=empty_parameter(self, heads) if sinks else None,
-            alibi_slopes=local_slopes(alibi_slopes, mine, self.device),
+            alibi_slopes=None if alibi_slopes is None else alibi_slopes[mine].to(self.device, torch.float32),
             head_slice=mine,
             total_heads=num_heads,
         )

@@ -1,7 +1,6 @@
 """A layer that keeps something of each request between steps, in a cache that the worker gives it.
 
-What such layers share: their name, their place among the plans of a step, and the calls around their work. Knows no
-attention, no memory and no request.
+Such layers share their name, the number of their plan among the plans of a step, and the hooks called around `compute`.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ class CachedLayer(nn.Module, ABC):
 
     @abstractmethod
     def kv_spec(self) -> AnyKVSpec | None:
-        """What it keeps; None: nothing, as of attention of a row over itself."""
+        """What the layer keeps in its cache; None where it keeps nothing, as an encoder's attention."""
 
     def planner(self, backend: Planner | None) -> Planner:
-        """What plans its steps: by default the backend that was chosen for `backend_spec`."""
+        """The object whose `plan` is called once a step: by default the backend chosen for `backend_spec`."""
         if backend is None:
             raise RuntimeError(f"layer {self.name!r} has no backend and plans nothing itself")
         return backend
@@ -72,7 +71,7 @@ class CachedLayer(nn.Module, ABC):
 
     @abstractmethod
     def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
-        """The layer's work, whose first axis is that of the first tensor; stores what is kept."""
+        """Computes the output, whose first axis is as long as that of the first tensor, and writes the cache."""
 
     def forward(self, *tensors: Tensor, step: ForwardStep) -> Tensor:
         """`compute` with the step's plan and the hooks around it, called through `step.attend`."""

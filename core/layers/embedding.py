@@ -1,4 +1,4 @@
-"""Token embedding and output head, sharded over the vocabulary. They know ids and rows, no text."""
+"""Token embedding and output head, sharded over the vocabulary."""
 
 from __future__ import annotations
 

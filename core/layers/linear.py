@@ -1,17 +1,14 @@
-"""Linear layers over this rank's shard of one or several checkpoint tensors.
-
-They know which rows or columns they hold, and nothing of what they are used for.
-"""
+"""Linear layers over this rank's shard of one or several checkpoint tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ..interfaces.model import Build, Shard
+from ..interfaces.model import Build
 from ..parallel.group import ProcessGroup
 from .weights import WeightSlot
 
@@ -141,15 +138,11 @@ class AttentionInput(LinearShard):
         group = build.groups.tensor
         heads = split_evenly(f"the attention heads of {prefix}", num_heads, group)
         kv_heads, first_kv = local_kv_heads(prefix, num_kv_heads, group)
-        wanted = (
-            (num_heads, group.rank * heads, heads),
-            (num_kv_heads, first_kv, kv_heads),
-            (num_kv_heads, first_kv, kv_heads),
-        )
+        query, kv = (num_heads, group.rank * heads, heads), (num_kv_heads, first_kv, kv_heads)
         rows: list[Rows] = []
         base = 0
         fused_total = (num_heads + 2 * num_kv_heads) * head_dim
-        for i, (total, first, count) in enumerate(wanted):
+        for i, (total, first, count) in enumerate((query, kv, kv)):
             if len(names) == 1:
                 rows.append(Rows(f"{prefix}.{names[0]}", fused_total, (base + first) * head_dim, count * head_dim))
                 base += total
@@ -176,30 +169,3 @@ def local_kv_heads(prefix: str, num_kv_heads: int, group: ProcessGroup) -> tuple
         return 1, group.rank * num_kv_heads // group.size
     count = split_evenly(f"the key/value heads of {prefix}", num_kv_heads, group)
     return count, group.rank * count
-
-
-def make_linear(
-    build: Build,
-    prefix: str,
-    in_features: int,
-    out_features: int,
-    *,
-    bias: bool,
-    shard: Shard | None,
-    parts: Mapping[str, int] | None,
-    transposed: bool,
-) -> LinearShard:
-    """The layer that `Build.linear` describes. Raises `ValueError` when parts and size disagree or do not divide."""
-    if shard == "row":
-        if parts:
-            raise ValueError(f"{prefix}: a row-sharded layer cannot be put together from parts {list(parts)}")
-        return RowLinear(build, prefix, in_features, out_features, bias=bias, transposed=transposed)
-    group = build.groups.tensor
-    named = {f"{prefix}.{name}": size for name, size in parts.items()} if parts else {prefix: out_features}
-    if sum(named.values()) != out_features:
-        raise ValueError(f"{prefix}: the parts {dict(parts or {})} do not add up to {out_features} outputs")
-    rows: list[Rows] = []
-    for name, size in named.items():
-        count = split_evenly(f"the outputs of {name}", size, group) if shard == "column" else size
-        rows.append(Rows(name, size, group.rank * count if shard == "column" else 0, count))
-    return Linear(build, rows, in_features, slice(0, in_features), bias=bias, transposed=transposed)

@@ -1,6 +1,6 @@
-"""`PoolingBuild`: builds a generating model as one that embeds or classifies, by what it hands out as the head.
+"""`PoolingBuild`: builds a generating model as one that embeds or classifies.
 
-The model does not know: its decoder stays, and the projection to the vocabulary becomes none, or one to classes.
+The model's decoder stays as it is; in place of the projection to the vocabulary it is given none, or one to classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCORE = "score"
 
 
 class NoHead(nn.Module):
-    """Stands for a head that nobody needs; its weights may be in the checkpoint and are not read."""
+    """In place of a head that an embedding model does not call; the head's weights in the checkpoint are not read."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from .norm import RMSNorm
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """What the frequencies follow from. `parameters` are the checkpoint's, for one layer type."""
+    """The settings that decide the frequencies. `parameters` are those of one layer type in the checkpoint."""
 
     parameters: Mapping[str, Any]
     dim: int
@@ -159,7 +159,7 @@ def rope_frequencies(config: Any, head_dim: int, max_model_len: int, layer_type:
 
 
 class RotaryEmbedding(nn.Module):
-    """Turns queries and keys by their positions. `layer_type` picks among per-layer-type settings.
+    """Rotates queries and keys by angles that grow with their positions. `layer_type` picks the settings of one type.
 
     `interleaved` pairs neighbouring features instead of the two halves of a head.
     """
@@ -182,8 +182,8 @@ class RotaryEmbedding(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """positions int64 [1, T], query [T, H, D], key [T, Hk, D] → the turned query and key.
 
-        `norms`, of queries and of keys, are applied head by head before, in the same pass where they are plain and
-        alike.
+        `norms` (of queries, of keys) normalise each head before; two `RMSNorm`s that differ only in their weights do so
+        in one op with the rotation.
         """
         places = positions[0]
         if norms is not None:

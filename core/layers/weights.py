@@ -1,6 +1,6 @@
-"""Where the tensors of a checkpoint go: every layer states its slots, and loading matches names against them.
+"""Which parameter each checkpoint tensor fills: every layer lists its slots, and loading matches names with them.
 
-Knows no file format (that is the loader's) and no model family (renaming is data on the model class).
+Loaders know file formats, and model classes list how names are changed; nothing of either is here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..interfaces.loader import LazyTensor, WeightLoader, fill_each
 from ..interfaces.model import Model
 
 Index = tuple[slice, ...]
-#: Copies what each function reads into its tensor.
+#: Takes (tensor, read) pairs and copies what each `read` returns into its tensor.
 Fill = Callable[[Iterable[tuple[Tensor, Callable[[], Tensor]]]], None]
 _MAX_NAMED = 6
 
@@ -46,7 +46,7 @@ class WeightSlot:
     optional: bool = False
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a checkpoint tensor of `shape` is the one that it takes."""
+        """Whether a checkpoint tensor of `shape` may fill this slot."""
         return tuple(shape) == self.shape or (self.shape == () and tuple(shape) == (1,))
 
     def target(self, parameter: Tensor) -> Tensor:

@@ -49,11 +49,7 @@ class PrefixTiles:
         if self._written is None or not np.array_equal(packed, self._written):
             self.memory[: len(packed)].copy_(self._streams.stage(packed))
             self._written = packed
-        return self._views(tiles, num_rows)
-
-    def _views(self, tiles: int, num_rows: int) -> SharedPrefix:
-        size = self._tile_rows
-        parts: tuple[Tensor, ...] = self.memory[: tiles * (size + 1) + num_rows].split((tiles * size, tiles, num_rows))
+        parts: tuple[Tensor, ...] = self.memory[: len(packed)].split((tiles * size, tiles, num_rows))
         return SharedPrefix(parts[0].view(tiles, size), parts[1], parts[2])
 
 

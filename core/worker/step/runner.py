@@ -209,7 +209,7 @@ class Runner:
                 return
         if self.sampler.needs_host_tokens(inputs.host_slots):
             for earlier in self._pending:
-                earlier.deliver()
+                earlier.result()
         sampled = graphs.run(shape, "draw", partial(self._draw, plan, inputs, hidden, masks))
         if isinstance(sampled, VerifiedTokens):
             sampled = graphs.run(shape, "drafts", partial(self.speculation.propose, plan, inputs, sampled))

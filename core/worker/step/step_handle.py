@@ -45,10 +45,17 @@ class PendingStep:
             return True
         return (self._copy is None or self._copy.ready()) and (self.pooled is None or self.pooled.ready())
 
-    def deliver(self) -> None:
-        """Waits for the tokens and hands them to host-side logits processors, once."""
-        if self._result is not None:
-            return
+    def results(self) -> list[StepResult]:
+        """Waits for the step; the one result of this worker."""
+        return [self.result()]
+
+    def result(self) -> StepResult:
+        """Waits for the step's tokens; the first call also hands them to logits processors that read them."""
+        if self._result is None:
+            self._result = self._copied()
+        return self._result
+
+    def _copied(self) -> StepResult:
         plan = self.plan
         result = StepResult(
             step=plan.step,
@@ -66,18 +73,7 @@ class PendingStep:
         if self.pooled is not None:
             result.pooled, failed = self.pooled.rows()
             result.failed.update(failed)
-        self._result = result
-
-    def results(self) -> list[StepResult]:
-        """Waits for the step; the one result of this worker."""
-        return [self.result()]
-
-    def result(self) -> StepResult:
-        """Waits for the step and returns what it produced."""
-        self.deliver()
-        if self._result is None:
-            raise RuntimeError("the step was not delivered")
-        return self._result
+        return result
 
 
 def joined(earlier: TransferReport, later: TransferReport) -> TransferReport:

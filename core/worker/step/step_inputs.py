@@ -1,6 +1,6 @@
 """What one step feeds to the model: ids, positions and the attention plans.
 
-Built on the device from a few small host arrays; what builds it may be part of a recorded step. Knows no model.
+Built on the device from a few small host arrays; `fill` may be part of a recorded step.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class InputBuilder:
         views = self._views(shape, batch)
         self._device.streams.stage_into(views.rows, packed)
         self._correct(views.rows)
-        last, sampled, lengths = None, views.slots, views.lengths
+        inputs = self._inputs(views, shape, packed, plan.prefixes, plan.deterministic)
+        inputs.host_slots = slots
         if shape.padded_samples or shape.max_query_len > 1 or np.count_nonzero(plan.samples) < batch:
             sampling = plan.samples.nonzero()[0]
             ends = plan.num_scheduled.cumsum()[sampling] - 1
@@ -109,42 +110,33 @@ class InputBuilder:
             packed_rows = np.zeros((3, padded), np.int32)
             packed_rows[1] = -1
             packed_rows[:, : len(sampling)] = ends, slots[sampling], packed[1, sampling] + packed[2, sampling]
-            last, sampled, lengths = self._device.streams.stage(packed_rows).unbind(0)
-            slots = slots[sampling]
-        prefix = self._prefix(shape, plan.prefixes)
-        return StepInputs(
-            input_ids=views.input_ids,
-            positions=views.positions,
-            fill=partial(self._fill, views, shape),
-            batches=partial(self._batches, views, shape, packed, prefix, plan.deterministic),
-            rows=last,
-            slots=sampled,
-            lengths=lengths,
-            host_slots=slots,
-        )
+            inputs.rows, inputs.slots, inputs.lengths = self._device.streams.stage(packed_rows).unbind(0)
+            inputs.host_slots = slots[sampling]
+        return inputs
 
     def padding(self, shape: StepShape) -> StepInputs:
-        """Inputs without a token, while the host believes that each row has one, the last of as many as may be."""
+        """Inputs without a token, while the host's counts say one token a row, at the longest position of the shape."""
         believed = np.zeros((3, shape.padded_rows), np.int32)
         believed[1], believed[2] = self._longest(shape) - 1, 1
         views = self._views(shape, 0)
         views.rows.zero_()
-        prefix = self._prefix(shape, ())
+        return self._inputs(views, shape, believed, (), shape.deterministic)
+
+    def _inputs(
+        self, views: _Views, shape: StepShape, rows: np.ndarray, prefixes: Sequence[PrefixRows], deterministic: bool
+    ) -> StepInputs:
+        """Inputs of which every row samples; `rows` int32 [3, padded rows] are the host's copy of `views.rows`."""
+        prefix = self._prefixes.fill(prefixes, shape.padded_rows) if shape.shared and self._prefixes else None
         return StepInputs(
             input_ids=views.input_ids,
             positions=views.positions,
             fill=partial(self._fill, views, shape),
-            batches=partial(self._batches, views, shape, believed, prefix, shape.deterministic),
+            batches=partial(self._batches, views, shape, rows, prefix, deterministic),
             rows=None,
             slots=views.slots,
             lengths=views.lengths,
             host_slots=np.zeros(0, np.int32),
         )
-
-    def _prefix(self, shape: StepShape, prefixes: Sequence[PrefixRows]) -> SharedPrefix | None:
-        if not shape.shared or self._prefixes is None:
-            return None
-        return self._prefixes.fill(prefixes, shape.padded_rows)
 
     def _longest(self, shape: StepShape) -> int:
         return shape.max_seq_len or self._tables.token_ids.shape[1]
@@ -159,7 +151,7 @@ class InputBuilder:
     def _batches(
         self, views: _Views, shape: StepShape, rows: np.ndarray, prefix: SharedPrefix | None, deterministic: bool
     ) -> list[GroupBatch]:
-        """What the buffers hold, as who makes each plan sees it."""
+        """The batch as each plan sees it: the same rows, and the block table of the plan's KV group."""
         seq_lens = rows[1] + rows[2]
         max_query_len = max(int(rows[2].max(initial=0)), shape.max_query_len)
         max_seq_len = max(int(seq_lens.max(initial=0)), shape.max_seq_len)

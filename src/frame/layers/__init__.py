@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from frame.core.layers.norm import (
         LayerNorm as LayerNorm,
         RMSNorm as RMSNorm,
-    )
-    from frame.core.layers.normed import (
         normed_linear as normed_linear,
         normed_silu_mul as normed_silu_mul,
     )

@@ -1,12 +1,14 @@
 """For plugin authors: a contract suite for each kind of plugin, test doubles, and tiny models.
 
-Names are loaded on first use. The suites need pytest (`pip install frame-llm[test]`); nothing else here does.
+The imports below are the list of names; each is done on first use. The suites need pytest (`pip install
+frame-llm[test]`); nothing else here does.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from frame.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .attention_suite import AttentionBackendSuite as AttentionBackendSuite
@@ -33,43 +35,5 @@ if TYPE_CHECKING:
     from .source_suite import ModelSourceSuite as ModelSourceSuite
     from .speculator_suite import SpeculatorSuite as SpeculatorSuite
     from .suites import SUITES as SUITES
-
-_HOMES = {
-    "attention_suite": ("AttentionBackendSuite",),
-    "checkpoints": ("make_checkpoint",),
-    "command_suite": ("CommandSuite",),
-    "connector_suite": ("ConnectorSuite",),
-    "endpoint_suite": ("EndpointSuite",),
-    "executor_suite": ("ExecutorSuite",),
-    "fake_executor": ("FakeExecutor", "FakeWorkers"),
-    "fake_serving": ("FakeServing",),
-    "fake_worker": ("FakeWorker",),
-    "grammar_suite": ("GrammarBackendSuite",),
-    "loader_suite": ("WeightLoaderSuite",),
-    "model_suite": ("ModelSuite",),
-    "parser_suite": ("ReasoningParserSuite", "ToolParserSuite"),
-    "platform_suite": ("PlatformSuite",),
-    "pooler_suite": ("PoolerSuite",),
-    "plugin_suite": ("PluginSuite",),
-    "processor_suite": ("LogitsProcessorSuite",),
-    "reference_attention": ("ReferenceAttention",),
-    "scheduler_suite": ("SchedulerPolicySuite",),
-    "setups": ("make_setup",),
-    "sink_suite": ("MetricsSinkSuite",),
-    "source_suite": ("ModelSourceSuite",),
-    "speculator_suite": ("SpeculatorSuite",),
-    "suites": ("SUITES",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)
