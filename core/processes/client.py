@@ -93,13 +93,16 @@ class RemoteEngine:
     async def news(self, message: EngineNews) -> None:
         """Handles a supervisor's message: attaches to a new engine, detaches from a dead one."""
         if isinstance(message, EngineUp):
-            await self._attach(message)
+            await self._stop_reading()
+            self._info = message.info
+            await self._connect(message)
+            self._reader = asyncio.create_task(self._follow(message))
         elif isinstance(message, EngineDown):
             ending = "" if message.final else "; it is being started again"
             with contextlib.suppress(TimeoutError):  # the last messages of a dead engine are still in the socket
                 await asyncio.wait_for(self._silent.wait(), LAST_WORDS_SECONDS)
             if not self._final:  # still attached to that engine
-                await self._detach(f"{message.error}{ending}", message.final)
+                await self.drop(f"{message.error}{ending}", message.final)
 
     async def add(self, request: EngineRequest) -> None:
         """Sends a request; waits while the engine restarts.
@@ -156,7 +159,7 @@ class RemoteEngine:
 
     async def close(self) -> None:
         """Ends the connection, and the engine process when this client started it. May be called twice."""
-        await self._detach("the engine was shut down", final=True)
+        await self.drop("the engine was shut down")
         self._outputs.put_nowait(None)
         if self.on_close is not None:
             await self.on_close()
@@ -178,18 +181,8 @@ class RemoteEngine:
         finally:
             del self._calls[number]
 
-    async def _attach(self, engine: EngineUp) -> None:
-        """Starts to read from an engine."""
-        await self._stop_reading()
-        self._info = engine.info
-        await self._connect(engine)
-        self._reader = asyncio.create_task(self._follow(engine))
-
-    async def drop(self, error: str) -> None:
-        """Detaches from the engine and ends every unfinished request with `error`."""
-        await self._detach(error, final=True)
-
-    async def _detach(self, error: str, final: bool) -> None:
+    async def drop(self, error: str, final: bool = True) -> None:
+        """Detaches from the engine and ends every unfinished request with `error`; `final`: no other one will come."""
         await self._stop_reading()
         self._final = final
         self._on_disconnect(error, "engine" if final else "lost")
@@ -245,14 +238,23 @@ class RemoteEngine:
         return "the engine process is gone", "lost"
 
     def _on_disconnect(self, error: str, fault: Fault) -> None:
-        """Notes that there is no connection."""
+        """Ends all calls and requests that wait for an engine that will not answer over this connection."""
         self._error = error
         self._up.clear()
         self._silent.set()
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        self._fail(error, fault)
+        lost = [
+            EngineOutput(request_id=name, finish_reason="error", error=error, fault=fault) for name in self._unfinished
+        ]
+        self._unfinished.clear()
+        if lost:
+            self._newest = None
+            self._outputs.put_nowait(lost)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(error))
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
@@ -269,19 +271,6 @@ class RemoteEngine:
                 future.set_result(message.value)
             else:
                 future.set_exception(RuntimeError(message.error))
-
-    def _fail(self, error: str, fault: Fault) -> None:
-        """Ends all calls and requests that wait for an engine that will not answer."""
-        lost = [
-            EngineOutput(request_id=name, finish_reason="error", error=error, fault=fault) for name in self._unfinished
-        ]
-        self._unfinished.clear()
-        if lost:
-            self._newest = None
-            self._outputs.put_nowait(lost)
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(EngineDeadError(error))
 
 
 def _check_readable(request: EngineRequest) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from ..engine.recovery.suspects import Suspects
 from ..engine.request import QueueFullError
 from ..interfaces.client import BrokenEngineError, EngineCore
-from ..interfaces.engine import EngineOutput
+from ..interfaces.engine import EngineOutput, Fault
 from ..interfaces.wire import encode
 from .channel import Channel, FrameTooLargeError, same_user
 from .child_process import describe
@@ -83,8 +83,8 @@ class _Client:
                 self._channel.send(Reply(message.id, error=str(error)))
 
 
-def _failure(request_id: str, error: str) -> EngineOutput:
-    return EngineOutput(request_id=request_id, finish_reason="error", error=error)
+def _failure(request_id: str, error: str, fault: Fault = "engine") -> EngineOutput:
+    return EngineOutput(request_id=request_id, finish_reason="error", error=error, fault=fault)
 
 
 class EngineHost:
@@ -155,23 +155,16 @@ class EngineHost:
     def _drain(self, wait: bool) -> None:
         """Handles everything that has arrived; waits for the first of it when there is nothing else to do."""
         self._journal.beat(idle=False)
-        try:
-            item = self._first() if wait else self._inbox.get_nowait()
-            while True:
-                self._handle(*item)
-                item = self._inbox.get_nowait()
-        except Empty:
-            return
-
-    def _first(self) -> tuple[_Client | None, Any]:
-        """Waits for the next message; beats in the journal meanwhile, so that this does not look like a hang."""
         while True:
             try:
-                item = self._inbox.get(timeout=PULSE_SECONDS)
+                item = self._inbox.get(wait, timeout=PULSE_SECONDS)
             except Empty:
-                self._journal.beat(idle=False)
+                if not wait:
+                    return
+                self._journal.beat(idle=False)  # so that the wait does not look like a hang
             else:
-                return item
+                wait = False
+                self._handle(*item)
 
     def _handle(self, client: _Client | None, message: Any) -> None:
         if client is None:
@@ -205,36 +198,34 @@ class EngineHost:
     def _add(self, client: _Client, request: Any) -> None:
         request_id = request.request_id
         if request_id in self._owners:
-            output = _failure(request_id, f"a request with the id {request_id!r} is running already")
-            output.fault = "request"
-            client.send(Outputs([output]))
-            return
-        if self._guilty and (reason := self._guilty.get(journal_name(request_id))) is not None:
-            client.send(Outputs([_failure(request_id, reason)]))
-            return
-        try:
-            self._engine.add(request)
-        except Exception as error:
-            if not isinstance(error, (ValueError, QueueFullError)):
-                logger.exception("request %s could not be added", request_id)
-            output = _failure(request_id, describe(error))
-            if isinstance(error, ValueError):
-                output.fault = "request"
-            elif isinstance(error, QueueFullError):
-                output.fault = "load"
-            client.send(Outputs([output]))
+            refused = _failure(request_id, f"a request with the id {request_id!r} is running already", "request")
+        elif self._guilty and (reason := self._guilty.get(journal_name(request_id))) is not None:
+            refused = _failure(request_id, reason)
         else:
-            self._owners[request_id] = client
+            try:
+                self._engine.add(request)
+            except ValueError as error:
+                refused = _failure(request_id, describe(error), "request")
+            except QueueFullError as error:
+                refused = _failure(request_id, describe(error), "load")
+            except Exception as error:
+                logger.exception("request %s could not be added", request_id)
+                refused = _failure(request_id, describe(error))
+            else:
+                self._owners[request_id] = client
+                return
+        client.send(Outputs([refused]))
 
     def _call(self, client: _Client, call: Call) -> None:
         self._journal.beat(idle=True)  # a control method may take longer than any step
         try:
             if call.method == "stats":
-                reply = Reply(call.id, encode(self._engine.stats()))
+                value: Any = self._engine.stats()
             elif call.method == "history":
-                reply = Reply(call.id, encode(self._history.samples()))
+                value = self._history.samples()
             else:
-                reply = Reply(call.id, encode(self._engine.call(call.method, call.arguments)))
+                value = self._engine.call(call.method, call.arguments)
+            reply = Reply(call.id, encode(value))
             if call.method == "update_weights":
                 self._report(Weights(call.arguments or {}))
         except Exception as error:

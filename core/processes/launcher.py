@@ -53,7 +53,7 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        tasks = [asyncio.create_task(self._guard(part)) for part in (self._run_engine(), self._run_api())]
+        tasks = [asyncio.create_task(self._guard(part)) for part in (self._run_engine(), self._apis.run())]
         try:
             return await self._end
         finally:
@@ -116,24 +116,21 @@ class Launcher:
             if self._admin is not None:
                 self._say(f"admin routes at {url(self._admin)}")
 
-    async def _guard(self, part: Coroutine[Any, Any, None]) -> None:
-        """Ends the server with the cause when one of its parts fails for good."""
+    async def _guard(self, part: Coroutine[Any, Any, str | None]) -> None:
+        """Ends the server when one of its parts has ended, with the cause when that failed for good."""
         try:
-            await part
+            cause = await part
         except Exception as error:
-            self._fail(describe(error))
-
-    async def _run_engine(self) -> None:
-        await self._supervisor.start()
-        await self._supervisor.wait()
-        self._fail(self._engine.error if isinstance(self._engine, EngineDown) else "the engine is gone")
-
-    async def _run_api(self) -> None:
-        cause = await self._apis.run()
+            cause = describe(error)
         if cause is None:
             self._finish(OK)
         else:
             self._fail(cause)
+
+    async def _run_engine(self) -> str:
+        await self._supervisor.start()
+        await self._supervisor.wait()
+        return self._engine.error if isinstance(self._engine, EngineDown) else "the engine is gone"
 
 
 def _print(line: str) -> None:

@@ -11,7 +11,8 @@ import logging
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from ..config.tree import FrameConfig
 from ..config.weight_source import with_weights
@@ -86,22 +87,15 @@ class EngineSupervisor:
 
     def _for_engine(self) -> FrameConfig:
         """The configuration without what only the parent and the API processes need."""
-        server = self._config.server.model_copy(
-            update={
-                "api_key": [],
-                "admin_key": [],
-                "admin_port": None,
-                "admin_uds": None,
-                "rpc_methods": [],
-                "cache_salt_per_key": False,
-            }
-        )
+        none: dict[str, Any] = {
+            "api_key": [],
+            "admin_key": [],
+            "admin_port": None,
+            "admin_uds": None,
+            "rpc_methods": [],
+        }
+        server = self._config.server.model_copy(update={**none, "cache_salt_per_key": False})
         return self._config.model_copy(update={"server": server})
-
-    async def _take_weights(self, standby: Standby, source: Mapping[str, str | None]) -> None:
-        """Configures the next engine with the weights that this one serves."""
-        self._config = with_weights(self._config, **source)
-        await standby.renew(self._for_engine())
 
     async def _launch(self) -> EngineInfo:
         """Tells a process to build its engine and waits until it is ready; raises `EngineDeadError`."""
@@ -215,7 +209,8 @@ class EngineSupervisor:
                 if isinstance(message, Failed):
                     failed = message
                 elif isinstance(message, Weights) and self._standby is not None:
-                    await self._take_weights(self._standby, message.source)
+                    self._config = with_weights(self._config, **message.source)  # the next engine loads them, too
+                    await self._standby.renew(self._for_engine())
         return failed
 
 

@@ -47,7 +47,7 @@ def make_server(app: ASGIApp, config: ServerConfig, tls: Certificates | None = N
     level = config.uvicorn_log_level or config.log_level
     settings = uvicorn.Config(
         app,
-        http=_protocol(config.max_head_bytes),
+        http="h11" if importlib.util.find_spec("httptools") is None else _protocol(config.max_head_bytes),
         ws="none",
         lifespan="off",
         loop="none",
@@ -87,17 +87,10 @@ def _access_line(record: logging.LogRecord) -> bool:
 
 
 def _protocol(max_head_bytes: int) -> Any:
-    """httptools where it is installed, since it parses in C; ours adds the limits that it lacks.
+    """The protocol of httptools, which parses in C, with the bounds on the head of a request that it lacks.
 
     A read that ends a head may contain more bytes than the limit.
     """
-    if importlib.util.find_spec("httptools") is None:
-        return "h11"
-    return _bounded(max_head_bytes)
-
-
-def _bounded(max_head_bytes: int) -> Any:
-    """The protocol of httptools with bounds on the head of each request."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class BoundedProtocol(HttpToolsProtocol):

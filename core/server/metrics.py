@@ -48,10 +48,8 @@ _HISTOGRAMS = {
 }
 _REASONS = ("stop", "length", "abort", "error")
 _STATUSES = ("2xx", "3xx", "4xx", "5xx")
-#: Where the counts of ends, of responses and of histograms begin among the cells.
-_ENDS = len(_COUNTERS)
-_RESPONSES = _ENDS + len(_REASONS)
-_FIRST_HISTOGRAM = _RESPONSES + len(_STATUSES)
+#: The cells before those of the histograms.
+_CELLS = {name: index for index, name in enumerate((*_COUNTERS, *_REASONS, *_STATUSES))}
 
 
 class ServerMetrics:
@@ -62,7 +60,7 @@ class ServerMetrics:
 
     def __init__(self, file: int | None = None) -> None:
         *self._starts, self._in_flight = accumulate(
-            (len(bounds) + 2 for bounds in _HISTOGRAMS.values()), initial=_FIRST_HISTOGRAM
+            (len(bounds) + 2 for bounds in _HISTOGRAMS.values()), initial=len(_CELLS)
         )
         size = self._size = self._in_flight + 1
         self._memory: bytearray | mmap.mmap = bytearray(size * _CELL_BYTES)
@@ -78,7 +76,7 @@ class ServerMetrics:
             name: Distribution(self.cells, start, bounds)
             for (name, bounds), start in zip(_HISTOGRAMS.items(), self._starts, strict=True)
         }
-        self.pace = TokenPace(self.cells, 2, self._histograms["inter_token_latency_seconds"])
+        self.pace = TokenPace(self.cells, _CELLS["generation_tokens"], self._histograms["inter_token_latency_seconds"])
 
     def observe(self, name: str, value: float | None, weight: int = 1) -> None:
         """Counts `value` in the histogram called `name`, `weight` times; None is not counted."""
@@ -87,12 +85,12 @@ class ServerMetrics:
 
     def prompt(self, num_tokens: int, num_cached: int) -> None:
         """Counts a prompt."""
-        self.cells[0] += num_tokens
-        self.cells[1] += num_cached
+        self.cells[_CELLS["prompt_tokens"]] += num_tokens
+        self.cells[_CELLS["prompt_tokens_cached"]] += num_cached
 
     def finished(self, reason: str) -> None:
         """Counts a request's end."""
-        self.cells[_ENDS + _REASONS.index(reason)] += 1
+        self.cells[_CELLS[reason]] += 1
 
     def entered(self) -> None:
         """Counts an admitted HTTP request that needs the engine."""
@@ -106,7 +104,7 @@ class ServerMetrics:
     def responded(self, status: int) -> None:
         """Counts an HTTP response."""
         if 200 <= status < 600:
-            self.cells[_RESPONSES + status // 100 - 2] += 1
+            self.cells[_CELLS[f"{status // 100}xx"]] += 1
 
     @property
     def in_flight(self) -> int:
@@ -118,9 +116,9 @@ class ServerMetrics:
         self.pace.count()
         total = self._total()
         return RequestCounts(
-            counters=dict(zip(_COUNTERS, total, strict=False)),
-            ends=dict(zip(_REASONS, total[_ENDS:], strict=False)),
-            responses=dict(zip(_STATUSES, total[_RESPONSES:], strict=False)),
+            counters={name: total[_CELLS[name]] for name in _COUNTERS},
+            ends={name: total[_CELLS[name]] for name in _REASONS},
+            responses={name: total[_CELLS[name]] for name in _STATUSES},
             histograms={
                 name: Histogram(bounds, total[start : start + len(bounds) + 1], total[start + len(bounds) + 1])
                 for (name, bounds), start in zip(_HISTOGRAMS.items(), self._starts, strict=True)
