@@ -63,14 +63,18 @@ def _leaves_docs(page: str, target: str) -> bool:
 
 
 def _hooks() -> Iterator[str]:
-    tree = _parse(_source("frame.core.plugin_host.hookspecs"))
+    source = _source("frame.core.plugin_host.kinds")
+    tree, lines = _parse(source), source.read_text(encoding="utf-8").splitlines()
     yield "# Plugin API: hooks"
     yield ast.get_docstring(tree) or ""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            yield f"## {node.name}"
-            yield _fenced(_signature(node))
-            yield _text(node)
+    table = next(node for node in tree.body if isinstance(node, ast.Assign) and "KINDS" in _targets(node))
+    for kind in table.value.values if isinstance(table.value, ast.Dict) else ():
+        hook, noun, *interface = (ast.literal_eval(argument) for argument in getattr(kind, "args", ()))
+        yield f"## {hook}"
+        yield _fenced(f"{hook}() -> list[Provider]")
+        classes = f"`frame.interfaces.{interface[0].partition(':')[2]}` classes" if interface else "classes"
+        yield f"Each provider names a {noun}; the targets are {classes}."
+        yield _comment(kind, lines)
 
 
 def _area(area: str, about: str) -> Iterator[str]:
@@ -164,7 +168,7 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
         arguments = re.split(r", (?=(?:[^\[\]()]|\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]|\([^()]*\))*$)", inner)
         head = f"{before}(\n" + "".join(f"    {argument},\n" for argument in arguments) + f") -> {returns}"
     marks = [ast.unparse(one) for one in node.decorator_list]
-    return "\n".join((*(f"@{mark}" for mark in marks if mark not in ("hookspec",)), head))
+    return "\n".join((*(f"@{mark}" for mark in marks), head))
 
 
 def _targets(node: ast.Assign | ast.AnnAssign) -> set[str]:
@@ -172,7 +176,7 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> set[str]:
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-def _comment(node: ast.stmt, lines: list[str]) -> str:
+def _comment(node: ast.stmt | ast.expr, lines: list[str]) -> str:
     """What `#:` says above the statement, or `#` behind it."""
     found: list[str] = []
     number = node.lineno - 2

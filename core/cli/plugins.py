@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ..config.errors import near
 from ..interfaces.endpoint import Command
-from ..plugin_host.offers import KINDS, Failure, Offer, PluginError
+from ..plugin_host.kinds import KINDS
+from ..plugin_host.offers import Failure, Offer, PluginError
 from ..plugin_host.registry import Registry
 from ..plugin_host.trial import TRIED
 from ..processes.python_command import python_command

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from ..config.errors import near
 from ..interfaces.provider import API_VERSION, NEXT_MINOR, PluginError as PluginError, Provider
-from . import hookspecs
+from .kinds import GROUP, HOOKS, KINDS
 
 logger = logging.getLogger(__name__)
 
@@ -36,34 +36,6 @@ class UnfitPluginError(PluginError, ValueError):
     """A plugin that cannot do what is asked of it here: its constructor said so by a `ValueError`."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of plugin: its hook, its name in sentences, and its interface ("module:Class"), if it has one."""
-
-    hook: str
-    noun: str
-    interface: str | None = None
-
-
-KINDS = {
-    "platform": Kind("frame_platforms", "platform", "platform:Platform"),
-    "attention": Kind("frame_attention_backends", "attention backend", "attention:AttentionBackend"),
-    "model": Kind("frame_models", "model", "model:Model"),
-    "connector": Kind("frame_kv_connectors", "KV connector", "connector:ConnectorScheduler"),
-    "executor": Kind("frame_executors", "executor", "executor:Executor"),
-    "scheduler": Kind("frame_schedulers", "scheduling policy", "scheduling:SchedulerPolicy"),
-    "speculator": Kind("frame_speculators", "speculator", "speculator:Speculator"),
-    "source": Kind("frame_model_sources", "model source", "source:ModelSource"),
-    "loader": Kind("frame_weight_loaders", "weight loader", "loader:WeightLoader"),
-    "processor": Kind("frame_logits_processors", "logits processor"),  # vLLM-style classes are adapted
-    "grammar": Kind("frame_grammars", "grammar backend", "grammar:GrammarBackend"),
-    "tool-parser": Kind("frame_tool_parsers", "tool parser", "parser:ToolParser"),
-    "reasoning-parser": Kind("frame_reasoning_parsers", "reasoning parser", "parser:ReasoningParser"),
-    "pooler": Kind("frame_poolers", "pooler", "pooling:Pooler"),
-    "endpoint": Kind("frame_endpoints", "endpoint", "endpoint:Endpoint"),
-    "command": Kind("frame_commands", "command", "endpoint:Command"),
-    "sink": Kind("frame_metrics_sinks", "metrics sink", "report:MetricsSink"),
-}
 _KIND_OF_HOOK = {kind.hook: name for name, kind in KINDS.items()}
 
 
@@ -117,7 +89,7 @@ def installed(packages: set[Any] | None) -> list[EntryPoint]:
     `packages` are the names of the packages to look at; None for all.
     """
     found: dict[tuple[str, str, str], EntryPoint] = {}
-    for entry in entry_points(group=hookspecs.GROUP):
+    for entry in entry_points(group=GROUP):
         package = canonicalize_name(_package(entry)[0])
         if packages is None or package in packages:
             found.setdefault((package, entry.name, entry.value), entry)
@@ -148,8 +120,8 @@ def collect(entries: Iterable[EntryPoint]) -> tuple[list[Offer], list[Failure]]:
 
 
 def _offers(plugin: ModuleType, package: str, version: str) -> list[Offer]:
-    manager = pluggy.PluginManager(hookspecs.GROUP)
-    manager.add_hookspecs(hookspecs)
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(HOOKS)
     manager.register(plugin)
     found: list[Offer] = []
     for caller in manager.get_hookcallers(plugin) or ():

@@ -19,10 +19,10 @@ from pydantic import BaseModel
 
 from ..interfaces.provider import Provider
 from ..interfaces.setup import Setup
+from .kinds import KINDS
 from .model_registry import models_here, offer_here
 from .offers import (
     HERE,
-    KINDS,
     OURS,
     Choice,
     Failure,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         SamplingParams as SamplingParams,
         StructuredOutputsParams as StructuredOutputsParams,
     )
-    from .core.plugin_host.hookspecs import hookimpl as hookimpl
+    from .core.plugin_host.kinds import hookimpl as hookimpl
     from .core.plugin_host.model_registry import ModelRegistry as ModelRegistry
     from .offline.beam import BeamSearchParams as BeamSearchParams
     from .offline.engine import LLMEngine as LLMEngine

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from frame import testing
-from frame.core.plugin_host.offers import KINDS
+from frame.core.plugin_host.kinds import KINDS
 from frame.testing.contract_run import run_suite
 from frame.testing.suites import SUITES
 from tests.contract import wrong_more

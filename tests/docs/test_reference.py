@@ -17,7 +17,7 @@ import yaml
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.config.leaves import leaves
-from frame.core.plugin_host.offers import KINDS
+from frame.core.plugin_host.kinds import KINDS
 from frame.vllm_names.arguments import TRANSLATIONS
 from frame.vllm_names.unused import UNUSED
 
@@ -86,9 +86,9 @@ def test_every_name_of_the_contract_is_in_its_reference() -> None:
         page = pages[f"plugin-{area}.md"]
         there = set(re.findall(r"^### (\w+)$", page, re.MULTILINE))
         assert there == set(dir(importlib.import_module(f"frame.{area}"))), area
-    assert set(re.findall(r"^## (\w+)$", pages["plugin-hooks.md"], re.MULTILINE)) == {
-        kind.hook for kind in KINDS.values()
-    }
+    hooks = dict(re.findall(r"^## (\w+)\n(.+?)(?=\n## |\Z)", pages["plugin-hooks.md"], re.MULTILINE | re.DOTALL))
+    assert set(hooks) == {kind.hook for kind in KINDS.values()}
+    assert all("builds" in about for about in hooks.values()), "each says who builds its plugins"
 
 
 def test_every_page_is_in_the_navigation() -> None:

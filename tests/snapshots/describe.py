@@ -26,10 +26,9 @@ def contract() -> dict[str, Any]:
     """Everything that a plugin may rely on, by area and name."""
     import frame
     from frame import interfaces, layers, ops, settings, testing
-    from frame.core.plugin_host import hookspecs
-    from frame.core.plugin_host.offers import KINDS
+    from frame.core.plugin_host.kinds import HOOKS, KINDS
 
-    hooks = {name: str(inspect.signature(hook)) for name, hook in vars(hookspecs).items() if name.startswith("frame_")}
+    hooks = {name: str(inspect.signature(hook)) for name, hook in vars(HOOKS).items()}
     return {
         "version": frame.API_VERSION,
         "hooks": hooks,

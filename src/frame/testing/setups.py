@@ -20,7 +20,7 @@ from frame.core.interfaces.setup import (
     SourceSetup,
     SpeculatorSetup,
 )
-from frame.core.plugin_host.offers import KINDS
+from frame.core.plugin_host.kinds import KINDS
 from frame.core.plugin_host.setups import (
     connector_setup,
     connector_worker_setup,

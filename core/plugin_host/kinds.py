@@ -1,0 +1,85 @@
+"""The kinds of plugins, and the hook by which a package offers each. Hooks are called at start-up only.
+
+A plugin is a module (or object) named by an entry point of group `frame`; it marks functions with `frame.hookimpl`.
+Every hook takes no argument, is called once per `Registry.load`, in each process that chooses or builds plugins, and
+returns descriptions only: nothing heavy may be imported before a provider is chosen. What a hook raises disables that
+plugin and is reported by `frame plugins`.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pluggy
+
+from ..interfaces.provider import Provider
+
+#: The entry-point group and pluggy's project name.
+GROUP = "frame"
+
+hookimpl = pluggy.HookimplMarker(GROUP)
+
+
+class Kind(NamedTuple):
+    """A kind of plugin: its hook, its name in sentences, and its interface ("module:Class"), if it has one."""
+
+    hook: str
+    noun: str
+    interface: str | None = None
+
+
+#: The comment above each kind says who builds its plugins, and how long they live; the API reference shows it.
+KINDS = {
+    #: A worker probes platforms when it starts and builds one for its device; it lives until the worker ends.
+    #: `tags["early"]` ("package.module:function") is called as `function(setup, options)` before torch is imported,
+    #: with a plain `Setup`; it begins work in a thread and returns at once.
+    "platform": Kind("frame_platforms", "platform", "platform:Platform"),
+    #: A worker builds one for each KV group after the model was built; it lives as long as the KV cache.
+    "attention": Kind("frame_attention_backends", "attention backend", "attention:AttentionBackend"),
+    #: Named by the architecture that config.json states. A worker builds one before it loads weights; it lives until
+    #: the worker ends.
+    "model": Kind("frame_models", "model", "model:Model"),
+    #: `target` is the scheduler side, `tags["worker"]` the worker side ("package.module:Class"). The engine builds the
+    #: first, each worker the second, when the KV cache exists; both are closed with it.
+    "connector": Kind("frame_kv_connectors", "KV connector", "connector:ConnectorScheduler"),
+    #: The engine builds one when it starts and closes it when it ends.
+    "executor": Kind("frame_executors", "executor", "executor:Executor"),
+    #: The engine builds one when it starts; it lives as long as the engine.
+    "scheduler": Kind("frame_schedulers", "scheduling policy", "scheduling:SchedulerPolicy"),
+    #: A worker builds the one that the configuration names when the KV cache exists; it lives as long as the worker.
+    "speculator": Kind("frame_speculators", "speculator", "speculator:Speculator"),
+    #: The process that a user starts builds one when a model or tokenizer is named that is no folder, and drops it once
+    #: its files are there.
+    "source": Kind("frame_model_sources", "model source", "source:ModelSource"),
+    #: A worker builds one for each loading of weights; it is dropped once they are in place.
+    "loader": Kind("frame_weight_loaders", "weight loader", "loader:WeightLoader"),
+    #: `frame.interfaces.LogitsProcessor` classes, or vLLM-style ones, which are adapted. A worker builds all of them
+    #: when it starts; they live as long as the worker.
+    "processor": Kind("frame_logits_processors", "logits processor"),
+    #: The engine builds one for the first request that constrains its output, and so does the process that tries
+    #: grammars first; both live as long as the engine.
+    "grammar": Kind("frame_grammars", "grammar backend", "grammar:GrammarBackend"),
+    #: Each API process builds the one that is named when its text side is ready; it opens a reader for every output.
+    "tool-parser": Kind("frame_tool_parsers", "tool parser", "parser:ToolParser"),
+    #: Each API process builds the one that is named when its text side is ready; it opens a reader for every output.
+    "reasoning-parser": Kind("frame_reasoning_parsers", "reasoning parser", "parser:ReasoningParser"),
+    #: A worker of a pooling model builds the ones that its model needs when it starts; they live as long as the worker.
+    "pooler": Kind("frame_poolers", "pooler", "pooling:Pooler"),
+    #: HTTP routes. Each API process builds all of them when it starts; they live as long as the process.
+    "endpoint": Kind("frame_endpoints", "endpoint", "endpoint:Endpoint"),
+    #: Subcommands of `frame`. The command line builds the one that was typed, or all of them for `frame --help`.
+    "command": Kind("frame_commands", "command", "endpoint:Command"),
+    #: Each API process builds those that `--metrics-sinks` names when it starts, and closes them when it ends.
+    "sink": Kind("frame_metrics_sinks", "metrics sink", "report:MetricsSink"),
+}
+
+
+@pluggy.HookspecMarker(GROUP)
+def _hook() -> list[Provider]:
+    """What every hook takes and returns."""
+    return []
+
+
+#: The hooks by name, as pluggy checks plugins against them.
+HOOKS: Any = SimpleNamespace(**{kind.hook: _hook for kind in KINDS.values()})
