@@ -55,8 +55,10 @@ class DecodeLaunch:
     min_span: int = 0
 
 
-def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1, *, few: bool = False) -> DecodeLaunch:
-    """The sizes that suit a layer; `few` rows leave most of the device idle even in splits."""
+def launch_for(
+    head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1, *, long_tiles: bool = False
+) -> DecodeLaunch:
+    """The sizes that suit a layer; `long_tiles` of 64 keys by two warps where small programs do not fill the device."""
     wide = dtype.itemsize > 2 or head_dim > 128
     block_m = max(16, triton.next_power_of_2(groups))
     if block_m > 16:  # more query heads than the registers of two warps hold
@@ -65,7 +67,7 @@ def launch_for(head_dim: int, groups: int, dtype: torch.dtype, splits: int = 1, 
     if wide:  # products of float32 are sums in registers
         return DecodeLaunch(block_m, 32, splits, 8 if dtype.itemsize > 2 else 2, 2)
     # where programs fill the device, many small programs read fastest
-    return DecodeLaunch(block_m, 64, splits, 2, 3) if few and splits > 1 else DecodeLaunch(block_m, 32, splits, 1, 4)
+    return DecodeLaunch(block_m, 64, splits, 2, 3) if long_tiles else DecodeLaunch(block_m, 32, splits, 1, 4)
 
 
 def invariant_launch(head_dim: int, groups: int, dtype: torch.dtype) -> DecodeLaunch | None:

@@ -16,7 +16,7 @@ class CudaOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     graph_sizes: list[int] = Field(
-        default_factory=lambda: [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512],
+        default_factory=lambda: [1, 2, 4, 8, 16, 24, 32, 48, *range(64, 256, 16), *range(256, 513, 32)],
         description="Decode batch sizes that are recorded; a batch is padded to the next of them.",
     )
     graph_sizes_at_start: int = Field(

@@ -10,7 +10,7 @@ import torch
 from frame.core.ops import Ops
 from frame.interfaces import BackendSetup
 from frame.plugins.attention.triton import TritonAttention
-from tests.plugins.attention.batches import check, make_case, spec_of
+from tests.plugins.attention.batches import check, make_case, spec_of, split_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,7 @@ def test_keys_and_values_are_the_references_own(kv_dtype: torch.dtype, features:
 
 
 def test_several_splits_and_heads_of_128(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: (4, 0))
+    split_rows(monkeypatch, 4, 0)
     spec = spec_of(device_type=DEVICE, dtype=DTYPE, kv_dtype=torch.float8_e4m3fn, head_dim=128, block_size=16)
     check(TritonAttention, make_case(TritonAttention, spec, [(300, 1), (0, 1)], scales=(0.5, 2.0)), CLOSE, CLOSE)
 

@@ -14,7 +14,7 @@ from frame.core.interfaces.setup import BackendSetup
 from frame.core.ops import Ops
 from frame.plugins.attention import triton
 from frame.plugins.attention.triton import TritonAttention
-from tests.plugins.attention.batches import Case, check, make_case, spec_of
+from tests.plugins.attention.batches import Case, check, make_case, spec_of, split_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -57,7 +57,7 @@ def shared_case(
 def test_groups_and_rows_alone_equal_the_reference(
     features: dict, own: int, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TritonAttention, "_splits", lambda *_: (own, 0))
+    split_rows(monkeypatch, own, 0)
     monkeypatch.setattr(triton, "MAX_PREFIX_SPLITS", shared)
     rows = [(400, 1), (50, 1), (336, 1), (352, 1), (200, 1), (0, 1), (193, 1), (700, 1)]
     check(TritonAttention, shared_case(rows, [([0, 2, 3, 7], 336), ([4, 6], 192)], **features), CLOSE, CLOSE)

@@ -21,7 +21,7 @@ CPU_KV_BYTES = 4 << 30
 #: What a GPU keeps free beside weights, cache, activations and recorded steps.
 CUDA_RESERVE_BYTES = 400 << 20
 #: Decode batches that are recorded by default, and the largest one that ever is.
-CUDA_GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+CUDA_GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 256, 16), *range(256, 513, 32))
 CUDA_MAX_GRAPH_ROWS = 512
 #: What each of them takes besides the largest, with its draws, and the largest for a library's workspace.
 CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES = 4 << 20, 32 << 20

@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, GroupBatch, LayerParams
 from frame.core.ops import Ops
 from frame.interfaces import BackendSetup
+from frame.kernels import decode
+from frame.kernels.decode import DecodeLaunch
+from frame.plugins.attention.triton import TritonAttention
 
 SPEC = AttentionSpec(
     num_heads=4,
@@ -169,3 +173,14 @@ def check(backend: type[AttentionBackend], case: Case, atol: float = 1e-5, rtol:
     torch.testing.assert_close(cache.float(), want_cache.float(), rtol=0, atol=0, equal_nan=True)
     real = int(case.batch.host_query_lens.sum())
     torch.testing.assert_close(out[:real], want[:real], rtol=rtol, atol=atol)
+
+
+def split_rows(monkeypatch: pytest.MonkeyPatch, parts: int, min_span: int) -> None:
+    """Has backends split all rows alike, however many there are and however short they are."""
+
+    def launch(self: TritonAttention, num_rows: int, max_seq_len: int) -> DecodeLaunch:
+        spec = self.spec
+        sizes = decode.launch_for(spec.head_dim, spec.num_heads // spec.num_kv_heads, spec.dtype, parts)
+        return replace(sizes, min_span=min_span)
+
+    monkeypatch.setattr(TritonAttention, "decode_launch", launch)

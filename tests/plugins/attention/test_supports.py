@@ -76,12 +76,16 @@ def test_triton_splits_rows_where_they_do_not_fill_the_device(monkeypatch: pytes
     monkeypatch.setattr(triton, "_num_multiprocessors", lambda _: 132)
     options = TritonOptions(hopper_prefill=False)
     backend = TritonAttention(BackendSetup(replace(ON_GPU, num_heads=16, num_kv_heads=8), Ops()), options)
-    rows = (1, 2, 4, 5, 12, 13, 33, 34, 53, 54, 66, 67, 123, 124, 512)
+    rows = (1, 2, 4, 5, 12, 33, 36, 53, 54, 70, 71, 115, 116, 141, 142, 173, 174, 512)
     launches = [backend.decode_launch(count, 16384) for count in rows]
-    assert [launch.splits for launch in launches] == [32, 16, 8, 8, 8, 4, 4, 4, 4, 1, 1, 2, 2, 1, 1]
-    assert [launch.min_span for launch in launches] == [0] * 7 + [512] * 2 + [0] * 2 + [512] * 2 + [0] * 2
+    assert [launch.splits for launch in launches] == [32, 16, 8, 16, 8, 4, 4, 4, 2, 2, 2, 2, 1, 1, 2, 2, 1, 1]
+    assert [launch.min_span for launch in launches] == [
+        0, 0, 0, 128, 128, 256, 256, 512, 256, 256, 2048, 2048, 0, 0, 2048, 2048, 0, 0
+    ]  # fmt: skip
+    long = [launch.block_n == 64 for launch in launches]
+    assert long == [True] * 4 + [False] * 6 + [True] * 4 + [False] * 4
     assert [backend.decode_launch(1, length).splits for length in (100, 255, 256, 1000)] == [1, 1, 2, 4]
-    assert [backend.decode_launch(80, length).splits for length in (600, 1023, 1024)] == [1, 1, 2]
+    assert [backend.decode_launch(80, length).splits for length in (600, 4095, 4096)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
