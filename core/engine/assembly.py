@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TypeAlias
 
@@ -78,7 +79,8 @@ class EngineStart:
     def finish(self) -> Engine:
         """Starts the workers and returns the engine; raises as the constructor does, and then nothing is left."""
         executor, config = self._executor, self._config
-        try:
+        with ExitStack() as undo:
+            undo.callback(executor.close)
             facts = executor.load()
             layout = agreed_layout(config, mesh_of(config), facts)
             ready = executor.allocate(layout)
@@ -86,8 +88,9 @@ class EngineStart:
             compiler, no_grammars = make_compiler(config, self._registry, self._vocabulary)
             info = _describe(config, layout, facts[0], ready[0], self._checkpoint)
             connector = self._connector(layout, info)
+            undo.callback(connector.close)
             connector.connect({rank: one.handshake for rank, one in enumerate(ready)})
-            return Engine(
+            engine = Engine(
                 scheduler=self._scheduler(layout, info, connector, compiler, no_grammars),
                 executor=executor,
                 connector=connector,
@@ -97,9 +100,8 @@ class EngineStart:
                 culprit=partial(culprit, self._registry),
                 records=any(one.records for one in ready),
             )
-        except BaseException:
-            executor.close()
-            raise
+            undo.pop_all()
+        return engine
 
     @property
     def _depth(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -117,16 +118,19 @@ class WorkerStart:
         if self._loaded is None:
             raise RuntimeError("a worker allocates its KV cache once, after its weights are loaded")
         loaded, self._loaded = self._loaded, None
-        memory, runner = self._timed("kv cache", lambda: _with_cache(loaded, layout))
-        self._timed("warm up", lambda: _record(runner))
-        logger.info("started: %s", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self._stages))
-        started = Started(loaded.opened, loaded.described, loaded.weights, memory, runner, self._stages)
-        return started, WorkerReady(
-            handshake=runner.connector.handshake(),
-            records=runner.device.graphs.wanted(),
-            stages=self._stages,
-            pooling=runner.pooling.facts if isinstance(runner.pooling, Pooling) else None,
-        )
+        with ExitStack() as undo:
+            memory, runner = self._timed("kv cache", lambda: _with_cache(loaded, layout, undo))
+            self._timed("warm up", lambda: _record(runner))
+            logger.info("started: %s", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self._stages))
+            started = Started(loaded.opened, loaded.described, loaded.weights, memory, runner, self._stages)
+            ready = WorkerReady(
+                handshake=runner.connector.handshake(),
+                records=runner.device.graphs.wanted(),
+                stages=self._stages,
+                pooling=runner.pooling.facts if isinstance(runner.pooling, Pooling) else None,
+            )
+            undo.pop_all()
+        return started, ready
 
     def close(self) -> None:
         """Drops what was loaded and never got a KV cache."""
@@ -170,7 +174,7 @@ def _digest(loaded: _Loaded, bound: BoundLayers) -> str:
     return block_numerics(loaded.chosen.layout, bound.backends, facts)
 
 
-def _with_cache(loaded: _Loaded, layout: KVLayout) -> tuple[KVMemory, Runner]:
+def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVMemory, Runner]:
     opened = loaded.opened
     config, platform = opened.config, opened.platform
     bound = loaded.chosen.build(layout, platform.ops())
@@ -179,6 +183,7 @@ def _with_cache(loaded: _Loaded, layout: KVLayout) -> tuple[KVMemory, Runner]:
     platform.memory().claim("kv_cache", memory.slots)
     views = bound.bind(memory)
     connector = opened.connector(layout, config.transfer.kv_connector)
+    undo.callback(connector.close)
     connector.register(views)
     against = against_recording(opened, loaded.model, bound)
     if connector.hooks.decode_steps:
