@@ -24,7 +24,7 @@ from ..interfaces.step import StepPlan
 from ..layers.weights import WeightMap, load_weights
 from ..plugin_host.registry import Registry
 from .profiler import Profiler
-from .start.model_loading import choose_loader, load_model
+from .start.model_loading import choose_loader
 from .start.start import Started, WorkerStart
 
 
@@ -123,9 +123,9 @@ class Worker:
         platform = self.platform
         platform.memory().wake(tuple(tags))
         if "weights" in tags and self._weights_gone:
-            fresh = load_model(self.config, read_checkpoint(self.config), platform, self.registry).model
-            for old, new in zip(self.started.model.parameters(), fresh.parameters(), strict=True):
-                old.copy_(new)
+            # in place: a second copy beside the cache might find no room
+            _, loader = self._open_weights({})
+            load_weights(self.started.model, loader, platform.streams().fill)
             self._weights_gone = False
         self._drop_stale_recordings()
 

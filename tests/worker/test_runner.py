@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from frame import LLM
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import NewRequest, StepPlan, TransferReport
+from frame.core.worker.start import model_loading
 from frame.core.worker.step.runner import Runner
 from frame.interfaces import LayerHooks
 from frame.testing.checkpoints import make_checkpoint
@@ -151,3 +153,17 @@ def test_a_step_on_its_way_finds_the_tables_of_a_failed_one_and_a_later_one_its_
     assert runner.tables.token_ids[1, :2].tolist() == [9, 9]
     assert runner.tables.blocks[0][1, :1].tolist() == [6]
     assert runner.tables.blocks[0][2, :2].tolist() == [4, 5]
+
+
+def test_weights_that_sleep_dropped_are_read_in_place(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second copy of them beside the cache might find no room."""
+    (before,) = engine.collective_rpc(lambda worker: [one.clone() for one in worker.model.parameters()])
+    monkeypatch.setattr(model_loading, "build_model", fail)
+    engine.core.call("sleep", {"keep": []})
+    (asleep,) = engine.collective_rpc(
+        lambda worker: sum(one.untyped_storage().nbytes() for one in worker.model.parameters())
+    )
+    assert asleep == 0
+    engine.core.call("wake_up")
+    (after,) = engine.collective_rpc(lambda worker: list(worker.model.parameters()))
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
