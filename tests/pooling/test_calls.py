@@ -150,3 +150,11 @@ def test_budgets_and_refusals(tmp_path, decoder):
     with pytest.raises(ValueError, match="the model generates text, so it cannot do 'embed'"):
         generating.embed("x")
     generating.close()
+
+
+@pytest.mark.parametrize("method", ["embed", "classify", "reward", "encode", "score"])
+def test_a_wrong_keyword_is_refused_in_the_name_of_the_called_method(decoder, method):
+    with open_llm(decoder, runner="pooling") as llm:
+        texts = ("a", "b") if method == "score" else ("a",)
+        with pytest.raises(ValueError, match=f"^{method} has no keyword 'wrong'"):
+            getattr(llm, method)(*texts, wrong=1)

@@ -49,6 +49,11 @@ class PoolingCalls:
         Raises `InvalidRequest` (a `ValueError`) before anything runs for what cannot be served.
         """
         refuse_unserved(self.encode, lora_request=lora_request, **unused)
+        return self._pool(prompts, pooling_params, use_tqdm, pooling_task)
+
+    def _pool(
+        self, prompts: Any, pooling_params: Params, use_tqdm: ProgressOption, pooling_task: PoolingTask | None
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         given = as_prompts(prompts)
         pairs = list(zip(given, _pair(pooling_params, len(given), pooling_task), strict=True))
         ready = _tokenize(self.llm_engine, pairs)
@@ -71,9 +76,8 @@ class PoolingCalls:
         **unused: Any,
     ) -> list[EmbeddingRequestOutput]:
         """A vector for each text."""
-        outputs = self.encode(
-            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed", **unused
-        )
+        refuse_unserved(self.embed, lora_request=lora_request, **unused)
+        outputs = self._pool(prompts, pooling_params, use_tqdm, "embed")
         return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
     def classify(
@@ -86,9 +90,8 @@ class PoolingCalls:
         **unused: Any,
     ) -> list[ClassificationRequestOutput]:
         """The probability of each class for each text."""
-        outputs = self.encode(
-            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="classify", **unused
-        )
+        refuse_unserved(self.classify, lora_request=lora_request, **unused)
+        outputs = self._pool(prompts, pooling_params, use_tqdm, "classify")
         return [ClassificationRequestOutput.from_base(output) for output in outputs]
 
     def reward(
@@ -101,9 +104,8 @@ class PoolingCalls:
         **unused: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """A row of scores for each token of each text, or for those that end a step."""
-        return self.encode(
-            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="reward", **unused
-        )
+        refuse_unserved(self.reward, lora_request=lora_request, **unused)
+        return self._pool(prompts, pooling_params, use_tqdm, "reward")
 
     def score(
         self,
@@ -120,16 +122,17 @@ class PoolingCalls:
 
         A cross-encoder reads each pair; with an embedding model the score is the cosine of two embeddings.
         """
+        refuse_unserved(self.score, lora_request=lora_request, **unused)
         first, second = _sides(data_1, data_2)
         front = self.llm_engine.front
         params = pooling_params or PoolingParams()
-        options: dict[str, Any] = {"use_tqdm": use_tqdm, "lora_request": lora_request, **unused}
         if front.pooling is not None and "embed" in front.pooling.tasks:
-            return _cosines(self.embed([*first, *second], pooling_params=params, **options), len(first), len(second))
+            vectors = self.embed([*first, *second], use_tqdm=use_tqdm, pooling_params=params)
+            return _cosines(vectors, len(first), len(second))
         front.require("score")
         texts = zip(first * (len(second) // len(first)), second, strict=True)
         pairs = [front.pair(one, other, params, chat_template) for one, other in texts]
-        outputs = self.encode(pairs, params, pooling_task="score", **options)
+        outputs = self._pool(pairs, params, use_tqdm, "score")
         return [ScoringRequestOutput.from_base(output) for output in outputs]
 
 

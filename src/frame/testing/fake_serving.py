@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frame.core.front.logprobs import Logprob
 from frame.core.front.outputs import CompletionOutput, RequestOutput
 from frame.core.front.pooled_outputs import PoolingOutput, PoolingRequestOutput
 from frame.core.front.prompts import parse_prompt
@@ -21,7 +22,7 @@ from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.endpoint import RequestError
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingFacts, PoolingParams
-from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 from frame.core.interfaces.schema import BoundedModel, Limits, SamplingFields
 from frame.core.interfaces.serving import Batches, RequestCounts
 from frame.core.server.bodies import JSON_BODY
@@ -31,6 +32,21 @@ from frame.core.server.streams import EventStream, race
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BoundedModel)
+
+#: The log-probability of each token, and how much less each further candidate has.
+_LOGPROB, _STEP = -0.5, 1.0
+
+
+def _scores(token_ids: list[int], count: int) -> list[dict[int, Logprob]]:
+    """For each token its log-probability as the most probable one, and further ones up to `count` (-1: all)."""
+    places = range(max(1, 256 if count == -1 else count))
+    return [
+        {
+            (token + place) % 256: Logprob(_LOGPROB - _STEP * place, place + 1, chr((token + place) % 256))
+            for place in places
+        }
+        for token in token_ids
+    ]
 
 
 @dataclass
@@ -128,20 +144,31 @@ class FakeServing:
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The answer, a word an output, for each of n."""
+        """The answer, a word an output or whole, for each of n, with log-probabilities where they are asked for."""
         del options
         self.requests.append((prompt, params))
-        words = self.answer.split(" ")
+        whole = params.output_kind == RequestOutputKind.FINAL_ONLY
+        words = [self.answer] if whole else self.answer.split(" ")
         for position, word in enumerate(words):
             last = position == len(words) - 1
             text = word if last else f"{word} "
+            token_ids = list(text.encode())
+            scores = None if params.logprobs is None else _scores(token_ids, params.logprobs)
             outputs = [
                 CompletionOutput(
-                    index=index, text=text, token_ids=list(text.encode()), finish_reason="stop" if last else None
+                    index=index,
+                    text=text,
+                    token_ids=token_ids,
+                    finish_reason="stop" if last else None,
+                    logprobs=scores,
+                    cumulative_logprob=None if scores is None else _LOGPROB * len(token_ids),
                 )
                 for index in range(params.n)
             ]
-            yield RequestOutput(request_id, None, [1, 2, 3], None, outputs, last, num_cached_tokens=0)
+            prompt_scores: list[dict[int, Logprob] | None] | None = None
+            if params.prompt_logprobs is not None and position == 0:
+                prompt_scores = [None, *_scores([2, 3], params.prompt_logprobs)]
+            yield RequestOutput(request_id, None, [1, 2, 3], prompt_scores, outputs, last, num_cached_tokens=0)
 
     @property
     def pooling(self) -> PoolingFacts:
