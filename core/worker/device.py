@@ -1,4 +1,4 @@
-"""What all parts of a worker use of its platform. Knows no model and no request."""
+"""`Device`: the ops, streams, shapes and graphs of a worker's platform, as all parts of the worker use them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Device:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def pad(self, what: Length, count: int, most: int) -> int:
-        """What the platform takes in place of `count` of `what`, as far as there are so many; 0 stays 0."""
+        """The number of `what` that the platform computes in place of `count`, at most `most`; 0 stays 0."""
         return min(self.shapes.pad(what, count), most) if count else 0
 
     def padded(self, what: Length, array: np.ndarray, filling: float | None = None, axis: int = -1) -> np.ndarray:

@@ -49,7 +49,7 @@ class Worker:
 
     @property
     def started(self) -> Started:
-        """What serves; raises `RuntimeError` before the start and after the end."""
+        """The parts that serve; raises `RuntimeError` before `allocate` and after `close`."""
         if self._started is None:
             raise RuntimeError("the worker has not been started, or is closed")
         return self._started
@@ -57,7 +57,7 @@ class Worker:
     @property
     def platform(self) -> Platform:
         """The device."""
-        return self.started.platform
+        return self.started.opened.platform
 
     @property
     def model(self) -> Model:
@@ -170,7 +170,7 @@ class Worker:
         return config, choose_loader(config, checkpoint, self.registry)
 
     def _drop_stale_recordings(self) -> None:
-        """What recorded steps read may have moved: then they are made again, when the engine lets them."""
+        """Drops the recorded steps if a tensor that they read has moved; the engine then has them recorded again."""
         inputs = self.runner.recorded_inputs
         if (addresses := inputs.addresses()) != self._addresses:
             self._addresses = addresses

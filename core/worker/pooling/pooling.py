@@ -1,28 +1,31 @@
-"""Pooling as the runner's collaborator: which rows of a step end a prompt, and what they are answered.
+"""Pooling for the runner: which rows of a step end a prompt, and the vectors that answer them.
 
-Null by default. Knows no model family and no scheduling; hidden states become rows in poolers, which are plugins.
+Poolers, which are plugins, turn hidden states into rows. A generating engine has `NullPooling`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...config.pooling import Activation
+from ...interfaces.model import Model
 from ...interfaces.platform import HostCopy, Streams
 from ...interfaces.pooling import Pooler, PoolerRows
 from ...interfaces.pooling_params import PoolingFacts, PoolingParams
 from ...interfaces.step import NewRequest, StepPlan
-from .pooled_head import PooledHead
+from ...ops import Ops
 
 NOT_FINITE = "the model produced values that are not finite"
 
 
 class PooledRows:
-    """What the pooling requests of a step are answered, on its way to the host."""
+    """The answers to the pooling requests of a step, on their way to the host."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[list[int], list[int], HostCopy]] = []
@@ -51,6 +54,50 @@ class PooledRows:
         return pooled, failed
 
 
+@dataclass(frozen=True)
+class PooledHead:
+    """What follows pooling: an embedding is cut and normalised, a score is biased and made a probability.
+
+    A request whose field is None gets the value that is set here.
+    """
+
+    model: Model
+    ops: Ops
+    kind: Literal["embedding", "scores"]
+    normalize: bool
+    dimensions: int | None
+    use_activation: bool
+    activation: Activation
+    bias: float | None = None
+    returned: tuple[int, ...] = ()
+
+    def key(self, params: PoolingParams) -> tuple[bool | int | None, ...]:
+        """Equal for requests whose rows `finish` may take together."""
+        return params.normalize, params.dimensions, params.use_activation
+
+    def finish(self, rows: Tensor, params: PoolingParams) -> Tensor:
+        """float32 [N, size] for pooled rows [N, hidden_size]."""
+        return self._embedding(rows, params) if self.kind == "embedding" else self._scores(rows, params)
+
+    def _embedding(self, rows: Tensor, params: PoolingParams) -> Tensor:
+        size = self.dimensions if params.dimensions is None else params.dimensions
+        if size is not None:
+            rows = rows[:, :size]
+        normalize = self.normalize if params.normalize is None else params.normalize
+        return self.ops.unit(rows.float()) if normalize else rows.float().clone()
+
+    def _scores(self, rows: Tensor, params: PoolingParams) -> Tensor:
+        logits = self.model.logits(rows.to(next(self.model.parameters()).dtype)).float()
+        if self.returned:
+            logits = logits[:, list(self.returned)]
+        if self.bias is not None:
+            logits = logits - self.bias
+        wanted = self.use_activation if params.use_activation is None else params.use_activation
+        if not wanted or self.activation == "identity":
+            return logits
+        return torch.sigmoid(logits) if self.activation == "sigmoid" else logits.softmax(-1)
+
+
 class NullPooling:
     """For models that generate."""
 
@@ -77,7 +124,7 @@ class NullPooling:
 
 @dataclass
 class _Slot:
-    """What is known of a pooling request."""
+    """The pooling request of a slot."""
 
     params: PoolingParams
     prompt_len: int

@@ -10,8 +10,7 @@ from ...interfaces.pooling import Pooler, PoolerSizes
 from ...interfaces.pooling_params import PoolingFacts, PoolingTask
 from ...interfaces.setup import PoolerSetup
 from ...plugin_host.registry import Registry
-from .pooled_head import PooledHead
-from .pooling import Pooling
+from .pooling import PooledHead, Pooling
 
 
 def make_pooling(

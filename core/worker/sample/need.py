@@ -17,12 +17,12 @@ class Need(IntFlag):
     INVARIANT_PROCESSORS = 64
 
 
-# numbers: a flag costs more to combine than what it stands for, in each step
-#: What changes logits before the draw.
+# plain integers: combining members of an IntFlag in each step takes longer than the work they stand for
+#: The needs that change logits before the draw.
 EDITS = int(Need.PENALTIES | Need.RULES | Need.PROCESSORS)
 
-#: All but a temperature.
+#: Everything beyond a temperature.
 MORE = ~int(Need.RANDOM)
 
-#: What works on one row of a slot at a time.
+#: What allows a slot one row in a batch only.
 ONE_ROW = int(Need.PROCESSORS | Need.INVARIANT_PROCESSORS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -12,27 +11,15 @@ from ...interfaces.platform import HostCopy
 from ...interfaces.step import LogprobRows, NewRequest, StepPlan
 from ..device import Device
 
-#: Most positions whose logits are computed at once, whatever the length of a chunk.
+#: Most positions whose logits are computed at once.
 MAX_ROWS = 128
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Positions first .. first + count - 1 of one row of the plan; their hidden states start at `offset`."""
-
-    row: int
-    slot: int
-    k: int
-    first: int
-    count: int
-    offset: int
 
 
 class PromptChunks:
     """Log-probabilities of one step's prompt tokens, on their way to the host."""
 
     def __init__(self, copies: list[tuple[int, int, HostCopy]]) -> None:
-        self._copies = copies  # row of the plan, number of positions, the positions and what fills up
+        self._copies = copies  # (row of the plan, number of positions, those positions and padding)
 
     def rows(self) -> dict[int, LogprobRows]:
         """By row of the plan; waits for the copies."""
@@ -53,8 +40,8 @@ class PromptChunks:
 class PromptLogprobs:
     """Scores the prompts of the slots that asked: the hidden state at position i scores prompt token i + 1.
 
-    The rows of a step are those of the positions it computes, from `num_computed` on. A prefill that is repeated after
-    a preemption brings them again, and whoever reads them drops those; one that already has output brings none.
+    A step scores the positions that it computes, from `num_computed` on. A prefill repeated after a preemption scores
+    them again, and the engine drops the second scores; a request that has output already is not scored.
     """
 
     def __init__(self, device: Device, logprobs_mode: str) -> None:
@@ -87,34 +74,30 @@ class PromptLogprobs:
         if not self._asked:
             return None
         copies: list[tuple[int, int, HostCopy]] = []
-        for span in self._spans(plan):
-            for start in range(0, span.count, MAX_ROWS):
-                count = min(MAX_ROWS, span.count - start)
-                logits = compute_logits(self._part(hidden, span.offset + start, count)).float()
-                targets = self._part(token_table[span.slot], span.first + start + 1, count)
-                vocab_size = logits.shape[-1]
-                k = vocab_size if span.k < 0 else min(span.k, vocab_size)
-                padded_k = self._device.pad("logprobs", k, vocab_size)
-                ids, values, ranks = self._device.ops.top_logprobs(logits, targets, padded_k, self._normalize)
-                named = {"ids": ids[:, : k + 1], "values": values[:, : k + 1], "ranks": ranks}
-                copies.append((span.row, count, self._device.streams.copy_out(named)))
+        columns = plan.slots, plan.num_computed, plan.num_scheduled, plan.num_scheduled.cumsum() - plan.num_scheduled
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for row, (slot, first, scheduled, offset) in enumerate(rows):
+            if slot not in self._asked:
+                continue
+            k, prompt_len = self._asked[slot]
+            total = min(scheduled, prompt_len - 1 - first)
+            for start in range(0, total, MAX_ROWS):
+                count = min(MAX_ROWS, total - start)
+                logits = compute_logits(self._part(hidden, offset + start, count)).float()
+                targets = self._part(token_table[slot], first + start + 1, count)
+                copies.append((row, count, self._scored(logits, targets, k)))
         return PromptChunks(copies) if copies else None
+
+    def _scored(self, logits: Tensor, targets: Tensor, k: int) -> HostCopy:
+        """Starts the copy of each target's log-probability and of the k best (all of them where k is negative)."""
+        vocab_size = logits.shape[-1]
+        k = vocab_size if k < 0 else min(k, vocab_size)
+        padded_k = self._device.pad("logprobs", k, vocab_size)
+        ids, values, ranks = self._device.ops.top_logprobs(logits, targets, padded_k, self._normalize)
+        return self._device.streams.copy_out({"ids": ids[:, : k + 1], "values": values[:, : k + 1], "ranks": ranks})
 
     def _part(self, values: Tensor, first: int, count: int) -> Tensor:
         """values[first : first + count], the last one repeated where the platform pads rows."""
         if self._device.shapes.pad("rows", count) == count:
             return values[first : first + count]
         return values.index_select(0, self._device.stage_padded("rows", np.arange(first, first + count)))
-
-    def _spans(self, plan: StepPlan) -> list[_Span]:
-        spans = []
-        offset = 0
-        scheduled, computed = plan.num_scheduled.tolist(), plan.num_computed.tolist()
-        for row, slot in enumerate(plan.slots.tolist()):
-            if slot in self._asked:
-                k, prompt_len = self._asked[slot]
-                count = min(scheduled[row], prompt_len - 1 - computed[row])
-                if count > 0:
-                    spans.append(_Span(row, slot, k, computed[row], count, offset))
-            offset += scheduled[row]
-        return spans

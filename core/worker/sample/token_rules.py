@@ -15,15 +15,15 @@ from .draws import Ahead, newest
 from .need import Need
 
 _FOREVER = np.iinfo(np.int64).max
-#: In a tail: no token there yet, equal to no pattern.
+#: Fills a tail where the request has no token yet; equals no entry of a pattern.
 _NO_TOKEN = -2
 
 
 @dataclass(frozen=True)
 class _SlotRules:
-    """One slot's rules: a bias of `values` on `token_ids` while the length is below `until`, the `allowed` ids if the
+    """One slot's rules: a bias of `values` on `token_ids` below the length `until`, `allowed` ids, and bad `words`.
 
-    request names some, and `words`, the bad words of several tokens.
+    `allowed` is empty where the request names none; `words` are bad words of several tokens.
     """
 
     token_ids: np.ndarray
@@ -176,7 +176,7 @@ class TokenRules:
             older = self._tails.new_full((len(self._tails), missing), _NO_TOKEN)
             self._tails = torch.cat([older, self._tails], -1)
 
-    # what fills up repeats the last entry, which changes nothing: of a bias its value is 0
+    # padding repeats the last entry, which changes nothing; a repeated bias has the value 0
 
     def _biases(self, biased: Sequence[tuple[int, _SlotRules]]) -> tuple[Tensor, ...]:
         stage = self._device.stage_padded

@@ -1,7 +1,4 @@
-"""Which attention backend serves which layers, how large their blocks are, and where their caches lie.
-
-Knows no request.
-"""
+"""Which attention backend serves which layers, how large their blocks are, and where their caches lie."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 
 from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionSpec, CacheBackend
@@ -26,9 +24,9 @@ from .kv_memory import KVMemory
 
 @dataclass(frozen=True)
 class PlannedLayers:
-    """Layers that share a plan in each step, of KV group number `group` (-1: they keep nothing).
+    """Layers that share a plan in each step, of KV group number `group` (-1: they have no cache).
 
-    `backend` serves them where they ask for one, and `name` is what users call it; else that of the first layer.
+    `name` is that of the attention backend, or of the first layer where the layers have no backend.
     """
 
     planner: Planner
@@ -40,24 +38,24 @@ class PlannedLayers:
 
 @dataclass(frozen=True)
 class BoundLayers:
-    """All layers of a model by the plans of a step, in the order of these."""
+    """The layers of a model, grouped by the plan that they share in a step."""
 
     planned: list[PlannedLayers]
 
     @property
     def backends(self) -> list[CacheBackend]:
-        """Those of layers that ask for one."""
+        """The attention backends of the layers that have one."""
         return [one.backend for one in self.planned if one.backend is not None]
 
     @property
     def prefix_tile_rows(self) -> int:
-        """How many rows may read a prefix that they share together; 0 where backends have none, or differ in it."""
+        """Rows in a tile that reads a shared prefix once; 0 where no backend shares prefixes, or their tiles differ."""
         sizes = {backend.prefix_tile_rows for backend in self.backends if backend.shares_prefixes}
         return sizes.pop() if len(sizes) == 1 else 0
 
     @property
     def prefix_costs(self) -> PrefixCosts | None:
-        """What the first backend that says so gains where rows share a prefix."""
+        """The costs of reading a shared prefix once, from the first backend that states them."""
         return next((backend.prefix_costs for backend in self.backends if backend.prefix_costs is not None), None)
 
     def bind(self, memory: KVMemory) -> dict[str, CacheView]:
@@ -75,7 +73,7 @@ class BoundLayers:
 
 @dataclass(frozen=True)
 class ChosenBackends:
-    """A provider for each spec that layers have, and the layout that suits all, which has no blocks yet.
+    """The provider chosen for each spec of the layers, and a layout that all of them accept, still without blocks.
 
     `not_deterministic` says why one of them cannot give equal bits in any batch; "" when all can.
     """
@@ -125,7 +123,7 @@ def choose_backends(layers: Mapping[str, CachedLayer], config: FrameConfig, regi
     for spec in dict.fromkeys(layer.backend_spec for layer in layers.values()):
         if spec is None:
             continue
-        refuses, ranks = partial(_against, spec=spec, block_size=size), partial(_rank, spec)
+        refuses, ranks = partial(_against, spec=spec, block_size=size), methodcaller("preference", spec)
         provider = registry.select("attention", config.attention.attention_backend, refuses, ranks)
         chosen: type[CacheBackend] = registry.resolve(provider)
         providers[spec], multiples[spec] = provider, chosen.block_multiple(spec)
@@ -138,7 +136,7 @@ def choose_backends(layers: Mapping[str, CachedLayer], config: FrameConfig, regi
 
 
 def _against(backend: type[CacheBackend], spec: AttentionSpec, block_size: int) -> str | None:
-    """Why it cannot serve such layers in blocks of `block_size` tokens; 0: of as many as suit it."""
+    """Why `backend` cannot serve `spec` in blocks of `block_size` tokens (0: the backend chooses); None if it can."""
     if not isinstance(spec, backend.spec_type):
         return f"it serves {backend.spec_type.__name__}, not {type(spec).__name__}"
     multiple = backend.block_multiple(spec)
@@ -148,7 +146,3 @@ def _against(backend: type[CacheBackend], spec: AttentionSpec, block_size: int) 
             f"{multiple}, or choose another backend"
         )
     return backend.supports(replace(spec, block_size=block_size or math.lcm(AUTO_BLOCK_SIZE, multiple)))
-
-
-def _rank(spec: AttentionSpec, backend: type[CacheBackend]) -> int | None:
-    return backend.preference(spec)

@@ -1,7 +1,7 @@
-"""What a KV block holds besides its tokens, as two texts: `KVLayout.model`, and each worker's part of its `numerics`.
+"""Two digests that say whether engines may share KV blocks: `KVLayout.model`, and a worker's part of its `numerics`.
 
-Blocks outlive an engine (on a disk, in another engine). Engines of one `model` compute the same blocks but for
-rounding; engines of equal `numerics` compute equal bits and lay them out alike. Knows no block and no hash of tokens.
+Blocks outlive an engine (on a disk, in another engine). Engines with the same `model` digest compute the same blocks
+up to rounding; engines with the same `numerics` compute the same bits and lay them out alike.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ...interfaces.loader import LazyTensor, WeightLoader
 from ...interfaces.wire import encode
 
 SAMPLES = 16
-#: What config.json says of itself, not of the model.
+#: Fields of config.json that do not change what the model computes.
 _IRRELEVANT = ("_name_or_path", "transformers_version")
 
 
 def block_numerics(layout: KVLayout, backends: Iterable[CacheBackend], facts: Mapping[str, Any]) -> str:
-    """A digest of how blocks are divided and laid out here; `facts` are plain values that decide bits, too."""
+    """A digest of the KV groups, the backends' block formats, and `facts`: other plain values that decide bits."""
     formats = []
     for backend in backends:
         block = backend.kv_format(backend.spec)
@@ -35,9 +35,9 @@ def block_numerics(layout: KVLayout, backends: Iterable[CacheBackend], facts: Ma
 def model_digest(hf: Mapping[str, Any], loader: WeightLoader, dtypes: Sequence[torch.dtype]) -> str:
     """A digest of config.json, of the element types that the model computes and caches in, and of the weights.
 
-    Of each tensor of the checkpoint 16 elements count: training moves nearly every element of the tensors it touches.
-    They are read whole, as a loader that maps files has them for nothing. Of weights that the loader makes up, its
-    seed counts.
+    The digest takes 16 elements of each checkpoint tensor: training changes nearly every element of a tensor. Tensors
+    are read whole, which costs little where the loader maps files. For weights that a loader makes up it takes the
+    loader's seed.
     """
     config = {name: value for name, value in hf.items() if name not in _IRRELEVANT}
     made_up = [] if loader.complete else [type(loader).__qualname__, loader.setup.seed]

@@ -20,7 +20,7 @@ from .model_loading import resolve_dtype
 
 @dataclass(frozen=True)
 class OpenDevice:
-    """What all phases of a start share. `not_deterministic` is what the platform has against deterministic steps."""
+    """What all phases of a start share. `not_deterministic` says why the platform cannot run deterministic steps."""
 
     config: FrameConfig
     registry: Registry

@@ -1,4 +1,4 @@
-"""The largest step, run once before the KV cache exists, so that the memory counters know what it takes."""
+"""The largest step, run once before the KV cache is allocated, so that the platform's peak memory includes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .model_loading import LoadedModel
 
 
 class NoAttention:
-    """Stands for a backend while there is no cache: allocates what attention returns, and computes nothing."""
+    """Takes the place of a backend while there is no cache: returns zeros of the shape that attention returns."""
 
     needs_python = False
 
@@ -34,8 +34,8 @@ class NoAttention:
 def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedModel, platform: Platform) -> None:
     """A forward pass of the most tokens, then logits and draws for the most rows, each with all that sampling may add.
 
-    Attention's own workspace is small beside the products' and is not part of it. Layers that plan for themselves work
-    on one row of all tokens, whose state lies in a cache of its own.
+    The workspace of attention is left out: it is small beside that of the products. Layers without an attention backend
+    compute one row of all tokens, on a cache made for this step.
     """
     num_tokens = min(config.scheduler.max_num_batched_tokens, max(checkpoint.max_model_len, 1) * 64)
     speculation = config.speculation

@@ -1,4 +1,4 @@
-"""Puts a runner together for one worker: its state, buffers and collaborators. Knows no step."""
+"""Makes the runner of a worker: its state, buffers and collaborators."""
 
 from __future__ import annotations
 

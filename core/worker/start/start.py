@@ -16,7 +16,7 @@ from ...interfaces.kv import KVLayout
 from ...interfaces.kv_layout import full_bytes, pool_bytes
 from ...interfaces.mesh import Placement
 from ...interfaces.model import Model
-from ...interfaces.platform import MemorySnapshot, Platform
+from ...interfaces.platform import MemorySnapshot
 from ...interfaces.platform_steps import EagerGraphs
 from ...plugin_host.registry import Registry
 from ..pooling.pooling import Pooling
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Started:
-    """What a worker that serves consists of; `model` is the one that weights are loaded into."""
+    """The parts of a worker that serves; `model` is the one that weights are loaded into."""
 
     opened: OpenDevice
     described: WorkerDescription
@@ -47,15 +47,10 @@ class Started:
     runner: Runner
     stages: list[tuple[str, float]]
 
-    @property
-    def platform(self) -> Platform:
-        """The device."""
-        return self.opened.platform
-
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What the first phase leaves to the second."""
+    """What `WorkerStart.load` made and `WorkerStart.allocate` continues with."""
 
     opened: OpenDevice
     weights: Model
@@ -65,7 +60,7 @@ class _Loaded:
 
 
 class WorkerStart:
-    """`load`, then `allocate`. `progress` hears the name of each stage as it begins."""
+    """`load`, then `allocate`. `progress` is called with the name of each stage when it begins."""
 
     def __init__(
         self,
@@ -133,7 +128,7 @@ class WorkerStart:
         return started, ready
 
     def close(self) -> None:
-        """Drops what was loaded and never got a KV cache."""
+        """Drops a model that was loaded and got no KV cache."""
         self._loaded = None
 
     def _timed(self, stage: str, work: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Steps of every kind, tried on a KV cache of two blocks before the real one exists. Knows no request."""
+"""Steps of every kind, run on a KV cache of two blocks before the real one is allocated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .warm_up import warm_up
 
 
 class TrialSteps:
-    """A runner of its own, made when it is first used."""
+    """Runs trial steps on a runner and a KV cache of their own, which are made at the first call."""
 
     def __init__(self, opened: OpenDevice, loaded: LoadedModel, chosen: ChosenBackends) -> None:
         self._opened = opened
@@ -33,7 +33,7 @@ class TrialSteps:
         self._made: tuple[Runner, BoundLayers] | None = None
 
     def run(self) -> None:
-        """Runs steps of every kind; they leave out layers that launch what others do."""
+        """Runs steps of every kind, on a model without the layers that launch the same kernels as others."""
         opened, thorough = self._opened, self._made is None  # afterwards every kernel has been met
         runner, bound = self._make()
         scheduler = opened.config.scheduler
@@ -77,7 +77,7 @@ def rehearse(opened: OpenDevice, platform: Platform) -> None:
 
 
 def against_recording(opened: OpenDevice, loaded: LoadedModel, bound: BoundLayers) -> list[str]:
-    """Why no step is recorded, whatever moves blocks; none when steps may be."""
+    """The reasons why no step is recorded; empty when steps may be. KV connectors may add reasons of their own."""
     model, found = loaded.model, list[str]()
     if opened.checkpoint.pooling is not None:
         found.append("a pooling engine has no decodes")
@@ -90,10 +90,10 @@ def against_recording(opened: OpenDevice, loaded: LoadedModel, bound: BoundLayer
 
 @contextmanager
 def distinct_layers(model: Model) -> Iterator[None]:
-    """While inside, `model` lacks each layer that is made as an earlier one is, and follows a layer made as that one's.
+    """Within the context, `model` lacks the layers whose kernels earlier layers launch, too.
 
-    A step of it launches the kernels that a step of the whole model does. The last layer stays. Only what
-    `build.layers` made is cut; attention layers that are left out keep their places in the cache's layout.
+    A layer is left out when an earlier pair of neighbours was made like it and the layer before it. The last layer
+    stays. Only lists made by `build.layers` are cut; attention layers left out keep their places in the cache.
     """
     whole = [
         (module, name, layers)

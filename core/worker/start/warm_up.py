@@ -1,4 +1,4 @@
-"""Steps that nobody asked for, run before the first request, so that nothing compiles or initialises later.
+"""Steps of made-up requests, run before the first real one, so that no kernel is compiled while requests wait.
 
 They hold prompts and decodes, every sampling feature, every kind of pooling, ordinary and deterministic numerics, and
 every shape that is recorded. Knows no device.
@@ -19,7 +19,7 @@ from ...interfaces.sampling import SamplingParams
 from ...interfaces.step import NewRequest, StepPlan, TokenMasks
 from ..step.runner import Runner
 
-#: Block that the requests read and write; it stays free, so what they leave in it is nobody's.
+#: The block that made-up requests read and write; no real request holds it yet.
 _BLOCK = 1
 #: What requests may ask for, a request each: together they reach every kernel of the sampler.
 _FEATURES: tuple[dict[str, Any], ...] = (
@@ -30,11 +30,11 @@ _FEATURES: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "logit_bias": {0: 0.5}, "min_tokens": 8, "bad_words_token_ids": [[0, 1], [2]]},
     {"temperature": 0.0, "allowed_token_ids": [0, 1, 2]},
 )
-#: What makes a draw a kernel of its own: alone, and with logits that were edited before, in short prompts.
+#: Groups of features that select a kernel of the draw: alone, and together with edited logits; in short prompts.
 _SHORT = (1,), (3,), (1, 3)
 _SHORT_LENGTH = 12
-#: These first, in all numerics, without the rest: among the kernels of their prompts are those that take longest to
-#: compile.
+#: How many features the first prompts have: their kernels take longest to compile, so they are run before all others,
+#: in ordinary and in deterministic numerics.
 _NUM_FIRST = 3
 
 
@@ -51,8 +51,8 @@ def warm_up(
     """Runs prompts of all features together and alone, decodes of them, and what will be recorded.
 
     With `deterministic`, single requests may ask for deterministic steps: those are run as well; with `shares_prefixes`
-    decodes that attend to a shared prefix apart. `thorough` adds steps of every size for which launch code may choose
-    another kernel.
+    decodes that read a shared prefix once for several rows. `thorough` adds steps of every size for which
+    launch code may choose another kernel.
     """
     also = deterministic and not runner.device.deterministic
     kinds = runner.pooling.kinds()
@@ -75,17 +75,17 @@ def warm_up(
         _draw_with_masks(runner, *sizes)
     for numerics in modes if thorough else ():
         _serve(runner, _sizes(make, not kinds, *sizes), numerics)
-    runner.device.ops.invariant = runner.device.deterministic  # memory is profiled next, by what steps usually run
+    runner.device.ops.invariant = runner.device.deterministic  # as the memory profile, which comes next, needs it
 
 
 def _takes_padding(runner: Runner, kinds: Sequence[PoolingParams]) -> bool:
-    """Whether there are decodes, and whether they can be padding alone, as they must where steps are recorded."""
+    """Whether the model decodes, and whether a decode of padding alone can run: only such models are recorded."""
     model, planning = runner.model, any(planner.needs_python for planner in runner.planners)
     return not (kinds or planning or model.needs_python or model.segments)
 
 
 def _decodes(most: int, met: set[tuple[int, bool]]) -> list[StepShape]:
-    """Unrecorded decodes of each power of two of rows up to `most`, and of as many, but for those that are met."""
+    """Unrecorded decodes of 1, 2, 4, … and `most` rows, without the (rows, deterministic) pairs in `met`."""
     counts = [*(1 << power for power in range(most.bit_length())), most]
     wanted = ((rows, deterministic) for rows in dict.fromkeys(counts) for deterministic in (False, True))
     return [
@@ -168,7 +168,7 @@ def _draw_with_masks(runner: Runner, max_slots: int, max_tokens: int, max_model_
 
 
 def _batched(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """As that of itertools from Python 3.12 on."""
+    """As `itertools.batched`, which Python 3.11 lacks."""
     for first in range(0, len(values), size):
         yield values[first : first + size]
 

@@ -1,7 +1,7 @@
 """What the device knows of each request, by slot: its token ids and its blocks in each KV group.
 
-The host sends small changes, gathered over a step and applied in one scatter per table ("staged writes"). Knows no
-sampling parameter (the sampler keeps its own) and no scheduling.
+The host sends small changes, gathered over a step and applied in one scatter per table ("staged writes"). The sampler
+keeps sampling parameters itself.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,19 +38,12 @@ from .step_handle import PendingStep, joined
 from .step_inputs import InputBuilder, StepInputs
 
 CONNECTOR = "connector"
-#: What is called around layers where the connector is not.
+#: The hooks of steps whose layers call no connector.
 NO_HOOKS = LayerHooks()
 
 
-@dataclass
-class _Executed:
-    """Between the two calls of a step: what the forward pass left."""
-
-    plan: StepPlan
-    shape: StepShape
-    inputs: StepInputs | None
-    hidden: Tensor | None
-    transfer: TransferReport
+#: Between the two calls of a step: what the forward pass left; None where the step has no tokens.
+_Executed = tuple[PendingStep, StepShape, StepInputs | None, Tensor | None]
 
 
 class Runner:
@@ -96,7 +88,7 @@ class Runner:
         others = {"token ids": tables.token_ids, **sampler.memory()}
         others |= {f"block table of group {group}": table for group, table in enumerate(tables.blocks)}
         self.recorded_inputs = RecordedInputs(model, buffers, prefixes, others)
-        #: what follows slots: each is told of requests that leave and that come, in this order
+        # each keeps state by slot and hears of requests that leave and come, in this order
         self._by_slot = (sampler, speculation, self.prompt_logprobs, pooling)
         self._executed: _Executed | None = None
         self._untold: TransferReport | None = None  # what the connector reported in a step that was not sampled
@@ -121,7 +113,7 @@ class Runner:
             hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions), hooks)
         report = self.connector.end_step(plan.finished_ids)
         self._untold = report if self._untold is None else joined(self._untold, report)
-        self._executed = _Executed(plan, shape, inputs, hidden, self._untold)
+        self._executed = PendingStep(plan, self._untold, self.sampler), shape, inputs, hidden
 
     @torch.inference_mode()
     def sample(self, masks: bytes = b"") -> PendingStep:
@@ -129,10 +121,10 @@ class Runner:
         executed, self._executed = self._executed, None
         if executed is None:
             raise RuntimeError("there is no executed step to sample: the step before failed or was sampled already")
-        step = PendingStep(executed.plan, executed.transfer, self.sampler)
-        if executed.inputs is not None and executed.hidden is not None:
-            self._sample_rows(step, executed.shape, executed.inputs, executed.hidden, masks)
-        if executed.plan.capture:
+        step, shape, inputs, hidden = executed
+        if inputs is not None and hidden is not None:
+            self._sample_rows(step, shape, inputs, hidden, masks)
+        if step.plan.capture:
             self.device.graphs.capture(self.run_dummy)
         step.records = self.device.graphs.wanted()
         self._untold = None
@@ -181,9 +173,9 @@ class Runner:
 
     @torch.inference_mode()
     def run_dummy(self, shape: StepShape) -> None:
-        """Runs a step of padding that may be as long as any can be: for recording graphs, and to warm kernels up.
+        """Runs a step of padding at the greatest length of `shape`: to record graphs, and to warm kernels up.
 
-        Nothing is stored, and no token drawn counts.
+        It writes no KV cache, and no request gets the tokens that it draws.
         """
         self.device.ops.invariant = shape.deterministic or self.device.deterministic
         graphs = self.device.graphs
@@ -216,13 +208,13 @@ class Runner:
         step.start_copy(sampled, self.device.streams)
 
     def _read_prompts(self, step: PendingStep, hidden: Tensor) -> None:
-        """What is answered about the tokens of prompts themselves."""
+        """Collects what the step answers about prompt tokens: their log-probabilities and pooled rows."""
         token_ids = self.tables.token_ids
         step.prompt_logprobs = self.prompt_logprobs.collect(step.plan, hidden, token_ids, self.model.logits)
         step.pooled = self.pooling.collect(step.plan, hidden)
 
     def _draw(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, masks: bytes) -> Sampled:
-        """Tokens for the rows that sample, which their slots have then."""
+        """Draws tokens for the rows that sample and appends them to the token table."""
         draws = self.speculation.draws(plan, inputs, masks)
         rows = draws.rows
         logits = self.model.logits(hidden[: len(draws.host_slots)] if rows is None else hidden.index_select(0, rows))

@@ -1,7 +1,7 @@
-"""Drafts on the device: proposed after a step, part of the input of the next one, kept while the draws equal them.
+"""Drafts on the device: proposed after a step, computed by the next step, kept as long as its draws equal them.
 
 A slot's drafts lie behind its known tokens in the token table, where the next step reads its input. The host plans with
-upper bounds; how many tokens a slot really has is known here. Knows no sampling parameter and no way to guess.
+upper bounds of a slot's number of tokens; the exact number is kept on the device, here.
 """
 
 from __future__ import annotations
