@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
@@ -43,7 +43,7 @@ logger = logging.getLogger("frame.server")
 _DRAIN_POLL_SECONDS = 0.02
 #: Seconds that running answers get to send the error that ends them.
 _FAREWELL_SECONDS = 1.0
-#: The same when the parent has hung up and will end this process soon.
+#: Seconds that they get when the parent has hung up and will end this process soon.
 _HANGUP_SECONDS = 0.1
 #: Seconds that connections to a replacement process wait until it serves; then they get an answer that says why not.
 _SUCCESSION_SECONDS = 30.0
@@ -53,26 +53,31 @@ _GC_THRESHOLDS = 50_000, 20, 50
 
 
 class ApiProcess:
-    """The life of an API process: serves, follows the parent's messages, drains, ends."""
+    """The life of API process number `index`: serves, follows the parent's messages, drains, ends.
+
+    All API processes of a server share the memory `metrics_fd`, where they count requests, and `limits_fd`, where they
+    count what each key does. A `successor` takes the place of a process that died.
+    """
 
     def __init__(
         self,
         config: FrameConfig,
-        listener: socket.socket,
-        control: socket.socket,
-        metrics_file: int | None = None,
-        limits: KeyLimits | None = None,
-        admin: socket.socket | None = None,
+        listen_fd: int,
+        control_fd: int,
+        metrics_fd: int | None = None,
+        limits_fd: int | None = None,
+        admin_fd: int | None = None,
         *,
+        index: int = 0,
         successor: bool = False,
     ) -> None:
         self._config = config
-        self._listener = listener
-        self._control_socket = control
+        self._listener = socket.socket(fileno=listen_fd)
+        self._control_socket = socket.socket(fileno=control_fd)
         self._client = RemoteEngine()
-        self._host = ServingHost(config, self._client, metrics_file)
-        self._limits = limits
-        self._admin_listener = admin
+        self._host = ServingHost(config, self._client, metrics_fd)
+        self._limits = KeyLimits(config.server, limits_fd, index)
+        self._admin_listener = None if admin_fd is None else socket.socket(fileno=admin_fd)
         self._admin: Server | None = None
         self._draining: asyncio.Task[None] | None = None
         self._successor = successor
@@ -95,7 +100,9 @@ class ApiProcess:
         opening = asyncio.create_task(self._open(control))
         follow = asyncio.create_task(self._follow(control, server, ingress))
         self._host.shut_down = lambda: control.send(Shutdown())
-        admin = asyncio.create_task(self._serve_admin())
+        admin = []
+        if self._admin is not None and self._admin_listener is not None:
+            admin.append(asyncio.create_task(self._admin.serve([self._admin_listener])))
         try:
             if self._successor:
                 await self._await_serving(follow)
@@ -103,10 +110,9 @@ class ApiProcess:
         finally:
             if self._admin is not None:
                 self._admin.should_exit = self._admin.force_exit = True
-            await asyncio.gather(admin, return_exceptions=True)
             follow.cancel()
             opening.cancel()
-            await asyncio.gather(follow, opening, return_exceptions=True)
+            await asyncio.gather(*admin, follow, opening, return_exceptions=True)
             await asyncio.to_thread(self._host.reporter.close)
             await asyncio.to_thread(self._host.text.close)
             await self._client.close()
@@ -118,10 +124,6 @@ class ApiProcess:
         settled = asyncio.create_task(self._settled.wait())
         await asyncio.wait((settled, follow), timeout=_SUCCESSION_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         settled.cancel()
-
-    async def _serve_admin(self) -> None:
-        if self._admin is not None and self._admin_listener is not None:
-            await self._admin.serve(sockets=[self._admin_listener])
 
     def _build(self) -> tuple[Server, Ingress]:
         registry = self._registry = Registry.load()
@@ -220,29 +222,12 @@ async def _wait_until(done: Callable[[], bool], seconds: float) -> None:
         await asyncio.sleep(_DRAIN_POLL_SECONDS)
 
 
-def run_api_process(
-    config: FrameConfig,
-    listen_fd: int,
-    control_fd: int,
-    metrics_fd: int | None = None,
-    limits_fd: int | None = None,
-    admin_fd: int | None = None,
-    *,
-    index: int = 0,
-    successor: bool = False,
-) -> int:
-    """Runs API process number `index` on inherited sockets, perhaps in place of one that died; returns the exit status.
-
-    All API processes of a server share their metrics in `metrics_fd` and the limits of each key in `limits_fd`.
-    """
+def run_api_process(config: FrameConfig, **inherited: Any) -> int:
+    """Runs an `ApiProcess` on inherited sockets; returns the exit status."""
     try:
         from uvloop import new_event_loop
     except ImportError:
         new_event_loop = asyncio.new_event_loop
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    listener, control = socket.socket(fileno=listen_fd), socket.socket(fileno=control_fd)
-    limits = KeyLimits(config.server, limits_fd, index)
-    admin = None if admin_fd is None else socket.socket(fileno=admin_fd)
-    process = ApiProcess(config, listener, control, metrics_fd, limits, admin, successor=successor)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(process.run())
+        return runner.run(ApiProcess(config, **inherited).run())

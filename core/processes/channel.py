@@ -130,7 +130,7 @@ class _Reader(asyncio.StreamReader):
 
 
 class AsyncChannel:
-    """The same on an event loop. What had arrived is still read after the connection has ended."""
+    """A socket that carries frames, for an event loop. What had arrived is still read after the connection ended."""
 
     def __init__(self, reader: _Reader, writer: asyncio.StreamWriter, kind: Any, limit: int) -> None:
         self._reader = reader

@@ -30,7 +30,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class Bodies:
-    """The limits are those of `server`; POST requests to the paths in `uploads` may send forms with files."""
+    """Admits bodies within the limits of `server`; POST requests to the paths `uploads` may send forms with files."""
 
     def __init__(self, server: ServerConfig, uploads: Collection[str]) -> None:
         self._server = server

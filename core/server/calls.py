@@ -34,7 +34,7 @@ _BYTES_PER_TOKEN = 4
 
 
 class RouteCalls:
-    """The POST routes of an application, callable with a JSON body. `shapes` are those of its errors.
+    """The POST routes of an application, callable with a JSON body. `shapes` has the format of each route's errors.
 
     A call is a request of its own: `max_seconds` and the timeout in its body limit it, whichever task makes it. Its
     tokens count towards those of its owner; while it runs, `delay` counts those that it may use. Its outputs are not
@@ -87,25 +87,37 @@ class RouteCalls:
         """Calls the route and returns its answer; cancelling the call ends the request."""
         body = dict(body)  # copied, since a line that is tried again calls with the same body
         scope = self._scope(path, body, owner)
-        reply = _Reply()
+        status: int | None = None
+        chunks: list[bytes] = []
+
+        async def take(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            chunks.append(message.get("body", b""))
+
         present = REQUEST.set(scope)
-        num_tokens = 0 if self._limits is None else self._most_tokens(body)
-        self._held[owner] += num_tokens
+        num_tokens = 0
         try:
+            if self._limits is not None:
+                num_tokens = self._most_tokens(body)
+            self._held[owner] += num_tokens
             set_deadline(scope, body, self._max_seconds)
-            await self._app(scope, _never, reply.take)
+            await self._app(scope, _never, take)
         except RequestError as error:
             return RouteAnswer(error.status, msgspec.json.decode(error_body(scope, error)))
         except Exception:  # the failure was logged, and status 500 is the answer
-            if reply.status is None:
+            if status is None:
                 return RouteAnswer(500, msgspec.json.decode(error_body(scope, RequestError(500, "internal error"))))
         finally:
             REQUEST.reset(present)
             self._held[owner] -= num_tokens
-        return reply.answer()
+        answer = None
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            answer = msgspec.json.decode(b"".join(chunks))
+        return RouteAnswer(status or 500, answer)
 
     def _most_tokens(self, body: dict[str, Any]) -> int:
-        """The most tokens that the request of an unchecked body may use; those of its prompts are estimated."""
+        """The most tokens that the request of an unchecked body may use; the tokens of its prompts are estimated."""
         limits = [body[name] for name in _MAX_TOKENS if isinstance(body.get(name), int) and body[name] > 0]
         prompts: Any = body.get("prompt")
         several = isinstance(prompts, list) and not all(isinstance(each, int) for each in prompts[:1])
@@ -160,21 +172,3 @@ async def _never() -> Message:
     """Waits for ever: the caller sends nothing more and does not disconnect."""
     await asyncio.Event().wait()
     raise RuntimeError("unreachable")
-
-
-class _Reply:
-    def __init__(self) -> None:
-        self.status: int | None = None
-        self._chunks: list[bytes] = []
-
-    async def take(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif message["type"] == "http.response.body":
-            self._chunks.append(message.get("body", b""))
-
-    def answer(self) -> RouteAnswer:
-        body = None
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-            body = msgspec.json.decode(b"".join(self._chunks))
-        return RouteAnswer(self.status or 500, body)

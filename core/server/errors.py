@@ -32,7 +32,10 @@ _BRANCHES = ("str", "int", "float", "bool", "list", "dict")
 
 
 class ErrorShapes:
-    """The shapes of all routes, and of paths below them. `routes`: each path, its expression, its endpoint's shape."""
+    """The error formats of all routes and of the paths below them.
+
+    `routes` holds the path of each route, its expression, and the format of its endpoint.
+    """
 
     def __init__(self, routes: Iterable[tuple[str, re.Pattern[str], ErrorShape]]) -> None:
         own = [route for route in routes if type(route[2]) is not ErrorShape]
@@ -45,7 +48,7 @@ class ErrorShapes:
 
 
 def _plain(error: RequestError) -> RequestError:
-    """The same error with its message on one bounded line."""
+    """A copy of the error whose message is one line of bounded length."""
     text = " ".join(error.message.split())[:_MAX_MESSAGE].encode(errors="replace").decode()
     return RequestError(error.status, text, param=error.param, code=error.code)
 

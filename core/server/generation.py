@@ -86,9 +86,9 @@ class TimedGeneration:
 
     @contextlib.asynccontextmanager
     async def _recorded(self, record: RequestRecord, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[None, None]:
-        """Ends the stream and its record, and takes the tokens from those of the key.
+        """Closes `stream` and `record` at the end, and takes the tokens of the request from the bucket of its key.
 
-        Notes in the record how a request failed, and raises it as a `RequestError`.
+        Notes in the record how the request failed, and raises the failure as a `RequestError`.
         """
         scope = REQUEST.get() or {}
         try:

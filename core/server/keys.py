@@ -74,12 +74,8 @@ class KeyLimits:
     @contextlib.contextmanager
     def admit(self, owner: str) -> Iterator[None]:
         """Counts a request of the key with this digest while it runs; raises `RequestError` 429 above the limit."""
-        most, tokens, requests = (
-            self._server.max_requests_per_key,
-            self._server.max_tokens_per_minute,
-            self._server.max_requests_per_minute,
-        )
-        if most is None and tokens is None and requests is None:
+        server, most = self._server, self._server.max_requests_per_key
+        if most is None and server.max_tokens_per_minute is None and server.max_requests_per_minute is None:
             yield
             return
         column = self._columns.get(owner, 0)
@@ -90,8 +86,8 @@ class KeyLimits:
                     f"this key has {most} requests under way, its limit (--max-requests-per-key)",
                     code="concurrency_limit_exceeded",
                 )
-            self._check_bucket(_TOKENS, column, tokens, "use", "tokens")
-            self._check_bucket(_REQUESTS, column, requests, "send", "requests")
+            self._check_bucket(_TOKENS, column, server.max_tokens_per_minute, "use", "tokens")
+            self._check_bucket(_REQUESTS, column, server.max_requests_per_minute, "send", "requests")
             self._cells[_REQUESTS, column] -= 1  # not read where there is no limit
             self._own[column] += 1
         try:

@@ -48,7 +48,7 @@ _HISTOGRAMS = {
 }
 _REASONS = ("stop", "length", "abort", "error")
 _STATUSES = ("2xx", "3xx", "4xx", "5xx")
-#: The cells before those of the histograms.
+#: Name of a count -> its cell; the histograms come behind these cells.
 _CELLS = {name: index for index, name in enumerate((*_COUNTERS, *_REASONS, *_STATUSES))}
 
 

@@ -133,7 +133,7 @@ class ConnectionWire:
 
 
 class MessageWire:
-    """The same as ASGI messages, for calls inside the process and for h11."""
+    """Sends the frames of a response as ASGI messages, for calls inside the process and for h11."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

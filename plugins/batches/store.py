@@ -90,7 +90,7 @@ class _Row(msgspec.Struct):
 class BatchStore:
     """The batches in `folder`, and the task that runs them.
 
-    Those of one owner run one after the other, beside those of other owners.
+    Batches of one owner run one after the other, beside the batches of other owners.
     """
 
     def __init__(self, serving: Serving, files: FileStore, folder: Path, max_open: int, max_lines: int) -> None:

@@ -156,7 +156,7 @@ def _histogram(name: str, text: str, model_name: str, histogram: Histogram) -> H
 
 
 def _named(family: Metric, name: str) -> Metric:
-    """The same samples under another name."""
+    """A metric with the samples of `family` under another name."""
     copy = Metric(name, family.documentation, family.type)
     for sample in family.samples:
         copy.add_sample(name + sample.name.removeprefix(family.name), sample.labels, sample.value)
