@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -36,15 +35,6 @@ class PoolerRows:
         return bool(self.last.all()) and not self.positions.any()
 
 
-@dataclass(frozen=True)
-class PoolerSizes:
-    """Sizes for what a pooler allocates: the number of slots, the length of a hidden state, and the device."""
-
-    num_slots: int
-    hidden_size: int
-    device: torch.device
-
-
 class Pooler(ABC):
     """Makes rows of hidden states. Built as `Class(setup, options)`; the worker's thread makes all calls.
 
@@ -59,7 +49,6 @@ class Pooler(ABC):
     def __init__(self, setup: PoolerSetup, options: Any = None) -> None:
         self.setup = setup
         self.options = options
-        self.sizes: PoolerSizes = setup.sizes
         self.ops: Ops = setup.ops
         self.stage: Callable[[np.ndarray], Tensor] = setup.stage
 

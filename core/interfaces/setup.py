@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .kv import KVLayout, KVRole
     from .model import Build
     from .platform import Memory, Streams
-    from .pooling import PoolerSizes
     from .serving import Serving
 
 
@@ -154,13 +153,15 @@ class ProcessorSetup(Setup):
 
 @dataclass(frozen=True)
 class PoolerSetup(Setup):
-    """For `Pooler`, once per worker: the sizes of what it allocates, and the ops.
+    """For `Pooler`, once per worker: the number of slots, the length of a hidden state, the device and its ops.
 
     `stage` copies a host array to the device without waiting. `step_tag_id` is the token that ends each step of
     reasoning, for poolers that score steps; None where none is set.
     """
 
-    sizes: PoolerSizes
+    num_slots: int
+    hidden_size: int
+    device: torch.device
     ops: Ops
     stage: Callable[[np.ndarray], Tensor]
     step_tag_id: int | None = None

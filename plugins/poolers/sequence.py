@@ -26,8 +26,7 @@ class KeptRowPooler(Pooler):
 
     def __init__(self, setup: PoolerSetup, options: Any = None) -> None:
         super().__init__(setup, options)
-        sizes = setup.sizes
-        self.kept = torch.zeros(sizes.num_slots, sizes.hidden_size, dtype=torch.float32, device=sizes.device)
+        self.kept = torch.zeros(setup.num_slots, setup.hidden_size, dtype=torch.float32, device=setup.device)
 
 
 class ClsPooler(KeptRowPooler):

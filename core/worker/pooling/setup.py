@@ -6,7 +6,7 @@ from ...config.pooling import PoolingPlan
 from ...config.tree import FrameConfig
 from ...interfaces.model import Model
 from ...interfaces.platform import Platform
-from ...interfaces.pooling import Pooler, PoolerSizes
+from ...interfaces.pooling import Pooler
 from ...interfaces.pooling_params import PoolingFacts, PoolingTask
 from ...interfaces.setup import PoolerSetup
 from ...plugin_host.registry import Registry
@@ -21,37 +21,30 @@ def make_pooling(
         raise ValueError(
             f"{type(model).__name__} has no output head, so it cannot {plan.purpose}; there is: convert 'embed'"
         )
-    sizes = PoolerSizes(config.scheduler.max_num_seqs, int(model.config.hidden_size), platform.device)
-    poolers = _poolers(config, plan, model, registry, platform, sizes)
+    setup = PoolerSetup(
+        num_slots=config.scheduler.max_num_seqs,
+        hidden_size=int(model.config.hidden_size),
+        device=platform.device,
+        ops=platform.ops(),
+        stage=platform.streams().stage,
+        step_tag_id=config.pooler.step_tag_id,
+    )
+    poolers: dict[bool, Pooler] = {}
+    for name in (plan.pooler or model.default_pooler, "all"):  # "all" is left out where the first gives token rows, too
+        pooler: Pooler = registry.make("pooler", name, setup, config)
+        poolers.setdefault(pooler.per_token, pooler)
     head = PooledHead(
         model=model,
-        ops=platform.ops(),
+        ops=setup.ops,
         kind="embedding" if plan.purpose == "embed" else "scores",
         normalize=plan.normalize,
-        dimensions=_dimensions(config, plan, sizes.hidden_size),
+        dimensions=_dimensions(config, plan, setup.hidden_size),
         use_activation=plan.use_activation,
         activation=plan.activation,
         bias=config.pooler.pooler_logit_bias,
         returned=tuple(config.pooler.returned_token_ids or ()),
     )
-    return Pooling(_facts(plan, model, poolers, head, sizes), poolers, head, platform.streams())
-
-
-def _poolers(
-    config: FrameConfig,
-    plan: PoolingPlan,
-    model: Model,
-    registry: Registry,
-    platform: Platform,
-    sizes: PoolerSizes,
-) -> dict[bool, Pooler]:
-    """The pooler of the model, and besides one for each token's row; a pooler of rows a token stands alone."""
-    found: dict[bool, Pooler] = {}
-    setup = PoolerSetup(sizes, platform.ops(), platform.streams().stage, config.pooler.step_tag_id)
-    for name in (plan.pooler or model.default_pooler, "all"):
-        pooler: Pooler = registry.make("pooler", name, setup, config)
-        found.setdefault(pooler.per_token, pooler)
-    return found
+    return Pooling(_facts(plan, model, poolers, head), poolers, head, platform.streams())
 
 
 def _dimensions(config: FrameConfig, plan: PoolingPlan, size: int) -> int | None:
@@ -64,9 +57,7 @@ def _dimensions(config: FrameConfig, plan: PoolingPlan, size: int) -> int | None
     return wanted
 
 
-def _facts(
-    plan: PoolingPlan, model: Model, poolers: dict[bool, Pooler], head: PooledHead, sizes: PoolerSizes
-) -> PoolingFacts:
+def _facts(plan: PoolingPlan, model: Model, poolers: dict[bool, Pooler], head: PooledHead) -> PoolingFacts:
     sequence = poolers.get(False)
     embeds = head.kind == "embedding"
     tasks: list[PoolingTask] = []
@@ -78,7 +69,7 @@ def _facts(
     num_scores = len(head.returned) or plan.num_labels
     return PoolingFacts(
         tasks=[*tasks, "encode"],
-        size=(head.dimensions or sizes.hidden_size) if embeds else num_scores,
+        size=(head.dimensions or int(model.config.hidden_size)) if embeds else num_scores,
         labels=[] if embeds else list(plan.labels),
         normalize=plan.normalize,
         use_activation=plan.use_activation,

@@ -144,7 +144,6 @@ if TYPE_CHECKING:
     from frame.core.interfaces.pooling import (
         Pooler as Pooler,
         PoolerRows as PoolerRows,
-        PoolerSizes as PoolerSizes,
     )
     from frame.core.interfaces.pooling_params import (
         PoolingFacts as PoolingFacts,

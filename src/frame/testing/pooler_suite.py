@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.pooling import Pooler, PoolerRows, PoolerSizes
+from frame.core.interfaces.pooling import Pooler, PoolerRows
 
 from .plugin_suite import PluginSuite
 
@@ -35,8 +35,7 @@ class PoolerSuite(PluginSuite):
 
     def pooler(self) -> Pooler:
         """A new pooler for a few slots."""
-        sizes = PoolerSizes(_SLOTS, _WIDTH, torch.device("cpu"))
-        made = self.make(sizes=sizes)
+        made = self.make(num_slots=_SLOTS, hidden_size=_WIDTH)
         assert isinstance(made, Pooler), f"{type(made).__name__} does not derive from Pooler"
         return made
 

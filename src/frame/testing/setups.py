@@ -115,7 +115,6 @@ def _on_device(kind: str, config: FrameConfig, changes: dict[str, Any]) -> Setup
     """For kinds whose parts need torch."""
     import torch
 
-    from frame.core.interfaces.pooling import PoolerSizes
     from frame.core.ops import Ops
 
     cpu = torch.device("cpu")
@@ -127,5 +126,4 @@ def _on_device(kind: str, config: FrameConfig, changes: dict[str, Any]) -> Setup
         case "processor":
             return ProcessorSetup(cpu, _NUM_SEQS)
         case _:
-            sizes = PoolerSizes(_NUM_SEQS, 16, cpu)
-            return PoolerSetup(sizes, Ops(), lambda array: torch.from_numpy(array.copy()), config.pooler.step_tag_id)
+            return PoolerSetup(_NUM_SEQS, 16, cpu, Ops(), torch.tensor, config.pooler.step_tag_id)
