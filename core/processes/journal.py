@@ -57,10 +57,9 @@ class Journal(NullJournal):
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._launched = 0
-        os.ftruncate(descriptor, _HEADER * 8)
-        self._map(0)
+        self.open(0)  # the header counts beats before the engine is built
 
-    def _map(self, num_slots: int) -> None:
+    def open(self, num_slots: int) -> None:
         size, names = _sizes(num_slots)
         os.ftruncate(self._descriptor, size)
         self._memory = mmap.mmap(self._descriptor, size)
@@ -68,9 +67,6 @@ class Journal(NullJournal):
         self._steps = np.frombuffer(self._memory, np.int32, _STEPS * (1 + num_slots), _HEADER * 8)
         self._steps = self._steps.reshape(_STEPS, 1 + num_slots)
         self._names = names
-
-    def open(self, num_slots: int) -> None:
-        self._map(num_slots)
         self._header[_SLOTS] = num_slots
 
     def launch(self, plan: StepPlan) -> None:

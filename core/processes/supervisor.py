@@ -54,7 +54,6 @@ class EngineSupervisor:
         self._deaths = 0
         self._blame = Blame()
         self._hung = False
-        self.pid: int | None = None
 
     async def start(self) -> EngineInfo:
         """Starts the engine and returns once it is ready; raises `EngineDeadError` with the cause otherwise."""
@@ -104,7 +103,6 @@ class EngineSupervisor:
         if self._engine is not None:
             self._engine.journal.close()
         engine = self._engine = await self._standby.take()
-        self.pid = engine.process.pid
         limit = self._config.server.ready_seconds
         try:
             info = await asyncio.wait_for(self._begin(engine), limit)

@@ -8,7 +8,8 @@ headers nor its address. Admin routes have no middleware.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -20,18 +21,6 @@ from ..config.errors import ConfigError
 from .streams import WIRE
 
 
-class MessagesOnly:
-    """Sends every frame of a stream as an ASGI message, so that middleware sees it and may delay it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
-        scope.pop(WIRE, None)
-        await self._app(scope, receive, send)
-
-
 def add_middleware(app: Starlette, paths: Sequence[str]) -> None:
     """Wraps `app` in the middleware named by `paths`, the last one outermost, and builds it; raises `ConfigError`.
 
@@ -41,7 +30,7 @@ def add_middleware(app: Starlette, paths: Sequence[str]) -> None:
     for path in paths:
         found: Any = _load(path)
         if inspect.isclass(found):
-            app.add_middleware(_factory(path, found))
+            app.add_middleware(partial(_build, path, found))
         elif inspect.iscoroutinefunction(found):
             if not _takes(found, 2):
                 raise ConfigError(f"middleware {path!r} cannot be called as function(request, call_next)")
@@ -49,28 +38,35 @@ def add_middleware(app: Starlette, paths: Sequence[str]) -> None:
         else:
             raise ConfigError(f"middleware {path!r} is neither a class nor a coroutine function")
     if paths:
-        app.add_middleware(MessagesOnly)
+        app.add_middleware(_as_messages)
         # built here, so that an error ends the start instead of every request
         app.middleware_stack = app.build_middleware_stack()
 
 
-def _factory(path: str, kind: type) -> Callable[[ASGIApp], ASGIApp]:
-    def build(app: ASGIApp) -> ASGIApp:
-        try:
-            built: Any = kind(app)
-        except Exception as error:
-            raise ConfigError(f"middleware {path!r} cannot be built as Class(app): {error}") from error
-        if not callable(built) or not _takes(built, 3):
-            raise ConfigError(
-                f"middleware {path!r} is no ASGI application: its objects are not called as (scope, receive, send)"
-            )
-        dispatch = getattr(built, "dispatch_func", None)
-        if isinstance(built, BaseHTTPMiddleware) and getattr(dispatch, "__func__", None) is BaseHTTPMiddleware.dispatch:
-            raise ConfigError(f"middleware {path!r} has no dispatch of its own")
-        application: ASGIApp = built
-        return application
+def _as_messages(app: ASGIApp) -> ASGIApp:
+    """Sends every frame of a stream as an ASGI message, so that middleware sees it and may delay it."""
 
-    return build
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        scope.pop(WIRE, None)
+        await app(scope, receive, send)
+
+    return serve
+
+
+def _build(path: str, kind: type, app: ASGIApp) -> ASGIApp:
+    try:
+        built: Any = kind(app)
+    except Exception as error:
+        raise ConfigError(f"middleware {path!r} cannot be built as Class(app): {error}") from error
+    if not callable(built) or not _takes(built, 3):
+        raise ConfigError(
+            f"middleware {path!r} is no ASGI application: its objects are not called as (scope, receive, send)"
+        )
+    dispatch = getattr(built, "dispatch_func", None)
+    if isinstance(built, BaseHTTPMiddleware) and getattr(dispatch, "__func__", None) is BaseHTTPMiddleware.dispatch:
+        raise ConfigError(f"middleware {path!r} has no dispatch of its own")
+    application: ASGIApp = built
+    return application
 
 
 def _takes(function: Any, number: int) -> bool:
@@ -80,7 +76,7 @@ def _takes(function: Any, number: int) -> bool:
     except TypeError:
         return False
     except ValueError:  # its signature is unknown
-        return True
+        pass
     return True
 
 

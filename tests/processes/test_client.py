@@ -80,7 +80,7 @@ async def client() -> AsyncIterator[RemoteEngine]:
 
 
 def engine_pid(client: RemoteEngine) -> int:
-    pid = client.on_close.__self__.pid  # type: ignore[union-attr]
+    pid = client.on_close.__self__._engine.process.pid  # type: ignore[union-attr]
     assert isinstance(pid, int)
     return pid
 
@@ -357,7 +357,8 @@ def test_the_engine_ends_with_its_parent() -> None:
         "from frame.core.processes.client import start_engine\n"
         "async def main():\n"
         f"    client = await start_engine(FrameConfig(), command={COMMAND!r})\n"
-        "    print(client.on_close.__self__.pid, flush=True)\n    await asyncio.sleep(60)\nasyncio.run(main())\n"
+        "    print(client.on_close.__self__._engine.process.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\nasyncio.run(main())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
