@@ -56,7 +56,9 @@ class EngineProcess:
         die_with_parent()
         threading.Thread(target=self._listen, name="parent", daemon=True).start()
         try:
-            build = self._prepare(self._config, self._stage)
+            build = self._prepare(
+                self._config, lambda stage: self._report(Stage(stage, time.monotonic() - self._started))
+            )
             begin = self._orders.get()
             engine = build()
         except Exception as error:
@@ -98,9 +100,6 @@ class EngineProcess:
         if self._host is None:
             os._exit(1)  # still starting, so no request is lost
         self._host.stop()
-
-    def _stage(self, name: str) -> None:
-        self._report(Stage(name, time.monotonic() - self._started))
 
     def _report(self, message: EngineReport) -> None:
         try:

@@ -73,14 +73,11 @@ class Launcher:
     def _say(self, text: str) -> None:
         _print(f"frame: {time.monotonic() - self._started:6.1f} s  {text}")
 
-    def _finish(self, status: int) -> None:
+    def _finish(self, status: int, cause: str | None = None) -> None:
         if not self._end.done():
+            if cause is not None:
+                _print(f"frame: {cause}")
             self._end.set_result(status)
-
-    def _fail(self, cause: str) -> None:
-        if not self._end.done():
-            _print(f"frame: {cause}")
-            self._finish(FAILED)
 
     def _on_signal(self) -> None:
         """The first signal drains, also while the engine restarts; the second ends at once.
@@ -122,10 +119,7 @@ class Launcher:
             cause = await part
         except Exception as error:
             cause = describe(error)
-        if cause is None:
-            self._finish(OK)
-        else:
-            self._fail(cause)
+        self._finish(OK if cause is None else FAILED, cause)
 
     async def _run_engine(self) -> str:
         await self._supervisor.start()
