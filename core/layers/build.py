@@ -72,7 +72,10 @@ class ModelBuild(Build):
         if shard == "row":
             if parts:
                 raise ValueError(f"{prefix}: a row-sharded layer cannot be put together from parts {list(parts)}")
-            return RowLinear(self, prefix, in_features, out_features, bias=bias, transposed=transposed)
+            width = split_evenly(f"the inputs of {prefix}", in_features, self.groups.tensor)
+            columns = slice(self.groups.tensor.rank * width, (self.groups.tensor.rank + 1) * width)
+            whole = [Rows(prefix, out_features, 0, out_features)]
+            return RowLinear(self, whole, in_features, columns, bias=bias, transposed=transposed)
         group = self.groups.tensor if shard == "column" else SingleGroup()
         named = {f"{prefix}.{name}": size for name, size in parts.items()} if parts else {prefix: out_features}
         if sum(named.values()) != out_features:

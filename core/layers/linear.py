@@ -53,7 +53,7 @@ class LinearShard(nn.Module):
     ) -> None:
         super().__init__()
         self.rows, self.in_features, self.columns, self.transposed = tuple(rows), in_features, columns, transposed
-        self.ops = build.ops
+        self.ops, self.group = build.ops, build.groups.tensor
         out_features = sum(part.count for part in rows)
         self.weight = empty_parameter(build, out_features, columns.stop - columns.start)
         self.bias = empty_parameter(build, out_features) if bias else None
@@ -90,23 +90,6 @@ class Linear(LinearShard):
 
 class RowLinear(LinearShard):
     """Shards inputs: every rank multiplies its columns, the sum over the group is the result, then the bias."""
-
-    def __init__(
-        self,
-        build: Build,
-        prefix: str,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool = False,
-        transposed: bool = False,
-    ) -> None:
-        group = build.groups.tensor
-        width = split_evenly(f"the inputs of {prefix}", in_features, group)
-        columns = slice(group.rank * width, (group.rank + 1) * width)
-        rows = [Rows(prefix, out_features, 0, out_features)]
-        super().__init__(build, rows, in_features, columns, bias=bias, transposed=transposed)
-        self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., this rank's inputs] → [..., out_features], the same on every rank."""

@@ -81,26 +81,25 @@ class RequestTables:
     def __init__(self, device: Device, max_slots: int, max_len: int, max_blocks: Sequence[int]) -> None:
         self.token_ids = device.zeros(max_slots, max_len, dtype=torch.int32)
         self.blocks = [device.zeros(max_slots, width, dtype=torch.int32) for width in max_blocks]
-        self._staged_tokens = StagedRows(device, self.token_ids)
-        self._staged_blocks = [StagedRows(device, table) for table in self.blocks]
+        self._staged = [StagedRows(device, table) for table in (self.token_ids, *self.blocks)]
 
     def begin(self) -> None:
         """Called when a step begins, before its changes."""
-        for staged in (self._staged_tokens, *self._staged_blocks):
+        for staged in self._staged:
             staged.begin()
 
     def add(self, request: NewRequest) -> None:
         """A request's tokens and blocks go over whatever its slot held."""
-        self._staged_tokens.replace(request.slot, request.token_ids)
-        for staged, block_ids in zip(self._staged_blocks, request.block_ids, strict=True):
+        self._staged[0].replace(request.slot, request.token_ids)
+        for staged, block_ids in zip(self._staged[1:], request.block_ids, strict=True):
             staged.replace(request.slot, block_ids)
 
     def append(self, appends: list[BlockAppend]) -> None:
         """Blocks that running requests gained."""
         for append in appends:
-            self._staged_blocks[append.group].write_single(append.slots, append.offsets, append.block_ids)
+            self._staged[1 + append.group].write_single(append.slots, append.offsets, append.block_ids)
 
     def apply_staged_writes(self) -> None:
         """Sends what is pending to the device; also on steps without tokens, for connectors that load into blocks."""
-        for staged in (self._staged_tokens, *self._staged_blocks):
+        for staged in self._staged:
             staged.apply()

@@ -1,4 +1,4 @@
-"""Random paged steps for attention backends: the tokens, where they lie, and what the reference makes of them.
+"""Random paged steps for attention backends: tokens, the blocks that hold them, and the reference's output.
 
 A case knows tokens and blocks only. What was cached before a step is written by the backend itself, in an earlier
 step, so a case holds for any layout of a block.
@@ -95,7 +95,7 @@ class AttentionCase:
         return join(self.queries), join(self.keys), join(self.values)
 
     def of_rows(self, rows: Sequence[int]) -> AttentionCase:
-        """The same tokens and blocks, of some rows only."""
+        """A case of some of the rows, with the same tokens and blocks."""
         return replace(
             self,
             rows=[self.rows[row] for row in rows],
@@ -131,7 +131,7 @@ class AttentionCase:
         )
 
     def _table(self, spans: Sequence[Row], padding_rows: int, longest: int) -> np.ndarray:
-        """[B, max_blocks]; what a row may not read (past its end, before its window) names any block."""
+        """[B, max_blocks]; entries that a row must not read (past its end, before its window) name random blocks."""
         draw = np.random.default_rng(self.seed + 1)
         size, window = self.spec.block_size, self.spec.window
         width = -(-longest // size) + 1
@@ -174,7 +174,7 @@ def make_case(spec: AttentionSpec, rows: Sequence[Row], seed: int = 0) -> Attent
 
 
 def kv_spec(spec: AttentionSpec) -> AnyKVSpec:
-    """What a layer of this spec keeps per token."""
+    """The KV spec of a layer of this attention spec."""
     dtype = str(spec.kv_dtype).removeprefix("torch.")
     if spec.window:
         return SlidingKV(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype, window=spec.window)
@@ -189,13 +189,13 @@ def make_memory(spec: AttentionSpec, num_blocks: int, num_layers: int = 1) -> KV
 
 
 def fill(memory: KVMemory, spec: AttentionSpec, value: float) -> None:
-    """Leaves `value` in every element of every block, as if other requests had been there."""
+    """Fills every block with `value`, as data that earlier requests left behind."""
     for layer in memory.layer_bytes().values():
         layer.view(spec.kv_dtype).fill_(value)
 
 
 class CaseRun:
-    """One backend object over one memory, as a worker would drive it."""
+    """One backend and one KV memory, called in the order in which a worker calls them."""
 
     def __init__(self, backend: AttentionBackend, case: AttentionCase, *, num_layers: int = 1, stale: float) -> None:
         self.backend, self.case = backend, case
@@ -225,7 +225,7 @@ class CaseRun:
 
 
 def check_padding(run: CaseRun, num_tokens: int = 24) -> None:
-    """A step without a token, of which the host believes that each row has one, its last: nothing is stored.
+    """Runs a step without tokens whose host-side lengths say one token a row; asserts that nothing is stored.
 
     `num_tokens` are more than the rows, as in a step with prompts that is recorded.
     """

@@ -53,7 +53,7 @@ class AttentionBackendSuite(PluginSuite):
     device_type: ClassVar[str] = ""
 
     def tolerance(self, spec: AttentionSpec) -> float:
-        """Largest absolute and relative difference from the reference that rounding explains."""
+        """The largest absolute and relative difference from the reference that passes."""
         return max(_TOLERANCE[spec.dtype], _TOLERANCE.get(spec.kv_dtype, 0.1))
 
     def backend_class(self) -> type[AttentionBackend]:
@@ -62,7 +62,7 @@ class AttentionBackendSuite(PluginSuite):
         return found
 
     def devices(self) -> list[str]:
-        """Device types that are there, most wanted first."""
+        """The device types of this machine, the preferred one first."""
         if self.device_type:
             return [self.device_type]
         return ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
@@ -185,7 +185,7 @@ class AttentionBackendSuite(PluginSuite):
     @pytest.mark.parametrize("padding_rows", [0, 1, 3])
     @pytest.mark.parametrize("batch", ["mixed", "decodes"])
     def test_padding_reaches_no_real_token(self, batch: str, padding_rows: int, padding_tokens: int) -> None:
-        """A row of padding begins behind the last real token, where without tokens of padding there is nothing."""
+        """Padding rows start behind the last token, which is past the end of the query where no token is padding."""
         rows = MIXED if batch == "mixed" else BATCHES["decodes"]
         self.run(make_case(self.spec(), rows), padding_rows=padding_rows, padding_tokens=padding_tokens)
 
@@ -194,7 +194,7 @@ class AttentionBackendSuite(PluginSuite):
 
     @pytest.mark.parametrize("features", ["plain", "window", "all"])
     def test_recorded_decodes_serve_shorter_rows_and_padding(self, features: str) -> None:
-        """What the host decides when a step is recorded holds for every step that is replayed from it."""
+        """A step recorded as a CUDA graph serves later steps of other lengths: the plan must not depend on them."""
         case = make_case(self.spec(**FEATURES[features]), [(40, 1), (3, 1), (16, 1), (0, 1)])
         if self.backend(case.spec).needs_python:
             pytest.skip("needs_python: no step is recorded")
@@ -203,7 +203,7 @@ class AttentionBackendSuite(PluginSuite):
     @pytest.mark.parametrize("features", ["plain", "window", "all"])
     @pytest.mark.parametrize("rows", [1, 3])
     def test_a_step_of_padding_with_more_tokens_than_rows_stores_nothing(self, features: str, rows: int) -> None:
-        """The host believes in a token of each row, by which steps with prompts are recorded around attention."""
+        """A step of padding whose host-side lengths say one token a row, as piecewise graphs are recorded with."""
         case = make_case(self.spec(**FEATURES[features]), [(900, 0)] * rows)
         backend = self.backend(case.spec)
         if backend.needs_python:
@@ -267,5 +267,5 @@ class AttentionBackendSuite(PluginSuite):
 
 
 def _fitting(kind: type[AttentionBackend], spec: AttentionSpec) -> AttentionSpec:
-    """The same in blocks of a size that the backend asks for."""
+    """As the case before, in blocks of the size that the backend asks for."""
     return replace(spec, block_size=math.lcm(spec.block_size, kind.block_multiple(spec)))

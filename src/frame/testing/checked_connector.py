@@ -1,4 +1,4 @@
-"""A connector's scheduler side under observation: passes everything on and checks what the contract demands."""
+"""Wraps a connector's scheduler side: passes every call on and checks the rules of the contract."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def make_checkpoint(
 
 
 def roughen(model: Any, embedding_scale: float) -> None:
-    """Norm weights and biases start at constants; random ones show whether they are read and applied."""
+    """Makes norm weights and biases random: at their constant start a model that ignores them would pass."""
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(embedding_scale)
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""frame's scheduler and step loop with a connector under test on both sides, over a worker whose cache holds facts."""
+"""frame's scheduler and step loop over a fake worker, with a connector under test on both sides."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ConnectedEngine:
         return self.engine.has_unfinished() or self.engine.scheduler.has_transfers()
 
     def tokens(self, name: str) -> list[int]:
-        """What a request was answered."""
+        """The output tokens of a request."""
         return tokens_of(self.outputs[name])
 
     def num_cached(self, name: str) -> int:
@@ -87,5 +87,5 @@ class ConnectedEngine:
         assert not missing, f"frame's own fault: finished was not called for {sorted(missing)}"
 
     def close(self) -> None:
-        """Ends both sides."""
+        """Closes both sides of the connector."""
         self.engine.close()

@@ -1,4 +1,4 @@
-"""The contract of KV connectors: both sides under frame's own scheduler, over a worker whose cache holds facts."""
+"""The contract of KV connectors: both sides under frame's own scheduler, over a fake worker that checks its cache."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ConnectorSuite(PluginSuite):
         return made
 
     def damage(self) -> bool:
-        """Cuts everything that was stored in half; False when there is nothing that could be."""
+        """Truncates every stored file to half its size; returns False where the connector stores no files."""
         files = [path for path in (self.folder / "scratch").rglob("*") if path.is_file() and path.stat().st_size]
         for path in files:
             os.truncate(path, path.stat().st_size // 2)
@@ -85,7 +85,7 @@ class ConnectorSuite(PluginSuite):
         engine.close()
 
     def needs_storage(self) -> None:
-        """Skips what only connectors that keep blocks can do."""
+        """Skips the test where the connector does not store blocks."""
         if not self.shares:
             pytest.skip("stores is False: another engine cannot find what one computed")
 
@@ -224,7 +224,7 @@ class ConnectorSuite(PluginSuite):
             engine.close()
 
     def test_engines_may_write_the_same_blocks_at_once(self) -> None:
-        """Side by side in one thread, a reader in the middle of their steps; then in threads."""
+        """Two engines write and read one storage, first in turn in one thread, then in two threads."""
         prompts = [self.prompt(30), self.prompt(26, seed=1)]
         engines = [self.engine(max_num_batched_tokens=5) for _ in range(2)]
         for engine in engines:
@@ -259,7 +259,7 @@ class ConnectorSuite(PluginSuite):
 
     @pytest.mark.parametrize("seed", range(6))
     def test_random_lives(self, seed: int) -> None:
-        """Requests that come, go and break, in engines that come and go on one storage."""
+        """Random requests, aborts and failures, in engines that start and end on one storage."""
         draw = random.Random(seed)
         windows = draw.choice([(0,), (0, 6), (5,)])
         strides = [draw.choice((1, 2)) for _ in windows]

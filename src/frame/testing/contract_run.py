@@ -1,4 +1,4 @@
-"""Runs a contract suite against one plugin and says what became of each check. Knows no suite."""
+"""Runs a contract suite against one plugin and reports the outcome of each check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TestContract(SUITES[{kind!r}]):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One check: its name in words, what became of it, and why when it did not pass."""
+    """One check: its name in words, its outcome, and the reason when it did not pass."""
 
     name: str
     case: str
@@ -50,7 +50,7 @@ class _Collector:
             self.outcomes.append(Outcome(words, case.removesuffix("]"), report.outcome, _reason(report)))
 
     def pytest_collectreport(self, report: Any) -> None:
-        """A suite that cannot be collected is a failure too."""
+        """Counts a suite that cannot be collected as a failure."""
         if report.failed:
             self.outcomes.append(Outcome("the suite can be collected", "", "failed", str(report.longrepr)[-500:]))
 

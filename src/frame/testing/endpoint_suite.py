@@ -1,4 +1,4 @@
-"""The contract of endpoints: routes behind the key, one shape of error, nothing that a client can make fail."""
+"""The contract of endpoints: routes need the key, errors have one shape, no input causes a server error."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EndpointSuite(PluginSuite):
     _app: ClassVar[Any]
 
     def serving(self) -> FakeServing:
-        """What the endpoint is given."""
+        """The setup that the endpoint is built with."""
         return FakeServing()
 
     def endpoint(self, serving: FakeServing) -> Endpoint:
@@ -123,7 +123,7 @@ class EndpointSuite(PluginSuite):
             assert path.startswith("/"), f"path {path!r} must start with /"
 
     def test_every_route_needs_the_key(self) -> None:
-        """But health, and files that the endpoint declares to be the same for everybody."""
+        """Except for health routes, and files that the endpoint declares public."""
         public = {("GET", path) for path in self.endpoint(self.serving()).public_paths}
         assert public <= set(self.routes()), (
             f"public_paths name what is no route: {sorted(public - set(self.routes()))}"

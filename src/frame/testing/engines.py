@@ -1,4 +1,4 @@
-"""Runs requests of token ids through a real engine, for suites that compare tokens. Knows no text."""
+"""Runs requests of token ids through a real engine, for suites that compare tokens."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def every_kind(given: Sequence[Sequence[int]], amount: int) -> list[EngineReques
 
 
 def added_in_turn(engine: Engine, requests: Sequence[EngineRequest], together: int = 2) -> dict[str, list[int]]:
-    """Tokens by name of requests, so many of which are added between two steps."""
+    """The output tokens by request name; a given number of requests is added between two steps."""
     left = list(requests)
     outputs: dict[str, list[EngineOutput]] = {one.request_id: [] for one in left}
     while left or engine.has_unfinished():
@@ -136,13 +136,13 @@ def tokens_of(outputs: Sequence[EngineOutput]) -> list[int]:
 
 
 def greedy(engine: Engine, given: Sequence[Sequence[int]], num_tokens: int = 12) -> list[list[int]]:
-    """What the engine continues each prompt with, all of them at once."""
+    """The output tokens of each prompt; all prompts run in one batch."""
     outputs = drain(engine, [request(str(index), prompt, num_tokens) for index, prompt in enumerate(given)])
     return [tokens_of(outputs[str(index)]) for index in range(len(given))]
 
 
 def pooled(engine: Engine, given: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """The row that a pooling engine gives each prompt, all of them at once."""
+    """The pooled row of each prompt; all prompts run in one batch."""
     asked = [
         msgspec.structs.replace(request(str(index), prompt, 1), pooling=PoolingParams(reads_cache=False))
         for index, prompt in enumerate(given)

@@ -1,4 +1,4 @@
-"""The contract of executors: every worker gets every step, answers keep their order, nothing is left behind."""
+"""The contract of executors: every worker gets every step, answers keep their order, no process survives."""
 
 from __future__ import annotations
 

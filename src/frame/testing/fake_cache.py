@@ -70,12 +70,12 @@ def prefixes_of(tokens: Sequence[int]) -> list[int]:
 
 
 def next_token(prefix: int, seed: int, vocab: int = WRONG_TOKEN) -> int:
-    """The token below `vocab` that an undisturbed worker draws after a prefix."""
+    """The token below `vocab` that a worker draws after a prefix whose cache entries are all right."""
     return zlib.crc32(f"{prefix}:{seed}".encode()) % vocab
 
 
 def expected_tokens(prompt: Sequence[int], num_tokens: int, seed: int = 0) -> list[int]:
-    """What an undisturbed worker continues a prompt with."""
+    """The output of a prompt whose cache entries are all right."""
     prefix, tokens = prefixes_of(prompt)[-1], list[int]()
     for _ in range(num_tokens):
         tokens.append(next_token(prefix, seed))

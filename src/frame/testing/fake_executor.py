@@ -1,4 +1,4 @@
-"""An executor of one fake worker, and a factory of them. Knows no device."""
+"""An executor of one fake worker, and a factory of fake workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FakeWorkers:
         return self.made[-1]
 
     def spawn(self, placement: Placement) -> FakeWorker:
-        """The same: where a fake worker lives makes no difference."""
+        """A worker in this process, too: fake workers have no process of their own."""
         return self.local(placement)
 
     def recipe(self, placement: Placement) -> bytes:

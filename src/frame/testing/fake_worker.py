@@ -1,4 +1,4 @@
-"""A worker without a model: its KV cache holds facts, so a block that is wrong, late or lost changes the tokens.
+"""A worker without a model. Its cache says which prefix each entry is of, so a wrong or late block changes tokens.
 
 For tests of schedulers, executors, connectors and policies; knows no device.
 """
@@ -38,7 +38,7 @@ from .setups import make_setup
 
 
 class BrokenStepError(RuntimeError):
-    """A step that was told to raise."""
+    """Raised by a step that a test wants to fail."""
 
 
 @dataclass
@@ -162,7 +162,7 @@ class FakeWorker:
         raise ValueError(f"no worker method {method!r}; there are: describe, echo, synchronize")
 
     def check(self) -> None:
-        """Raises when the worker was declared dead."""
+        """Raises when a test declared the worker dead."""
         if self.dead:
             raise RuntimeError(f"worker {self.rank} is dead")
 

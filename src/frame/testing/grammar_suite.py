@@ -1,4 +1,4 @@
-"""The contract of grammar backends: what is allowed can be completed, what is not is refused, and states are apart."""
+"""The contract of grammar backends: allowed prefixes can be completed, others are refused, matchers share no state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of weight loaders: every tensor once, lazily, exact, and a sentence when a file is broken."""
+"""The contract of weight loaders: each tensor is read once, lazily and exactly; a broken file gives a clear error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WeightLoaderSuite(PluginSuite):
         return path
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is written: several shapes and dtypes."""
+        """The tensors that tests write: several shapes and dtypes."""
         generator = torch.Generator().manual_seed(0)
         shapes = {"a.weight": (64, 48), "a.bias": (64,), "b.weight": (3, 5, 7), "c.weight": (200, 32), "d": (1,)}
         made = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""The contract of models: every tensor finds its place, and tokens do not depend on how they are computed."""
+"""The contract of models: every tensor is loaded, and tokens do not depend on batches, chunks or caching."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class ModelSuite(PluginSuite):
         return read_checkpoint(self.model_config())
 
     def build(self) -> ModelBuild:
-        """What the model is built from, on the CPU in float32, unsharded."""
+        """A build of the model on the CPU in float32, for one rank."""
         return ModelBuild(
             config=ModelConfig(self.checkpoint().text),
             dtype=torch.float32,

@@ -1,4 +1,4 @@
-"""Small inputs for every op, so that a platform's own versions can be held against the references.
+"""Small inputs for every op, so that a platform's own versions can be compared with the references.
 
 A case is a function that makes the arguments on the CPU, the same every time. Ops that change an argument in place are
 compared by their arguments afterwards.
@@ -105,7 +105,7 @@ def _write_rows(draw: Draw) -> Arguments:
 
 
 def _padded_rows(draw: Draw, *lengths: int) -> Arguments:
-    """Runs that fill up are of slot -1 and hold nothing; the values end with some of no run."""
+    """Padding runs have slot -1 and length 0, and the values end with some that belong to no run."""
     padding = [0] * (4 - len(lengths))
     slots = torch.tensor([[2, 0, 1][: len(lengths)] + [-1 for _ in padding]], dtype=torch.int32)[0]
     starts = torch.tensor([[1, 3, 4][: len(lengths)] + padding], dtype=torch.int32)[0]
@@ -114,7 +114,7 @@ def _padded_rows(draw: Draw, *lengths: int) -> Arguments:
 
 
 def _build_inputs(draw: Draw, padded_tokens: int, padded_rows: int, num_groups: int) -> Arguments:
-    """Buffers hold just the step, and rows as many blocks, so that all but the tables of padding rows is defined."""
+    """The buffers are as large as the step, so that the op defines every element but the tables of padding rows."""
     rows = torch.zeros(3, padded_rows, dtype=torch.int32)
     rows[:, :3] = torch.tensor([[3, 0, 2], [8, 4, 9], [1, 7, 2]], dtype=torch.int32)
     tables = [draw.ints(50, 4, 3) for _ in range(num_groups)]

@@ -1,4 +1,4 @@
-"""The contract of output parsers: equal events under any cut, no text lost, no text run, linear time."""
+"""The contract of output parsers: the same events however the text is cut, no text lost, no code run, linear time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _MAX_GROWTH = 3.5
 
 
 class _ParserSuite(PluginSuite):
-    """What both suites check. `example` is an output in the parser's format; see the subclasses."""
+    """The checks that both suites share. `example` is an output in the parser's format; see the subclasses."""
 
     example: ClassVar[str] = ""
     #: further outputs, right or wrong, that come in any cut

@@ -75,7 +75,7 @@ class PlatformSuite(PluginSuite):
         return made
 
     def dtypes(self, platform: Platform) -> list[torch.dtype]:
-        """What the platform computes in."""
+        """The element type that the platform computes in."""
         return [dtype for dtype in _DTYPES if platform.supports(PlatformSpec(dtype)) is None]
 
     def test_probe_says_why_and_claims_nothing(self) -> None:
@@ -291,7 +291,7 @@ class PlatformSuite(PluginSuite):
             )
 
     def test_deterministic_rows_do_not_depend_on_the_batch(self, platform: Platform) -> None:
-        """While `ops().invariant` is set, each row of what layers compute has the bits that it has alone."""
+        """While `ops().invariant` is set, each row of an op's result has the bits that it has when computed alone."""
         for dtype in self.dtypes(platform):
             if platform.supports(PlatformSpec(dtype, deterministic=True)) is not None:
                 continue
@@ -322,7 +322,7 @@ class PlatformSuite(PluginSuite):
             assert together == self.reference(tmp_path, given), "tokens differ from the transformers library's"
 
     def test_a_fixed_set_of_sizes_is_met(self, platform: Platform, tmp_path: Path) -> None:
-        """Tensors that ops are given have few sizes, and requests of other lengths bring none that are new."""
+        """Ops get tensors of few sizes, and requests of other lengths add no size."""
         if not self.max_sizes:
             pytest.skip("the platform takes any size")
         dtype = str(self.dtypes(platform)[0]).removeprefix("torch.")
@@ -390,7 +390,7 @@ def _say(said: list[str], part: str) -> str:
 
 
 class _Given:
-    """Implements `Forward` by what it gives."""
+    """Implements `Forward` with a function that returns a given result."""
 
     def __init__(self, hidden: Tensor) -> None:
         self._hidden = hidden

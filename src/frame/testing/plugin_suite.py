@@ -63,7 +63,7 @@ class PluginSuite:
         return self.name.rpartition(":")[2]
 
     def registry(self) -> Registry:
-        """What is installed, with the class under test; read once for a suite, since every test asks several times."""
+        """The installed plugins and the class under test; loaded once a suite, since every test asks several times."""
         if "_found" not in vars(type(self)):
             registry = Registry.load()
             if not self.plugin:

@@ -1,4 +1,4 @@
-"""The contract of poolers: what a prompt gives does not depend on steps, neighbours, or who had the slot before."""
+"""The contract of poolers: the rows of a prompt depend on no step, no other prompt and no earlier user of its slot."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PoolerSuite(PluginSuite):
         return torch.randn(len(self.token_ids), _WIDTH, generator=torch.Generator().manual_seed(seed))
 
     def step(self, pooler: Pooler, rows: Sequence[Row], prompts: dict[int, Tensor]) -> list[Tensor]:
-        """Runs one step of rows, `prompts` by slot; what each row that ended was given."""
+        """Runs one step of rows, `prompts` by slot; returns the pooled rows of each prompt that ended."""
         pieces = [prompts[slot][first : first + count] for slot, first, count, _ in rows]
         slots, positions, counts, last = (np.array(column) for column in zip(*rows, strict=True))
         states = torch.cat(pieces)
@@ -64,7 +64,7 @@ class PoolerSuite(PluginSuite):
             pooler.add(slot, np.array(self.token_ids, np.int32))
 
     def whole(self, seed: int) -> Tensor:
-        """What a prompt gives alone and in one step."""
+        """The rows of a prompt that is pooled alone and in one step."""
         pooler = self.pooler()
         self.add(pooler, 0)
         (found,) = self.step(pooler, [(0, 0, len(self.token_ids), True)], {0: self.hidden(seed)})
