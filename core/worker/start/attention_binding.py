@@ -11,7 +11,7 @@ from operator import methodcaller
 from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionSpec, CacheBackend
 from ...interfaces.connector import CacheView
-from ...interfaces.kv import KVLayout
+from ...interfaces.kv import AnyKVSpec, KVLayout
 from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, plan_layout
 from ...interfaces.provider import Provider
 from ...interfaces.setup import BackendSetup
@@ -80,6 +80,7 @@ class ChosenBackends:
 
     layers: Mapping[str, CachedLayer]
     providers: Mapping[AttentionSpec, Provider]
+    kv_specs: dict[str, AnyKVSpec]
     block_multiples: dict[str, int]
     layout: KVLayout
     not_deterministic: str
@@ -132,7 +133,7 @@ def choose_backends(layers: Mapping[str, CachedLayer], config: FrameConfig, regi
     kept = {name: kv_spec for name, layer in layers.items() if (kv_spec := layer.kv_spec()) is not None}
     of_layers = {name: multiples[spec] for name in kept if (spec := layers[name].backend_spec) is not None}
     layout = plan_layout(kept, size, of_layers)
-    return ChosenBackends(layers, providers, of_layers, layout, not_deterministic, config, registry)
+    return ChosenBackends(layers, providers, kept, of_layers, layout, not_deterministic, config, registry)
 
 
 def _against(backend: type[CacheBackend], spec: AttentionSpec, block_size: int) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,6 @@ import torch
 from ...config.checkpoint import Checkpoint
 from ...config.model_config import ModelConfig
 from ...config.tree import FrameConfig
-from ...interfaces.kv import AnyKVSpec
 from ...interfaces.model import Groups, Model
 from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
@@ -30,22 +28,16 @@ KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights in place, its `model_digest`, and how long that took."""
+    """A model with its weights in place, and its `model_digest`."""
 
     model: Model
     build: ModelBuild
     digest: str
     weights_bytes: int
-    seconds: float
-
-    def kv_specs(self) -> dict[str, AnyKVSpec]:
-        """What each layer keeps that keeps something, by name."""
-        specs = {name: layer.kv_spec() for name, layer in self.build.caches.items()}
-        return {name: spec for name, spec in specs.items() if spec is not None}
 
 
 def compiled(loaded: LoadedModel, steps: Steps) -> LoadedModel:
-    """The same with the model that the platform's compiler makes of it."""
+    """`loaded` with its model prepared by the platform's compiler."""
     return replace(loaded, model=steps.compiler.prepare(loaded.model, steps.shapes))
 
 
@@ -58,7 +50,6 @@ def resolve_dtype(config: FrameConfig, checkpoint: Checkpoint, platform: Platfor
 
 def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry) -> LoadedModel:
     """Builds the model of the checkpoint's architecture on the platform's device and loads its weights."""
-    start = time.perf_counter()
     with platform.memory().pool("weights"):
         model, build = build_model(config, checkpoint, platform, registry)
         loader = choose_loader(config, checkpoint, registry)
@@ -66,7 +57,7 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
     model.requires_grad_(False)
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
     digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype))
-    return LoadedModel(model.eval(), build, digest, weights_bytes, time.perf_counter() - start)
+    return LoadedModel(model.eval(), build, digest, weights_bytes)
 
 
 def build_model(
@@ -91,7 +82,7 @@ def build_model(
 
 
 def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[Model]) -> Callable[..., ModelBuild]:
-    """What makes the model's parts: with another head where a generating model is to pool."""
+    """The class of the build: `PoolingBuild`, which replaces the head, where a generating model serves pooling."""
     plan = checkpoint.pooling
     keeps_head = config.model.convert == "none" and checkpoint.architecture.endswith(("ForCausalLM", "LMHeadModel"))
     if plan is None or model_class.output != "tokens" or keeps_head:
@@ -101,19 +92,13 @@ def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[M
 
 def choose_loader(config: FrameConfig, checkpoint: Checkpoint, registry: Registry) -> Any:
     """The weight loader named by `load_format`, or for "auto" the preferred one that can read the folder."""
-    name = config.load.load_format
-    setup = LoaderSetup(checkpoint.folder, named=name != "auto", seed=config.model.seed)
-    if setup.named:
-        loader = registry.make("loader", name, setup, config)
-        reason = loader.supports(checkpoint.folder)
-        if reason:
-            raise ValueError(f"load format {name!r} cannot read {checkpoint.folder}: {reason}")
-        return loader
+    name, folder = config.load.load_format, checkpoint.folder
+    setup = LoaderSetup(folder, named=name != "auto", seed=config.model.seed)
     reasons = []
-    for provider in registry.providers("loader"):
+    for provider in [registry.choose("loader", name)] if setup.named else registry.providers("loader"):
         loader = registry.make("loader", provider, setup, config)
-        reason = loader.supports(checkpoint.folder)
-        if not reason:
+        if not (reason := loader.supports(folder)):
             return loader
-        reasons.append(f"{provider.name}: {reason}")
-    raise ValueError(f"no weight loader can read {checkpoint.folder}: {'; '.join(reasons)}")
+        reasons.append(reason if setup.named else f"{provider.name}: {reason}")
+    refused = f"load format {name!r} cannot" if setup.named else "no weight loader can"
+    raise ValueError(f"{refused} read {folder}: {'; '.join(reasons)}")

@@ -99,7 +99,7 @@ class WorkerStart:
         )
         self._loaded = _Loaded(opened, weights, loaded, chosen, described)
         return WorkerFacts(
-            kv_specs=loaded.kv_specs(),
+            kv_specs=chosen.kv_specs,
             kv_bytes=kv_bytes,
             pool_bytes=pool_bytes(chosen.layout),
             block_multiples=chosen.block_multiples,

@@ -71,7 +71,7 @@ def rehearse(opened: OpenDevice, platform: Platform) -> None:
     opened = replace(opened, platform=platform, steps=platform.steps())
     model, build = build_model(opened.config, opened.checkpoint, platform, opened.registry)
     model.finish_load()
-    loaded = LoadedModel(model.requires_grad_(False).eval(), build, "", 0, 0.0)
+    loaded = LoadedModel(model.requires_grad_(False).eval(), build, "", 0)
     chosen = choose_backends(build.caches, opened.config, opened.registry)
     TrialSteps(opened, compiled(loaded, opened.steps), chosen).run()
 
