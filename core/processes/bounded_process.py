@@ -60,11 +60,6 @@ class BoundedProcess:
         self._channel: Channel | None = None
         self._closed = False
 
-    @property
-    def pid(self) -> int | None:
-        """None while there is no process."""
-        return None if self._process is None else self._process.pid
-
     def ask(self, question: Any, seconds: float) -> Any:
         """The answer, or a `Refused`; raises `OutOfBoundsError`, and `RuntimeError` when it does not start."""
         channel = self._started()

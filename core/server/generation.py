@@ -106,7 +106,7 @@ class TimedGeneration:
 
     def _failure(self, ended: Any) -> RequestError:
         """The error of a request or output that the engine ended with `fault` and `error`."""
-        status = _STATUS[ended.fault] if self._host.end is None else 503
+        status = _STATUS[ended.fault] if self._host.client.end is None else 503
         return RequestError(status, ended.error or "the engine failed")
 
     def _salted(self, prompt: Any) -> Any:

@@ -141,11 +141,6 @@ class ServingHost:
         return "the tokenizer is loading" if self._llm is None else None
 
     @property
-    def end(self) -> str | None:
-        """Why nothing will be served any more; None while requests may be served now or later."""
-        return self.client.end
-
-    @property
     def problem(self) -> str | None:
         """None while requests are admitted, else why not; those that arrive during a restart wait for it."""
         if self.draining:

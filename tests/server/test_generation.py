@@ -42,7 +42,11 @@ class Streams:
 
 def generation(streams: Streams) -> TimedGeneration:
     host: Any = SimpleNamespace(
-        config=FrameConfig(), llm=streams, metrics=ServerMetrics(), reporter=Reporter("demo"), end=None
+        config=FrameConfig(),
+        llm=streams,
+        metrics=ServerMetrics(),
+        reporter=Reporter("demo"),
+        client=SimpleNamespace(end=None),
     )
     return TimedGeneration(host)
 
