@@ -143,7 +143,8 @@ class BatchesEndpoint(Endpoint):
         self, request: Request, after: str = "", limit: int = _MAX_PAGE, order: str = "desc", purpose: str = ""
     ) -> Response:
         files, _ = self._stores()
-        found = [each for each in files.records(self.serving.http.owner(request)) if purpose in ("", each.purpose)]
+        own = await asyncio.to_thread(list[FileRecord], files.records(self.serving.http.owner(request)))
+        found = [each for each in own if purpose in ("", each.purpose)]
         return _page(found if order == "asc" else found[::-1], after, limit)
 
     async def _file(self, request: Request, name: str) -> Response:
@@ -173,7 +174,8 @@ class BatchesEndpoint(Endpoint):
 
     async def _list_batches(self, request: Request, after: str = "", limit: int = 20) -> Response:
         _, batches = self._stores()
-        return _page(list(batches.records(self.serving.http.owner(request)))[::-1], after, limit)
+        found = await asyncio.to_thread(list[BatchRecord], batches.records(self.serving.http.owner(request)))
+        return _page(found[::-1], after, limit)
 
     async def _batch(self, request: Request, name: str) -> Response:
         _, batches = self._stores()

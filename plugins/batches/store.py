@@ -177,7 +177,8 @@ class BatchStore:
             try:
                 while True:
                     self._woken.clear()
-                    for record in self._due(running) if self._serving.engine.error is None else ():
+                    due = await asyncio.to_thread(self._due, set(running))  # reads up to a thousand files
+                    for record in due if self._serving.engine.error is None else ():
                         running[record.owner] = asyncio.create_task(self._run_one(record, running))
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._woken.wait(), _POLL_SECONDS)

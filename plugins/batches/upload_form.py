@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -11,6 +12,9 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from frame.interfaces import RequestError
+
+# the client learns what is wrong with its form; the library would also write a line to the log for each of them
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 _MAX_FIELDS = 16
 _MAX_FIELD_BYTES = 1 << 16

@@ -3,12 +3,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from frame.interfaces import RequestError, RouteAnswer
 from frame.plugins.batches import files as batch_files, store as batch_runs
@@ -377,6 +379,27 @@ async def test_a_batch_needs_a_file_for_batches_and_sound_lines(tmp_path: Path) 
     assert (done.status, done.output_file_id, serving.answered) == ("failed", None, [])
     assert done.errors is not None
     assert done.errors["data"][0]["line"] == 2
+
+
+@pytest.mark.parametrize("route", ["/v1/files", "/v1/batches"])
+async def test_many_records_are_read_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    threads = []
+
+    def records(self: Any, owner: str | None = None) -> Any:
+        threads.append(threading.current_thread())
+        yield from ()
+
+    for store in (FileStore, BatchStore):
+        monkeypatch.setattr(store, "records", records)
+    setup = make_setup("endpoint", serving=FakeServing())
+    endpoint = BatchesEndpoint(setup, BatchesOptions(folder=tmp_path))
+    found = [each.endpoint for each in endpoint.router().routes if each.path == route and "GET" in each.methods]
+    await found[0](Request({"type": "http", "headers": []}))
+    await asyncio.sleep(0.1)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_a_folder_that_cannot_be_used_is_named_in_one_sentence(tmp_path: Path) -> None:
