@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -233,13 +234,21 @@ class CudaPlatform(Platform):
 class CudaKernels(Kernels):
     """Triton's kernels, compiled many at a time."""
 
+    #: Whether an engine of this process has begun to.
+    _compiled_ahead: ClassVar[bool] = False
+
     def __init__(self, platform: CudaPlatform) -> None:
         self._platform = platform
         self._ahead: Callable[[], bool] | None = None
 
     def compile_ahead(self, rehearse: Callable[[Platform], None]) -> None:
-        """Starts compiling in a process of its own, before there is a context on the device that it would inherit."""
-        if can_rehearse():
+        """Starts compiling in a process of its own, before there is a context on the device that it would inherit.
+
+        Only for the first engine of a process: where an engine had a context, torch fails in a fork ("initialization
+        error"), and most kernels are in Triton's cache by then.
+        """
+        if can_rehearse() and not CudaKernels._compiled_ahead:
+            CudaKernels._compiled_ahead = True
             from .compile.absent_cuda import CompilingAhead
 
             for name in _ATTENTION:

@@ -24,10 +24,11 @@ from frame.core.worker.start.open_device import OpenDevice
 from frame.core.worker.start.trial_steps import distinct_layers, rehearse
 from frame.interfaces import Placement
 from frame.kernels.norm import _rms_norm
-from frame.plugins.platforms.cuda.compile import rehearsal
+from frame.plugins.platforms.cuda.compile import absent_cuda as absent, rehearsal
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda, CompilingAhead, num_shares
 from frame.plugins.platforms.cuda.compile.absent_device import AbsentStreams, StandIn, absent_cuda
 from frame.plugins.platforms.cuda.compile.compiler import absent_driver
+from frame.plugins.platforms.cuda.platform import CudaKernels
 from frame.testing import make_setup
 from frame.testing.checkpoints import make_checkpoint
 
@@ -201,3 +202,14 @@ def test_what_stands_in_for_a_module_lets_it_in_when_asked_for_more(monkeypatch)
 
         assert Integer(3) == 3
     assert sys.modules["sympy"].Integer is Integer
+
+
+def test_only_the_first_engine_of_a_process_compiles_ahead_in_a_fork(worker, monkeypatch):
+    """In a process that has a context, torch's calls fail in a fork: "CUDA error: initialization error"."""
+    started = []
+    monkeypatch.setattr(absent, "CompilingAhead", lambda *_: started.append(1) or SimpleNamespace(wait=lambda: True))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H200)
+    monkeypatch.setattr(CudaKernels, "_compiled_ahead", False)
+    for _ in range(2):
+        CudaKernels(worker.platform).compile_ahead(lambda _: None)
+    assert started == [1]
