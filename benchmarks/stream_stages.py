@@ -103,7 +103,7 @@ class Stages:
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, **_PARAMS)
         print("| stage | cheapest step, µs a token | median step |\n|---|---|---|")
         await self._tasks("decoding, text side, `AsyncLLM.generate`", lambda n: self._llm.generate([5, 6], params, n))
-        await self._tasks("… and what the server watches", lambda n: self._host.generate([5, 6], params, n))
+        await self._tasks("… and what the server watches", lambda n: self._host.generation.generate([5, 6], params, n))
         listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
         from frame.core.server.http import make_server
 
