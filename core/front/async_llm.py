@@ -127,7 +127,9 @@ class AsyncLLM:
         del trace_headers
         refuse_unserved(self.generate, lora_request=lora_request, **unused)
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
-        self._start()
+        if self._stopped:
+            raise EngineDeadError("the engine was shut down")
+        self._streams.start()
         parsed = parse_prompt(prompt)
         if parsed.token_ids is None:
             parsed = await self._off_loop(len(parsed.text or ""), self.front.tokenize, parsed, params)
@@ -316,11 +318,6 @@ class AsyncLLM:
         async with self._short_texts:
             await asyncio.sleep(0)
             return work(*args)
-
-    def _start(self) -> None:
-        if self._stopped:
-            raise EngineDeadError("the engine was shut down")
-        self._streams.start()
 
 
 AsyncLLMEngine = AsyncLLM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from .token_bytes import Pieces
 
@@ -20,16 +20,6 @@ _MAX_STRADDLING = 32
 _MAX_OPEN_BYTES = 3
 
 
-class Detokenizer(Protocol):
-    """One output sequence."""
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Takes new ids; returns the whole characters that they completed."""
-
-    def flush(self) -> str:
-        """Ends the output: returns the rest of an incomplete character as U+FFFD, or an empty text."""
-
-
 class PieceDetokenizer:
     """For tokenizers that only join tokens: decodes their bytes as UTF-8 incrementally, in constant time a token."""
 
@@ -41,6 +31,7 @@ class PieceDetokenizer:
         self.push(context)
 
     def push(self, token_ids: Sequence[int]) -> str:
+        """Takes new ids; returns the whole characters that they completed."""
         pieces, skipped = self._pieces, self._skipped
         if not self._open and len(token_ids) == 1 and (token := token_ids[0]) not in skipped:
             text = pieces.texts[token]
@@ -51,6 +42,7 @@ class PieceDetokenizer:
         return text
 
     def flush(self) -> str:
+        """Ends the output: returns the rest of an incomplete character as U+FFFD, or an empty text."""
         self._open = False
         return self._decoder.decode(b"", True)
 
@@ -73,9 +65,11 @@ class WindowDetokenizer:
         self._num_read = len(self._window)
 
     def push(self, token_ids: Sequence[int]) -> str:
+        """Takes new ids; returns the whole characters that they completed."""
         return "".join([self._push(token) for token in token_ids if token not in self._skipped])
 
     def flush(self) -> str:
+        """Ends the output: returns the text that was held back."""
         return self._advance(self._decode(self._window)) if len(self._window) > self._num_read else ""
 
     def _push(self, token: int) -> str:
@@ -115,6 +109,9 @@ class WindowDetokenizer:
         return new
 
 
+Detokenizer: TypeAlias = PieceDetokenizer | WindowDetokenizer
+
+
 def make_detokenizer(
     tokenizer: Any,
     prompt_ids: Sequence[int],
@@ -122,9 +119,9 @@ def make_detokenizer(
     spaces_between_special_tokens: bool,
     kept: Sequence[int] = (),
 ) -> Detokenizer:
-    """The detokeniser of one output. `tokenizer` is a `Tokenizer`; text continues the prompt, so spaces are kept.
+    """The detokeniser of one output. `tokenizer` is a `Tokenizer`; its text continues the prompt's.
 
-    `kept` are special tokens that are not skipped.
+    `kept` are special tokens that stay in the text where the others are skipped.
     """
     skipped: frozenset[int] = tokenizer.special_ids - frozenset(kept) if skip_special_tokens else frozenset()
     context = prompt_ids[-NUM_CONTEXT_TOKENS:]

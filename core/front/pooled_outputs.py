@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -80,37 +80,31 @@ class PoolingRequestOutput(Generic[T]):
     num_cached_tokens: int | None = None
     finished: bool = True
 
+    #: the class that reads `outputs` from the rows of a `PoolingOutput`, in subclasses
+    _reads: ClassVar[Any] = None
+
+    @classmethod
+    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """The same request with its row read as the subclass says; raises `ValueError` for rows of another shape."""
+        return cls(base.request_id, cls._reads.from_base(base.outputs), base.prompt_token_ids, base.num_cached_tokens)
+
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
     """An embedding with its request."""
 
-    @classmethod
-    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
-        """The same request, its row read as an embedding."""
-        return cls(
-            base.request_id, EmbeddingOutput.from_base(base.outputs), base.prompt_token_ids, base.num_cached_tokens
-        )
+    _reads = EmbeddingOutput
 
 
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
     """Probabilities with their request."""
 
-    @classmethod
-    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
-        """The same request, its row read as classes."""
-        outputs = ClassificationOutput.from_base(base.outputs)
-        return cls(base.request_id, outputs, base.prompt_token_ids, base.num_cached_tokens)
+    _reads = ClassificationOutput
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     """A score with its request."""
 
-    @classmethod
-    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
-        """The same request, its row read as a score."""
-        return cls(
-            base.request_id, ScoringOutput.from_base(base.outputs), base.prompt_token_ids, base.num_cached_tokens
-        )
+    _reads = ScoringOutput
 
 
 def _vector(output: PoolingOutput, what: str) -> np.ndarray:

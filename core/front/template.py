@@ -146,7 +146,9 @@ def _check_message(message: Any, position: int, content_format: ContentFormat) -
     """A copy of `message` for the template: plain content, tool arguments as objects."""
     where = f"messages[{position}]"
     if not isinstance(message, Mapping):
-        raise InvalidRequest(f"{where} must be an object with role and content, got {_kind(message)}", "messages")
+        raise InvalidRequest(
+            f"{where} must be an object with role and content, got {type(message).__name__}", "messages"
+        )
     role = message.get("role")
     # templates paste the role between control characters, so it must not be able to close them
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
@@ -170,13 +172,11 @@ def _check_message(message: Any, position: int, content_format: ContentFormat) -
     return checked
 
 
-def _kind(value: Any) -> str:
-    return type(value).__name__
-
-
 def _read_parts(content: Any, where: str) -> list[str]:
     if not isinstance(content, (list, tuple)):
-        raise InvalidRequest(f"{where}.content must be text or a list of parts, got {_kind(content)}", "messages")
+        raise InvalidRequest(
+            f"{where}.content must be text or a list of parts, got {type(content).__name__}", "messages"
+        )
     texts = []
     for part in content:
         if isinstance(part, str):
@@ -197,7 +197,7 @@ def _read_parts(content: Any, where: str) -> list[str]:
 def _read_call(call: Any, where: str) -> dict[str, Any]:
     """A tool call with its JSON arguments parsed, as templates expect; arguments that are not JSON stay text."""
     if not isinstance(call, Mapping):
-        raise InvalidRequest(f"{where}.tool_calls must hold objects, got {_kind(call)}", "messages")
+        raise InvalidRequest(f"{where}.tool_calls must hold objects, got {type(call).__name__}", "messages")
     copy = dict(call)
     function = copy.get("function")
     if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):

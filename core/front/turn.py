@@ -268,15 +268,13 @@ class AssistantTurn:
 
     def _reader(self) -> TurnReader:
         readers = [parser.start(self._request) for parser in self._used()]
-        made = TurnReader(readers, self._request.parallel, self._include_reasoning, self._new_id)
-        made.end_token = self._end_token()
-        return made
-
-    def _end_token(self) -> int | None:
-        """The token that ends the reasoning, where it is a single one."""
         end = self._reasoning_end()
-        ids = self._parsers.encode(end) if end is not None else []
-        return ids[0] if len(ids) == 1 else None
-
-    def _new_id(self) -> str:
-        return self._tool_parser.new_id() if self._tool_parser is not None else ""
+        end_ids = self._parsers.encode(end) if end is not None else []
+        new_id = self._tool_parser.new_id if self._tool_parser is not None else str
+        return TurnReader(
+            readers,
+            self._request.parallel,
+            self._include_reasoning,
+            new_id,
+            end_token=end_ids[0] if len(end_ids) == 1 else None,
+        )

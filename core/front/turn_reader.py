@@ -18,16 +18,25 @@ from ..interfaces.parser import (
 
 
 class TurnReader:
-    """Reads one output: each reader of the chain gets the text that the one before it has passed on as content."""
+    """Reads one output: each reader of the chain gets the text that the one before it has passed on as content.
+
+    `end_token` is the token that ends the reasoning, None where no single token does.
+    """
 
     def __init__(
-        self, readers: Sequence[OutputReader], parallel: bool, include_reasoning: bool, new_id: Callable[[], str]
+        self,
+        readers: Sequence[OutputReader],
+        parallel: bool,
+        include_reasoning: bool,
+        new_id: Callable[[], str],
+        *,
+        end_token: int | None = None,
     ) -> None:
         self._new_id = new_id
         self.message = AssistantMessage()
         self.reasoning: list[str] = []
         self.num_calls = 0
-        self.end_token: int | None = None
+        self.end_token = end_token
         self._num_tokens = 0
         self._num_until_end: int | None = None
         self._readers = list(readers)

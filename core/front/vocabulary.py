@@ -56,15 +56,12 @@ def read_vocabulary(config: FrameConfig, checkpoint: Checkpoint) -> TokenizerVoc
             backend: Any = Tokenizer.from_file(str(source.folder / "tokenizer.json"))
         except Exception as error:  # the library raises bare exceptions
             raise TokenizerError(f"the tokenizer in {str(source.folder)!r} cannot be read: {error}") from error
-        eos = checkpoint.eos_token_ids or _named_eos(source.get().eos_token_id)
     else:
         tokenizer = source.get()
         if tokenizer.backend is None:
             raise TokenizerError("grammars need a tokenizer with a tokenizer.json form, and this one has none")
         backend = type(tokenizer.backend).from_str(tokenizer.backend.to_str())
-        eos = checkpoint.eos_token_ids or _named_eos(tokenizer.eos_token_id)
+    eos = checkpoint.eos_token_ids
+    if not eos and (named := source.get().eos_token_id) is not None:
+        eos = [named]
     return TokenizerVocabulary(backend, checkpoint.vocab_size, eos)
-
-
-def _named_eos(token_id: int | None) -> list[int]:
-    return [] if token_id is None else [token_id]
