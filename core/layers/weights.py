@@ -6,7 +6,6 @@ Loaders know file formats, and model classes list how names are changed; nothing
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,15 +57,6 @@ class WeightSlot:
         """Copies `piece` (already cut to `index`) into place, casting to the parameter's dtype."""
         if self.parameter is not None:
             self.target(self.parameter).copy_(piece)
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What loading read. `num_bytes` counts this rank's pieces only."""
-
-    num_tensors: int
-    num_bytes: int
-    seconds: float
 
 
 class WeightMap:
@@ -137,13 +127,12 @@ class WeightMap:
         return f"the checkpoint does not fit {type(self._model).__name__}: tensors {found}"
 
 
-def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -> LoadReport:
+def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -> int:
     """Reads each tensor of `loader` once, only this rank's piece of it, into the parameters of `model`.
 
-    Everything is checked before the first byte is read. `fill` is the platform's `Streams.fill`, or copies one by
-    one. Raises `WeightError`, or what the loader raises.
+    Every name and shape is checked before the first byte is read. `fill` is the platform's `Streams.fill`; without it
+    tensors are copied one by one. Returns the bytes read. Raises `WeightError`, or what the loader raises.
     """
-    start = time.perf_counter()
     plan = WeightMap(model).plan(loader.tensors(), loader.complete)
     pieces: list[tuple[Tensor, Callable[[], Tensor]]] = []
     num_bytes = 0
@@ -161,7 +150,7 @@ def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -
             if id(parameter) not in filled:
                 loader.fill(name, parameter.data)
     model.finish_load()
-    return LoadReport(len(plan), num_bytes, time.perf_counter() - start)
+    return num_bytes
 
 
 def _misshaped(name: str, shape: Sequence[int], expected: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Makes workers for executors: in this process, in one of their own, or from a recipe somewhere else."""
+"""Makes workers for executors: in this process, in a child process, or from a recipe in any other process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Workers:
         return RemoteWorker(self.recipe(placement), self._progress)
 
     def recipe(self, placement: Placement) -> bytes:
-        """What `worker_of` makes the same worker of elsewhere, as JSON; raises `ConfigError` for what cannot travel."""
+        """The JSON from which `worker_of` makes this worker elsewhere; raises `ConfigError` for settings that JSON cannot hold."""
         parts = {
             "config": self._config.to_plain(),
             "plugins": [list(choice) for choice in self._registry.choices(self._config)],

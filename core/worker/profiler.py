@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Profiler:
-    """Writes Chrome traces to `folder`; without one, starting is an error that says how to get one."""
+    """Writes Chrome traces to `folder`; without one, `start` raises and says how to set one."""
 
     def __init__(self, folder: str | None) -> None:
         if folder is not None and not Path(folder).is_absolute():

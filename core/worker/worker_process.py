@@ -118,7 +118,7 @@ class RemoteWorker:
         self._progress = progress
         self._steps: deque[RemoteStep] = deque()
         self._values: deque[Value | Failure] = deque()
-        self._num_unheard = 0  # answers to come for which nobody waits any more
+        self._num_unheard = 0  # answers still to come whose callers have timed out
         with theirs:
             self._process = subprocess.Popen(
                 python_command("frame", "worker", str(theirs.fileno())),
@@ -166,7 +166,7 @@ class RemoteWorker:
             self._process.wait()
 
     def read_one(self) -> None:
-        """Waits for one message and files it."""
+        """Waits for one message and gives it to the step or call that it answers."""
         try:
             message = self._channel.receive()
         except OSError:
@@ -185,7 +185,7 @@ class RemoteWorker:
             self._values.append(message)
 
     def _ask(self, call: Call, timeout: float | None = None) -> Any:
-        """What the worker answers; raises `TimeoutError` after so many seconds, and its answer is then nobody's."""
+        """The worker's answer; raises `TimeoutError` after `timeout` seconds, and a later answer is then dropped."""
         self._send(call)
         latest = None if timeout is None else time.monotonic() + timeout
         while not self._values:
@@ -278,7 +278,7 @@ class _WorkerLoop:
             self._channel.send(Failure(type(error).__name__, str(error), step, self._culprit(error)))
 
     def _try(self, work: Callable[[], T]) -> T | Exception:
-        """What `work` gives; what it raises is told when the engine asks for the tokens."""
+        """The result of `work`, or the exception that it raised, which is sent when the engine asks for the tokens."""
         try:
             return work()
         except Exception as error:

@@ -88,14 +88,14 @@ def toy_tensors():
 
 def test_every_tensor_lands_in_its_place():
     tensors, model = toy_tensors(), Toy(ModelSetup(make_build()))
-    report = load_weights(model, MemoryLoader({**tensors, "layer.inv_freq": torch.zeros(3)}))
+    num_bytes = load_weights(model, MemoryLoader({**tensors, "layer.inv_freq": torch.zeros(3)}))
     assert torch.equal(model.fused.weight, torch.cat((tensors["old.mlp.gate.weight"], tensors["old.mlp.up.weight"])))
     assert torch.equal(model.fused.bias, torch.cat((tensors["old.mlp.gate.bias"], tensors["old.mlp.up.bias"])))
     assert torch.equal(model.inputs.weight, tensors["old.attn.c_attn.weight"].T)
     assert torch.equal(model.inputs.bias, tensors["old.attn.c_attn.bias"])
     hidden = torch.randn(3, 4)
     assert torch.equal(model.logits(hidden), hidden @ tensors["old.embed.weight"].T)
-    assert report.num_bytes == 4 * sum(tensor.numel() for tensor in tensors.values())
+    assert num_bytes == 4 * sum(tensor.numel() for tensor in tensors.values())
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert model.finished == 1
 

@@ -1,7 +1,4 @@
-"""The draws of one step: which tokens they follow, what they produced on the device, and what of it reaches the host.
-
-Knows no sampling parameter.
-"""
+"""The draws of one step: the rows that they follow, their results on the device, and the copy to the host."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ NO_CHOICE = (
 
 @dataclass(frozen=True)
 class Ahead:
-    """For each of N draws, the drafts between the last known token and it.
+    """For each of N draws, the drafts that stand between the slot's last known token and the token to be drawn.
 
     `token_ids` int32 [N, k] of which the first `counts[i]` (int64 [N]) count, the rest is -1.
     """
@@ -31,12 +28,12 @@ class Ahead:
     counts: Tensor
 
     def add_counts(self, seen: Tensor, rows: Tensor) -> None:
-        """seen[i, t] += how often t is among the drafts of draw rows[i]; `seen` int32 [n, V]."""
+        """Adds to seen[i, t] how often t is among the drafts before draw rows[i]; `seen` int32 [n, V]."""
         drafts = self.token_ids.index_select(0, rows)
         seen.scatter_add_(1, drafts.clamp(min=0).long(), (drafts >= 0).to(seen.dtype))
 
     def shift(self, tails: Tensor, rows: Tensor) -> Tensor:
-        """The newest tokens int32 [n, W] before the draws `rows`, given those before the drafts, `tails`."""
+        """The last W tokens before each of the draws `rows`, int32 [n, W]; `tails` are those before its drafts."""
         return newest(tails, self.token_ids.index_select(0, rows), self.counts.index_select(0, rows))
 
 
@@ -57,9 +54,9 @@ class Draws:
 class CheckedDraws(Draws):
     """Draws of S rows with drafts: those of a row follow one another in the order of their positions.
 
-    `slots` and `known` int32 [S]: each row's slot (-1: the row fills up) and known tokens. `places` int64 [S, k+1] are
+    `slots` and `known` int32 [S]: each row's slot (-1 for padding rows) and known tokens. `places` int64 [S, k+1] are
     its draws, some other one where it has fewer; `drafts` int32 [S, k] its drafts, of which `limits` [S] may be kept.
-    On the host, for the rows that do not fill up: `num_draws`, and `alone`, whether a row must not be given drafts.
+    On the host, for the rows without padding: `num_draws`, and `alone`, whether a row must not be given drafts.
     """
 
     slots: Tensor
@@ -119,7 +116,7 @@ class Sampled:
 
     def fill(self, result: StepResult, arrays: Mapping[str, np.ndarray], samples: np.ndarray) -> None:
         """Puts the host's copy of `tensors()` into a result; `samples` bool [B] are the plan's rows that sample."""
-        count = np.count_nonzero(samples)  # rows behind them fill up
+        count = np.count_nonzero(samples)  # the rows after them are padding
         result.token_ids[samples, 0] = arrays["token_ids"][:count]
         drawn = arrays["drawn"][:count]
         finite = np.isfinite(drawn)
@@ -131,7 +128,7 @@ class Sampled:
     def _logprob_rows(
         self, arrays: Mapping[str, np.ndarray], rows: np.ndarray, starts: np.ndarray, counts: np.ndarray
     ) -> dict[int, LogprobRows]:
-        """By row of the plan: those of the first `counts[i]` draws from `starts[i]` on, for row `rows[i]`."""
+        """Log-probabilities by row of the plan: row `rows[i]` has `counts[i]` draws, from draw `starts[i]` on."""
         found = {}
         for index, part in enumerate(self.logprobs):
             ids, values, ranks = (arrays[f"{name}.{index}"] for name in ("ids", "values", "ranks"))
@@ -175,7 +172,7 @@ class VerifiedTokens(Sampled):
 
     Of row i, whose slot has `known[i]` tokens now, `num_drafts[i]` drafts were checked and `num_next_drafts[i]` were
     proposed. On the host, for the rows that sample: how many draws each had, and whether it must not be given drafts
-    (`alone`). The tensors may have more rows, which fill up.
+    (`alone`). The tensors may end with padding rows.
     """
 
     counts: Tensor
@@ -202,7 +199,7 @@ class VerifiedTokens(Sampled):
         result.num_next_drafts[rows] = np.where(self.alone, 0, arrays["num_next_drafts"][: len(rows)])
         result.logprobs = self._logprob_rows(arrays, rows, np.cumsum(self.num_draws) - self.num_draws, counts)
         kept = np.where(np.arange(drawn.shape[1]) < counts[:, None], drawn, 0)
-        _fail_unsound(result, kept.min(-1) + kept.max(-1), rows)  # NaN, or infinite, where one of a row's is
+        _fail_unsound(result, kept.min(-1) + kept.max(-1), rows)  # NaN or infinite where a kept logit of the row is
 
 
 def _fail_unsound(result: StepResult, drawn: np.ndarray, rows: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Which tokens penalised requests have seen: counts on the device, kept for them alone. Knows no penalty formula."""
+"""Token counts of the requests that have penalties, on the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PenalizedRows:
     """The n penalised rows of a batch, int64 [n] each, and their factors [n], None where all are neutral.
 
     `places` are rows of the batch and `tables` their rows of the counts; `rows` and `counted` are the same numbers, but
-    -1 where the platform pads rows, which ops leave alone.
+    -1 in padding rows, which ops skip.
     """
 
     places: Tensor
@@ -48,7 +48,7 @@ class Penalties:
     def add(self, request: NewRequest) -> Need:
         """Takes a request if its parameters penalise anything.
 
-        Tokens past the prompt are output: a resumed request goes on where it stopped.
+        Tokens after the prompt count as output: a preempted request that returns has some.
         """
         params, slot = request.params, request.slot
         self.remove(slot)
@@ -84,7 +84,7 @@ class Penalties:
         self._pending.clear()
 
     def batch(self, slots: np.ndarray, rows: np.ndarray) -> PenalizedRows:
-        """What the batch's `rows`, those that are penalised, need; row i of the batch is of `slots[i]`."""
+        """The penalised `rows` of a batch whose row i is of slot `slots[i]`."""
         chosen = self._factors[:, slots[rows]]
         factors = [
             self._device.stage_padded("rows", values) if (values != neutral).any() else None
@@ -105,7 +105,7 @@ class Penalties:
         self._device.ops.count_tokens(self._counts, batch.counted, token_ids.index_select(0, batch.places))
 
     def count_several(self, token_ids: Tensor, slots: np.ndarray) -> None:
-        """Counts the tokens int32 [S, n] that slots [S] got, but those that are -1."""
+        """Counts the tokens int32 [S, n] that slots [S] got; entries of -1 are skipped."""
         chosen = np.flatnonzero(self._row[slots] >= 0)
         if len(chosen):
             places, _, _, counted = self._index(slots, chosen)

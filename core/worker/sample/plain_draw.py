@@ -1,7 +1,7 @@
 """The draw of decode steps whose rows ask for an argmax or a temperature and nothing else, as a platform records it.
 
 logits → draw → each slot gets its token. All of it reads and writes memory at fixed addresses, so that the host
-launches one recording. Whatever else requests ask for is the sampler's. Knows no plan of a step.
+launches one recording. Batches whose requests ask for more are drawn by the `Sampler`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GREEDY, RANDOM = "greedy", "random"
 
 
 class PlainDraw:
-    """Draws for the rows of a decode step, as its buffers hold them; rows of padding draw what nobody reads."""
+    """Draws for the rows of a decode step, as its buffers hold them; what padding rows draw is not read."""
 
     def __init__(self, device: Device, model: Model, sampler: Sampler, token_ids: Tensor, buffers: StepBuffers) -> None:
         self._device = device
@@ -42,7 +42,7 @@ class PlainDraw:
         return PlainSampled(packed, len(host_slots))
 
     def run_dummy(self, shape: StepShape, hidden: Tensor) -> None:
-        """After a step of padding: both kinds, which may be recorded."""
+        """Draws after a step of padding, once greedy and once random, so that both can be recorded."""
         for random, kind in ((False, GREEDY), (True, RANDOM)):
             self._device.graphs.run(shape, "draw", partial(self._draw, random, hidden), kind)
 

@@ -1,7 +1,4 @@
-"""Logits processors: those that requests bring, those that plugins offer, and the rows that each may touch.
-
-Knows no processor's meaning.
-"""
+"""Logits processors: those that requests bring, those that plugins offer, and the rows on which each one runs."""
 
 from __future__ import annotations
 
@@ -92,7 +89,7 @@ class ProcessorSlots:
         brought = RequestProcessors(lambda params: params.logits_processors or (), ProcessorSetup(device, max_slots))
         self._loaded = bool(processors)
         self._processors: list[LogitsProcessor] = [brought, *processors]
-        self._opted = np.zeros((len(self._processors), max_slots + 1), bool)  # the last, -1, is nobody's
+        self._opted = np.zeros((len(self._processors), max_slots + 1), bool)  # the last, -1, is of padding rows
         self._reads = np.zeros(max_slots, bool)
         self._outputs: dict[int, list[int]] = {}
 
@@ -124,7 +121,7 @@ class ProcessorSlots:
 
     @property
     def active(self) -> bool:
-        """Whether a request was offered to processors that is still there."""
+        """Whether a running request was offered to processors."""
         return bool(self._outputs)
 
     def needs_output_ids(self, slots: np.ndarray) -> bool:

@@ -87,18 +87,18 @@ class Sampler:
         return self._slots.temperatures[:rows], self._slots.random_streams[:rows]
 
     def memory(self) -> dict[str, Tensor]:
-        """By name, what a recorded draw reads."""
+        """The tensors that a recorded draw reads, by name."""
         return {"temperature": self._slots.temperatures, "random streams": self._slots.random_streams}
 
     def draws_alone(self, host_slots: np.ndarray, masks: bytes = b"") -> np.ndarray:
-        """bool [N]: slots that may have one row only: their processors or masks follow what was drawn before."""
+        """bool [N]: the slots that may have one row only, as processors or masks depend on the token before it."""
         alone: np.ndarray = (self._slots.needs[host_slots] & ONE_ROW) != 0
         if masks:
             alone |= np.isin(host_slots, TokenMasks.unpacked(masks).slots)
         return alone
 
     def remember(self, token_ids: Tensor, counts: Tensor, host_slots: np.ndarray) -> None:
-        """What slots [S] got after a draw with `ahead`: the first `counts[i]` of `token_ids[i]`, the rest being -1."""
+        """Records the tokens that slots [S] kept after a draw with `ahead`: the first `counts[i]` of `token_ids[i]`."""
         self._slots.penalties.count_several(token_ids, host_slots)
         self._slots.rules.extend_several(token_ids, counts, host_slots)
 
@@ -111,11 +111,11 @@ class Sampler:
         ahead: Ahead | None = None,
     ) -> Sampled:
         """Draws one token a row. Row i of `logits` float [N, V], which may be overwritten, is of slot `host_slots[i]`,
-        rows behind the last slot are of nobody.
+        rows behind the last slot are padding.
 
         `lengths` int [N] are the tokens that each row knows so far, which is the position of the token being drawn;
         `masks` packed `TokenMasks` or empty. With drafts `ahead` a slot may have several rows, unless it
-        `draws_alone`, and the caller must tell with `remember` what came of them.
+        `draws_alone`, and the caller must call `remember` with the tokens that were kept.
         """
         if len(host_slots) < len(logits):
             host_slots = np.append(host_slots, np.full(len(logits) - len(host_slots), -1, host_slots.dtype))

@@ -1,7 +1,7 @@
 """Sampling parameters of every slot, on the host, and the part of them that one batch needs on the device.
 
 A batch's part is built when its composition changes and kept while it does not, so that a steady batch costs one
-comparison. Knows no logits.
+comparison.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .need import Need
 from .penalties import PenalizedRows, Penalties
 from .token_rules import BatchRules, TokenRules
 
-#: Asked-for numbers of log-probabilities up to this are computed together; larger ones apart from them.
+#: Rows that ask for at most this many log-probabilities are computed together, the others in a second group.
 NARROW_LOGPROBS = 32
 
 
@@ -66,7 +66,7 @@ class SamplingSlots:
         self.rules = TokenRules(device, max_slots, vocab_size)
         self.vocab_size = vocab_size
         self.version = 0
-        rows = max_slots + 1  # the last, -1, is nobody's: rows that fill up a batch ask for nothing
+        rows = max_slots + 1  # the last, index -1, is that of padding rows, which ask for nothing
         self.needs = np.zeros(rows, np.int32)
         self.temperature = np.zeros(rows, np.float32)
         self.top_k = np.zeros(rows, np.int32)

@@ -32,7 +32,7 @@ class PendingStep:
 
     @property
     def delivered(self) -> bool:
-        """Whether the tokens have reached the host and whoever there needs them."""
+        """Whether the tokens have reached the host and its logits processors."""
         return self._result is not None
 
     def start_copy(self, sampled: Sampled | PlainSampled, streams: Streams) -> None:

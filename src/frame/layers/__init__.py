@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         rope_frequencies as rope_frequencies,
     )
     from frame.core.layers.weights import (
-        LoadReport as LoadReport,
         WeightError as WeightError,
         WeightMap as WeightMap,
         WeightSlot as WeightSlot,
