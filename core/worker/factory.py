@@ -42,7 +42,7 @@ class Workers:
         return RemoteWorker(self.recipe(placement), self._progress)
 
     def recipe(self, placement: Placement) -> bytes:
-        """The JSON from which `worker_of` makes this worker elsewhere; raises `ConfigError` for settings that JSON cannot hold."""
+        """JSON from which `worker_of` makes this worker elsewhere; raises `ConfigError` for what JSON cannot hold."""
         parts = {
             "config": self._config.to_plain(),
             "plugins": [list(choice) for choice in self._registry.choices(self._config)],
