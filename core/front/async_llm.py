@@ -75,7 +75,7 @@ class AsyncLLM:
             checkpoint or read_checkpoint(config),
             client.info,
             tokenizer=tokenizer,
-            validators=[_check_travels, check],
+            validators=[_refuse_callables, check],
         )
         self._streams = RequestStreams(self.front, client)
         self._stopped = False
@@ -323,7 +323,7 @@ class AsyncLLM:
 AsyncLLMEngine = AsyncLLM
 
 
-def _check_travels(params: SamplingParams) -> None:
+def _refuse_callables(params: SamplingParams) -> None:
     if params.logits_processors:
         raise InvalidRequest(
             "logits_processors are callables and stay in one process: load a logits processor plugin, or use LLM",

@@ -23,15 +23,8 @@ from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
 from .prompts import InvalidRequest, ParsedPrompt
 from .tokenizer import Tokenizer, TokenizerSource
 
-#: generation_config.json's names -> ours
-_DEFAULTS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+#: The fields of generation_config.json that sampling parameters take under the same name.
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 P = TypeVar("P", SamplingParams, PoolingParams)
 
 _MAX_CHILDREN = 16384
@@ -48,7 +41,9 @@ def derive_seed(seed: int, number: int) -> int:
 
 def default_sampling_params(generation: Mapping[str, Any]) -> SamplingParams:
     """The sampling parameters of requests that bring none, from the values of generation_config.json."""
-    values = {ours: generation[name] for name, ours in _DEFAULTS.items() if generation.get(name) is not None}
+    values = {name: generation[name] for name in _DEFAULTS if generation.get(name) is not None}
+    if generation.get("max_new_tokens") is not None:
+        values["max_tokens"] = generation["max_new_tokens"]
     try:
         return SamplingParams(**values)
     except ValueError as error:

@@ -143,10 +143,8 @@ class Sequence:
             logprobs,
             self.finish_reason,
             self.stop_reason,
-            None,
-            None,
-            self.error,
-            self.fault,
+            error=self.error,
+            fault=self.fault,
         )
 
     def _num_shown(self, reason: FinishReason | None) -> int:

@@ -62,14 +62,11 @@ def read_frame(encode: Callable[..., Any], cut_left: bool) -> SpecialFrame:
 
     Tokenizers without a place for a second text simply join the two.
     """
-    bare = _ids(encode(_PROBE, add_special_tokens=False))
-    single = _ids(encode(_PROBE))
+    bare, single, pair = (
+        list(encoded["input_ids"])
+        for encoded in (encode(_PROBE, add_special_tokens=False), encode(_PROBE), encode(_PROBE, _PROBE))
+    )
     start = next((i for i in range(len(single)) if single[i : i + len(bare)] == bare), 0)
     head, tail = single[:start], single[start + len(bare) :]
-    pair = _ids(encode(_PROBE, _PROBE))
     middle = pair[len(head) + len(bare) : len(pair) - len(tail) - len(bare)]
     return SpecialFrame(head, middle, tail, cut_left)
-
-
-def _ids(encoded: Any) -> list[int]:
-    return list(encoded["input_ids"])

@@ -22,7 +22,10 @@ _NAMED_SCHEMAS = frozenset(("properties", "$defs", "definitions"))
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """What the model may call: `tools` (all for "auto"), and whether it must. `explicit`: the request said so."""
+    """The tools that the model may call, and whether it must call one or (`none`) may call none of them.
+
+    `definitions` are the same tools in OpenAI's form, as the chat template gets them.
+    """
 
     tools: tuple[Tool, ...]
     definitions: list[dict[str, Any]]
@@ -37,12 +40,10 @@ def read_tools(definitions: Sequence[Any] | None, choice: Any) -> ToolChoice:
     twice = next((name for position, name in enumerate(names) if name in names[:position]), None)
     if twice is not None:
         raise _wrong(f"tools holds two functions called {twice!r}", "tools")
-    if choice is None:
-        choice = "auto"
     plain = [dict(definition) for definition in definitions or ()]
     if choice == "none":
         return ToolChoice(tuple(given), plain, none=True)
-    if choice == "auto" or choice == "required":
+    if choice in (None, "auto", "required"):
         if choice == "required" and not given:
             raise _wrong("tool_choice 'required' needs tools", "tool_choice")
         return ToolChoice(tuple(given), plain, must_call=choice == "required")

@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 class OutputParsers:
     """The parsers of a server.
 
-    `forced` gives the grammar of demanded calls and reads them where `tools` has no grammar.
-
-    `auto`: the model may choose to call. Where `tools` is None, the first request with tools asks `find_tools` for the
-    parser, which is None when there is none. `exclude_when_none`: a choice of none hides the tools. `token_id` finds a
-    special token by its text; `encode` tokenises a text without special tokens around it.
+    `tools` and `reasoning` read the model's own formats. `forced` gives the grammar of demanded calls, and reads those
+    calls, where `tools` has no grammar. `auto`: the model may choose to call. Where `tools` is None, the first request
+    with tools asks `find_tools` for the parser, which is None when there is none. `exclude_when_none`: the tools are
+    hidden from the model when the request's tool choice is "none". `token_id` finds a special token by its text;
+    `encode` tokenises a text without special tokens around it.
     """
 
     tools: ToolParser | None = None
@@ -85,7 +85,13 @@ class OutputParsers:
         callable_tools = bool(choice.tools) and not choice.none
         found = replace(self, tools=self.find_tools()) if callable_tools and self.tools is None else self
         if callable_tools and not choice.must_call and (found.tools is None or not self.auto):
-            raise RequestError(400, f"tool_choice 'auto' is not served: {self._why_not_auto()}", param="tool_choice")
+            why = "the server was started with --no-enable-auto-tool-choice"
+            if self.auto:
+                why = (
+                    "the model's chat template writes no tool calls that could be found; "
+                    "name their format (--tool-call-parser)"
+                )
+            raise RequestError(400, f"tool_choice 'auto' is not served: {why}", param="tool_choice")
         request = ParserRequest(
             tools=() if choice.none else choice.tools,
             must_call=choice.must_call,
@@ -93,13 +99,6 @@ class OutputParsers:
             template_kwargs=template_kwargs or {},
         )
         return AssistantTurn(found, request, choice, include_reasoning)
-
-    def _why_not_auto(self) -> str:
-        if not self.auto:
-            return "the server was started with --no-enable-auto-tool-choice"
-        return (
-            "the model's chat template writes no tool calls that could be found; name their format (--tool-call-parser)"
-        )
 
 
 def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> OutputParsers:
