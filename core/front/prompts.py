@@ -9,6 +9,9 @@ from typing import Any, NotRequired, TypeAlias, TypedDict
 import msgspec
 import numpy as np
 
+#: A rule of thumb for text, with which prompts are counted before they are tokenised.
+BYTES_PER_TOKEN = 4
+
 
 class InvalidRequest(ValueError):
     """A request that is refused; `param` names the field at fault."""
@@ -76,6 +79,14 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     if isinstance(prompt, Mapping):
         return _parse_mapping(prompt)
     return _of_ids(None, prompt, None)
+
+
+def about_tokens(prompt: Any) -> int:
+    """How many tokens a prompt of any valid form has; of a text that is not tokenised yet, as its bytes suggest."""
+    parsed = parse_prompt(prompt)
+    return (
+        len(parsed.token_ids) if parsed.token_ids is not None else len((parsed.text or "").encode()) // BYTES_PER_TOKEN
+    )
 
 
 def _parse_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..config.server import ServerConfig
+from ..front.prompts import BYTES_PER_TOKEN
 from ..interfaces.errors import ErrorShape, RequestError
 from ..interfaces.serving import RouteAnswer
 from .bodies import JSON_BODY, BodyParser, parse_json
@@ -29,8 +30,6 @@ from .keys import KeyLimits
 
 #: The fields that bound the tokens of an answer on one route or another.
 _MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-#: A rule of thumb for text, with which prompts are counted before they are tokenised.
-_BYTES_PER_TOKEN = 4
 
 
 class RouteCalls:
@@ -124,7 +123,7 @@ class RouteCalls:
         num_prompts = len(prompts) if several else 1
         for_each = max(body[name] if isinstance(body.get(name), int) else 1 for name in ("n", "best_of"))
         num_outputs = min(max(1, num_prompts * for_each), self._max_outputs)
-        num_prompt_tokens = len(msgspec.json.encode(body)) // _BYTES_PER_TOKEN
+        num_prompt_tokens = len(msgspec.json.encode(body)) // BYTES_PER_TOKEN
         return num_prompt_tokens + num_outputs * int(min([self._longest(), *limits]))
 
     def forward(self, path: str) -> ForwardedResponse:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..front.prompts import parse_prompt
+from ..front.prompts import about_tokens, parse_prompt
 from ..interfaces.client import EngineDeadError
 from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingParams
@@ -62,7 +62,7 @@ class TimedGeneration:
         record = RequestRecord(self._host.metrics, params, self._host.reporter.wants_outputs)
         stream = self._host.llm.generate(self._salted(prompt), params, request_id, owner=owner, **options)
         try:
-            async with self._recorded(record, stream):
+            async with self._recorded(record, stream, prompt):
                 with contextlib.nullcontext() if limits is None else limits.outputs(owner, params.n):
                     async for output in until_deadline(stream, scope):
                         if (failed := record.see(output)) is not None:
@@ -76,7 +76,7 @@ class TimedGeneration:
         record = RequestRecord(self._host.metrics, _POOLED)
         owner = scope.get(OWNER, "")
         stream = self._host.llm.encode(self._salted(prompt), params, request_id, owner=owner, **options)
-        async with self._recorded(record, stream):
+        async with self._recorded(record, stream, prompt):
             output = await anext(until_deadline(stream, scope))
             record.begin(output)
             if output.outputs.error is not None:
@@ -85,10 +85,13 @@ class TimedGeneration:
             return output
 
     @contextlib.asynccontextmanager
-    async def _recorded(self, record: RequestRecord, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[None, None]:
+    async def _recorded(
+        self, record: RequestRecord, stream: AsyncGenerator[Any, None], prompt: Any
+    ) -> AsyncGenerator[None, None]:
         """Closes `stream` and `record` at the end, and takes the tokens of the request from the bucket of its key.
 
-        Notes in the record how the request failed, and raises the failure as a `RequestError`.
+        A client that leaves before the first output pays for the prompt as estimated. Notes in the record how the
+        request failed, and raises the failure as a `RequestError`.
         """
         scope = REQUEST.get() or {}
         try:
@@ -101,7 +104,8 @@ class TimedGeneration:
         finally:
             record.close()
             if (tokens := scope.get(TOKENS)) is not None:
-                tokens.spend(scope.get(OWNER, ""), record.num_tokens)
+                left = record.reason == "abort" and not record.num_tokens
+                tokens.spend(scope.get(OWNER, ""), about_tokens(prompt) if left else record.num_tokens)
             await stream.aclose()
 
     def _failure(self, ended: Any) -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +72,26 @@ async def test_a_key_pays_for_the_tokens_of_its_prompt_and_outputs() -> None:
     assert streams.owners == ["digest", "digest"]
     assert await run(generation(streams)) == 1
     assert streams.owners[-1] == ""
+
+
+@pytest.mark.parametrize(("prompt", "tokens"), [("word " * 400, 500), ({"prompt_token_ids": [1] * 500}, 500)])
+async def test_a_client_that_leaves_before_the_first_output_pays_for_its_prompt(prompt: Any, tokens: int) -> None:
+    class Waits(Streams):
+        async def generate(self, *given: Any, **options: Any) -> AsyncGenerator[Any, None]:
+            await asyncio.sleep(60)
+            yield None
+
+    limits = KeyLimits(ServerConfig(max_tokens_per_minute=6000))
+    token = REQUEST.set({OWNER: "digest", OUTPUTS: limits, TOKENS: limits})
+    try:
+        waiting = asyncio.ensure_future(anext(generation(Waits()).generate(prompt, SamplingParams(), "r")))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    finally:
+        REQUEST.reset(token)
+    assert 6000 - limits._cells[2, 0] == pytest.approx(tokens, abs=2)
 
 
 @pytest.mark.parametrize(("fault", "status"), [("request", 400), ("load", 429), ("engine", 500)])
