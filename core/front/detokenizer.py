@@ -11,11 +11,11 @@ from .token_bytes import Pieces
 #: Prompt tokens that new text is decoded after: a character has at most four bytes, each at most one token.
 NUM_CONTEXT_TOKENS = 5
 _REPLACEMENT = "\ufffd"
-#: After so many held-back tokens, their whole characters are shown: the tokens end within characters, or the text is
-#: broken.
-_MAX_WAITING = 4
-#: After so many held-back tokens, all of the text is shown: it is broken.
-_MAX_STRADDLING = 32
+#: Tokens whose text ends in U+FFFD are held back. From this number of held tokens on, the characters before the end are
+#: shown: the text may never end with a whole character, because every token ends inside one or the text is not UTF-8.
+_NUM_HELD_IN_PARTS = 4
+#: From this number of held tokens on, all of their text is shown, because it is not UTF-8.
+_NUM_HELD_NOT_UTF8 = 32
 #: Most bytes of an incomplete UTF-8 character; each may decode to one U+FFFD.
 _MAX_OPEN_BYTES = 3
 
@@ -76,9 +76,9 @@ class WindowDetokenizer:
         follows_special = token in self._unspaced and bool(self._window) and self._window[-1] in self._unspaced
         self._window.append(token)
         text = self._decode(self._window)
-        num_waiting = len(self._window) - self._num_read
-        if text.endswith(_REPLACEMENT) and num_waiting < _MAX_STRADDLING:
-            return "" if num_waiting < _MAX_WAITING else self._show_whole_characters(text)
+        num_held = len(self._window) - self._num_read
+        if text.endswith(_REPLACEMENT) and num_held < _NUM_HELD_NOT_UTF8:
+            return "" if num_held < _NUM_HELD_IN_PARTS else self._show_whole_characters(text)
         new = self._advance(text)
         return new.lstrip(" ") if follows_special else new
 

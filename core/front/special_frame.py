@@ -11,7 +11,10 @@ _PROBE = "a"
 
 @dataclass(frozen=True)
 class SpecialFrame:
-    """One text is head + ids + tail, two are head + ids + middle + ids + tail; `cut_left` truncates at the start."""
+    """One text becomes head + ids + tail; two texts become head + ids + middle + ids + tail.
+
+    `cut_left`: texts that are too long lose tokens at their beginning instead of their end.
+    """
 
     head: list[int]
     middle: list[int]
