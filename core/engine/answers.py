@@ -41,11 +41,11 @@ class Answers:
                 request.num_unanswered -= 1
             else:
                 if request.transfer.unconfirmed:
-                    request.transfer.expect(False)
+                    request.transfer.await_step(False)
                 if full > request.cache.num_published:
                     kv.publish(request, full * kv.block_size)
             # most rows of most steps: one more token, after which the request goes on
-            if plain and request.told.plain and token not in request.stop_ids:
+            if plain and request.reported.plain and token not in request.stop_ids:
                 known = request.token_ids
                 if len(known) + 1 < request.max_len:
                     known.append(token)
@@ -83,7 +83,7 @@ class Answers:
             if request.batch is None:
                 request.num_unanswered -= 1
             else:
-                request.transfer.expect(False)
+                request.transfer.await_step(False)
                 if not plan.samples[row]:
                     kv.publish(request, computed[row])
             if row in result.failed:
@@ -143,7 +143,7 @@ class Answers:
             output = self._lifecycle.finish(request, "length", token_ids=(token,))
         else:
             output = EngineOutput(request_id=request.request_id, token_ids=[token])
-        request.told.begin(output, constrained=request.grammar is not None)
+        request.reported.begin(output, constrained=request.grammar is not None)
         return output
 
     def _end_pooling(self, request: Request, step: LaunchedStep, row: int, result: StepResult) -> EngineOutput | None:
@@ -154,7 +154,7 @@ class Answers:
         if pooled is None:
             return self._fail(request, "the step returned no pooled row for the request")
         output = self._lifecycle.finish(request, "stop")
-        output.pooled, output.num_cached = pooled, request.told.num_cached
+        output.pooled, output.num_cached = pooled, request.reported.num_cached
         return output
 
     def _fail(self, request: Request, error: str) -> EngineOutput:
@@ -169,8 +169,8 @@ class Answers:
         if prompt is not None:
             # a prefill that was repeated after a preemption brings again what the front has
             start = int(step.plan.num_computed[row])
-            prompt = drop_rows(prompt, request.told.num_prompt_logprobs - start)
-            request.told.add_prompt(len(prompt.ranks))
+            prompt = drop_rows(prompt, request.reported.num_prompt_logprobs - start)
+            request.reported.add_prompt(len(prompt.ranks))
             if output is None and len(prompt.ranks):
                 output = EngineOutput(request_id=request.request_id)
             if output is not None:
@@ -255,7 +255,7 @@ class Answers:
             elif first is not None:
                 if request in launched[0].requests:
                     # the step that loaded was this or an earlier one, so what came before the gap did arrive
-                    request.transfer.expect(False)
+                    request.transfer.await_step(False)
                     lifecycle.kv.publish(request, first)
                 lifecycle.kv.withdraw_request(request, first)
                 request.transfer.give_up()

@@ -39,17 +39,17 @@ from .schedule.step_budget import resolve_budget
 logger = logging.getLogger("frame.engine")
 
 
-#: What makes workers for a settled configuration; each stage of a worker's start is told to the function, and the text
-#: names the engine.
+#: Makes the workers of a complete configuration. The function that it takes is called with the name of each stage of a
+#: worker's start; the text names the engine.
 MakeWorkers: TypeAlias = Callable[[FrameConfig, Registry, Callable[[str], None], str], WorkerFactory]
 
 
 class EngineStart:
     """An engine whose libraries and plugins are loaded and whose executor is made, and which holds no device yet.
 
-    `progress` hears the name of each stage as it begins; `vocabulary` reads what token ids stand for when a grammar
-    first needs it, without it there are no grammars. Raises one error with the root cause: a configuration, checkpoint
-    or plugin error.
+    `progress` is called with the name of each stage as it begins; `vocabulary` reads the bytes of every token id when a
+    grammar first needs them, without it there are no grammars. Raises one error with the root cause: a configuration,
+    checkpoint or plugin error.
     """
 
     def __init__(

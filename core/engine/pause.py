@@ -1,4 +1,4 @@
-"""Whether the engine goes on planning steps: pauses by request, and sleep without its memory. Knows no device."""
+"""Decides whether the engine plans steps: pauses that somebody asked for, and sleep without the device's memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TAGS = frozenset(("weights", "kv_cache"))
 
 
 class Pause:
-    """`keep` freezes requests where they are, `wait` lets running ones finish; new ones are queued meanwhile."""
+    """Mode `keep` stops running requests where they are, `wait` lets them finish; new requests are queued meanwhile."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -19,18 +19,13 @@ class Pause:
         self._asleep: frozenset[str] = frozenset()  # tags of the memory that is gone
 
     @property
-    def active(self) -> bool:
-        """Whether requests are held back."""
-        return self._mode is not None or bool(self._asleep)
-
-    @property
     def paused(self) -> bool:
-        """Whether somebody asked for it."""
+        """Whether a pause was asked for and has not ended."""
         return self._mode is not None
 
     @property
     def asleep(self) -> bool:
-        """Whether memory is gone."""
+        """Whether weights or KV cache are gone from the device."""
         return bool(self._asleep)
 
     @property
@@ -46,16 +41,16 @@ class Pause:
         self._scheduler.admits = False
 
     def end(self) -> None:
-        """Goes on."""
+        """Ends the pause; requests are admitted again unless the engine sleeps."""
         self._mode = None
         self._scheduler.admits = not self._asleep
 
     def sleep(self, keep: Any) -> None:
-        """The memory that `keep` does not name is gone, and of what it names the KV cache all the same."""
+        """Notes that weights and KV cache are gone, but for the weights where `keep` names them."""
         self._asleep = _TAGS - (frozenset(keep) - {"kv_cache"})
         self._scheduler.admits = False
 
     def wake(self, tags: Any) -> None:
-        """Memory came back."""
+        """Notes that the memory of `tags` is back."""
         self._asleep -= frozenset(tags)
         self._scheduler.admits = self._mode is None and not self._asleep

@@ -1,18 +1,19 @@
-"""One request as the scheduler knows it: its ids, how far they are computed, its blocks. Knows no queue and no pool."""
+"""One request as the scheduler sees it: its ids, how far they are computed, its blocks, what was reported of it."""
 
 from __future__ import annotations
 
+import time
 from array import array
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..interfaces.engine import EngineRequest
+from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.step import NewRequest
 from .cache.request_parts import CachedBlocks, TransferState
 from .schedule.turns import Share
-from .told import Told
 
 if TYPE_CHECKING:
     from .grammar.progress import GrammarProgress
@@ -36,12 +37,42 @@ class RequestState(Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True)
+class Reported:
+    """What a request's outputs have reported so far, so that each fact is reported once. Changed by its methods only.
+
+    `num_cached`: prompt tokens found in the cache; None until the request was first admitted, at `scheduled` in seconds
+    of time.time. `plain`: the first output has gone and no grammar follows the tokens, so that of a later token that
+    ends nothing only the id is reported. `num_prompt_logprobs`: prompt positions whose log-probabilities are out.
+    """
+
+    num_prompt_logprobs: int
+    num_cached: int | None = None
+    scheduled: float | None = None
+    plain: bool = False
+    _begun: bool = False
+
+    def admit(self, num_cached: int) -> None:
+        """Called when the request is admitted for the first time, with so many prompt tokens found in the cache."""
+        self.num_cached, self.scheduled = num_cached, time.time()
+
+    def begin(self, output: EngineOutput, *, constrained: bool) -> None:
+        """Adds to the first output with a token what is reported once; `constrained`: the output follows a grammar."""
+        if not self._begun:
+            self._begun, self.plain = True, not constrained
+            output.num_cached, output.scheduled = self.num_cached, self.scheduled
+
+    def add_prompt(self, count: int) -> None:
+        """Counts prompt positions whose log-probabilities were reported."""
+        self.num_prompt_logprobs += count
+
+
 class Request:
     """The state of one request. Only the scheduler's parts change it.
 
     `token_ids` (int32) holds the prompt and every output token that reached the host; tokens that were sampled but not
     answered yet are counted by the batch alone. `max_len` is the most tokens of prompt and output together. `cache` is
-    changed by the KV cache alone, `transfer` and `told` by their own methods.
+    changed by the KV cache alone, `transfer` and `reported` by their own methods.
     """
 
     def __init__(self, source: EngineRequest, *, sequence: int, max_len: int, num_groups: int, root: bytes) -> None:
@@ -73,11 +104,11 @@ class Request:
 
         self.cache = CachedBlocks.none(num_groups, root)
         self.transfer = TransferState(asks=self.reads_cache)
-        self.told = Told(source.num_prompt_logprobs)
+        self.reported = Reported(source.num_prompt_logprobs)
 
     @property
     def owner(self) -> str:
-        """Whose it is: "" where nobody tells owners apart."""
+        """The key or client that the request counts for; "" where owners are not told apart."""
         return self.source.owner
 
     @property

@@ -11,7 +11,7 @@ import frame.core.engine
 
 ENGINE = Path(frame.core.engine.__file__).parent
 #: Part of a request → the file that may change its fields; the other parts change themselves, by methods.
-WRITERS = {"cache": "cache/kv_cache.py", "transfer": None, "told": None}
+WRITERS = {"cache": "cache/kv_cache.py", "transfer": None, "reported": None}
 MUTATING = {"append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse"}
 
 

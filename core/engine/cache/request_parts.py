@@ -1,4 +1,4 @@
-"""What the KV cache and its connector keep of one request. Knows no pool, no connector and no queue."""
+"""The blocks of one request, and the state of its transfers by a KV connector."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 class CachedBlocks:
     """The blocks of one request; `KVCache` alone changes them.
 
-    `blocks[g]` are those of KV group g in order, 0 where one fell out of the window; before `first_live[g]` all are 0.
-    `hashes` are those of its tokens so far, one for each `block_size` of the layout, from `root` on; what
-    `num_published` of them stand for is in the prefix cache, or could not be put there.
+    `blocks[g]` are the block ids of KV group g in order, 0 where a block fell out of the window; before `first_live[g]`
+    all are 0. `hashes` chain from `root`, one for each `block_size` tokens of the layout; the blocks of the first
+    `num_published` hashes are in the prefix cache, or could not be put there.
     """
 
     root: bytes
@@ -43,31 +43,31 @@ class TransferState:
     num_good: int | None = None
 
     def give_up(self) -> None:
-        """The request goes on without the connector."""
+        """Has the request computed without the connector."""
         self.asks = False
 
     def load(self, loading: bool) -> None:
-        """Whether the connector writes to its blocks from now on."""
+        """Notes whether the connector writes to the request's blocks."""
         self.loading = loading
 
     def hold(self, held: bool) -> None:
-        """Whether the connector reads its blocks from now on."""
+        """Notes whether the connector reads the request's blocks, which are then kept after its end."""
         self.held = held
 
-    def keep(self, num_tokens: int) -> None:
-        """It holds blocks for so many computed tokens and has no slot, or, with 0, a slot that counts them."""
+    def hold_loaded(self, num_tokens: int) -> None:
+        """Notes the computed tokens of a request without a slot; 0 once it has one, whose batch counts them."""
         self.num_loaded = num_tokens
 
-    def expect(self, fills: bool) -> None:
-        """Whether a launched step fills some of its blocks that was not answered yet."""
+    def await_step(self, fills: bool) -> None:
+        """Notes whether a launched step, which has no result yet, fills some of the request's blocks."""
         self.unconfirmed = fills
 
     def forget(self) -> None:
-        """Its blocks are gone."""
+        """Called when the request has given up its blocks."""
         self.num_loaded, self.unconfirmed = 0, False
 
     def lose(self, first: int) -> None:
-        """The block that begins with token `first` failed to load."""
+        """Notes that the block which begins with token `first` failed to load."""
         self.num_good = first if self.num_good is None else min(first, self.num_good)
 
     def take_losses(self) -> int | None:

@@ -101,7 +101,7 @@ class Admission:
             draft.undecided = True
             return True
         self._note_cached(request, hit, num_computed)
-        request.transfer.expect(external > 0)
+        request.transfer.await_step(external > 0)
         self._enter(draft, request, num_computed, count)
         return True
 
@@ -114,7 +114,7 @@ class Admission:
             draft.undecided = True
             return True
         self._note_cached(request, hit, num_computed)
-        request.transfer.keep(num_computed)
+        request.transfer.hold_loaded(num_computed)
         lifecycle.load(request)
         draft.loads.append(request)
         return True
@@ -160,9 +160,9 @@ class Admission:
         return False
 
     def _note_cached(self, request: Request, hit: PrefixHit, num_computed: int) -> None:
-        if request.told.num_cached is not None:
+        if request.reported.num_cached is not None:
             return
-        request.told.admit(min(num_computed, request.prompt_len))
+        request.reported.admit(min(num_computed, request.prompt_len))
         self.prompt_tokens += request.prompt_len
         if self._lifecycle.kv.caches_prefixes and request.reads_cache:
             self.prefix_queries += request.prompt_len
@@ -173,7 +173,7 @@ class Admission:
         if request.state is not RequestState.WAITING:
             raise RuntimeError(f"request {request.request_id!r} is {request.state.value}, not waiting")
         lifecycle.waiting.remove(request)
-        request.transfer.keep(0)
+        request.transfer.hold_loaded(0)
         lifecycle.turns.admit(request)
         slot = lifecycle.batch.enter(request, num_computed, lifecycle.kv.capacity(request))
         draft.give(slot, count)

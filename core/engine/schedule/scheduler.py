@@ -312,10 +312,10 @@ class Scheduler:
         return outputs
 
     def fail(self, plan: StepPlan, error: str) -> list[EngineOutput]:
-        """The step raised: its requests are computed again in halves, and the one that was alone ends with "error".
+        """Has the requests of a step that raised computed again in halves; one that was alone in it ends with "error".
 
-        But one that was alone with a load of the connector is tried without it first. What only this plan told the
-        workers is told again.
+        A request that was alone and waited for a load of the connector is computed without the connector first. A later
+        plan repeats the removals and additions that workers learnt from this plan alone.
         """
         living = self._living(plan)
         step = self._answered(plan)
