@@ -52,28 +52,13 @@ class Answers:
                     self.generated_tokens += 1
                     outputs.append(EngineOutput(request_id=request.request_id, token_ids=[token]))
                     continue
-            output = self._accept_row(step, row, result, request, token, rare=rare)
-            if output is not None:
+            tokens = [token] if plain or result.num_tokens[row] else []
+            if (output := self._accept_row(step, row, result, request, tokens, rare=rare)) is not None:
                 outputs.append(output)
         return outputs
 
-    def _accept_row(
-        self, step: LaunchedStep, row: int, result: StepResult, request: Request, token: int, *, rare: bool
-    ) -> EngineOutput | None:
-        """One row of a step in which rows get one token at most; with `rare` it may have failed or bring more."""
-        if rare and row in result.failed:
-            return self._fail(request, result.failed[row])
-        if request.pools:
-            return self._end_pooling(request, step, row, result)
-        output = None
-        if step.plan.samples[row]:
-            if not result.num_tokens[row]:
-                return self._fail(request, "the step returned no token for the request")
-            output = self._append(request, token)
-        return self._add_logprobs(output, request, step, row, result) if rare else output
-
     def accept_several(self, step: LaunchedStep, result: StepResult) -> list[EngineOutput]:
-        """As `accept`, where rows may have got several tokens: the plan's counts are bounds, the tokens tell."""
+        """As `accept`, for a step that verified drafts: a row gets as many tokens as the result has for it."""
         plan, kv = step.plan, self._lifecycle.kv
         computed = (plan.num_computed + plan.num_scheduled).tolist()
         outputs: list[EngineOutput] = []
@@ -86,25 +71,29 @@ class Answers:
                 request.transfer.await_step(False)
                 if not plan.samples[row]:
                     kv.publish(request, computed[row])
-            if row in result.failed:
-                outputs.append(self._fail(request, result.failed[row]))
-                continue
-            if request.pools:
-                pooled = self._end_pooling(request, step, row, result)
-                outputs += [] if pooled is None else [pooled]
-                continue
-            output, tokens = None, result.token_ids[row, : result.num_tokens[row]].tolist()
-            if plan.samples[row]:
-                if not tokens:
-                    outputs.append(self._fail(request, "the step returned no token for the request"))
-                    continue
-                output = self._append_several(request, tokens)
-                if result.num_drafts is not None:
-                    output.num_drafts, output.num_accepted = int(result.num_drafts[row]), len(tokens) - 1
-            output = self._add_logprobs(output, request, step, row, result)
-            if output is not None:
+            tokens = result.token_ids[row, : result.num_tokens[row]].tolist()
+            if (output := self._accept_row(step, row, result, request, tokens, rare=True)) is not None:
                 outputs.append(output)
         return outputs
+
+    def _accept_row(
+        self, step: LaunchedStep, row: int, result: StepResult, request: Request, tokens: list[int], *, rare: bool
+    ) -> EngineOutput | None:
+        """The output of one row, if it has any; with `rare` the row may have failed or bring log-probabilities."""
+        if rare and row in result.failed:
+            return self._fail(request, result.failed[row])
+        if request.pools:
+            return self._end_pooling(request, step, row, result)
+        output = None
+        if step.plan.samples[row]:
+            if not tokens:
+                return self._fail(request, "the step returned no token for the request")
+            if result.num_drafts is None:
+                output = self._append(request, tokens[0])
+            else:
+                output = self._append_several(request, tokens)
+                output.num_drafts, output.num_accepted = int(result.num_drafts[row]), len(tokens) - 1
+        return self._add_logprobs(output, request, step, row, result) if rare else output
 
     def _append_several(self, request: Request, tokens: list[int]) -> EngineOutput:
         """Tokens up to the first that ends the output; all that are known before the last are computed."""
