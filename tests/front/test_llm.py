@@ -112,7 +112,7 @@ def test_unknown_keywords_are_refused_with_the_nearest_or_all_names(llm):
         llm.generate(promts=[1])
     with pytest.raises(InvalidRequest, match="generate has no keyword 'temperature'; there are: prompts, sam"):
         llm.generate([1], temperature=1)
-    with pytest.raises(InvalidRequest, match=r"encode has no keyword 'pooling_parms' \(did you mean pooling_params"):
+    with pytest.raises(InvalidRequest, match=r"embed has no keyword 'pooling_parms' \(did you mean pooling_params"):
         llm.embed([1], pooling_parms=None)
 
 

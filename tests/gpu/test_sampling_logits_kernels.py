@@ -102,7 +102,8 @@ def test_fewer_tokens_than_asked_for() -> None:
 
 
 def test_more_than_the_kernel_takes() -> None:
-    check_logprobs(torch.randn(2, 900), MAX_NARROW + 1, True)
+    """There torch sorts, which promises no order of equal logits."""
+    check_logprobs(torch.stack([torch.randperm(900), torch.randperm(900)]) / 100.0, MAX_NARROW + 1, True)
 
 
 def test_rows_that_are_not_finite_stay_in_the_vocabulary() -> None:

@@ -137,4 +137,4 @@ def _power_of_two(count: int) -> int:
 
 def describe(worker: Any) -> str:
     """The class of a worker's platform; for `LLM.collective_rpc`."""
-    return type(worker.started.platform).__name__
+    return type(worker.started.opened.platform).__name__
