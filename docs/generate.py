@@ -63,7 +63,7 @@ _SAMPLING: Mapping[str, str] = {
     "logits_processors": "Callables `(output_ids, logits)` or `(prompt_ids, output_ids, logits)`; `LLM` only.",
     "truncate_prompt_tokens": "Keep only this many of the prompt's last tokens; -1: as many as the model takes.",
     "output_kind": "CUMULATIVE, DELTA or FINAL_ONLY: what each streamed output holds.",
-    "structured_outputs": "A constraint on the text; refused, because no grammar plugin exists yet.",
+    "structured_outputs": "What the text must be: a JSON schema, pattern, choice, grammar or structural tag.",
     "logit_bias": "Token id → value in [-100, 100] that is added to its logit.",
     "allowed_token_ids": "The only token ids that may be drawn.",
     "bad_words": "Words that may not be generated.",

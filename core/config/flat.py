@@ -60,7 +60,7 @@ def convert(own: Leaf, value: Any) -> Any:
         try:
             return parse_integer(value)
         except ConfigError as error:
-            raise ConfigError(f"{own.name}: {error}") from None
+            raise ConfigError(f"{own.name}: {error}{', or auto' if own.name in _AUTO else ''}") from None
     if own.kind == "int" and isinstance(value, bool):
         raise ConfigError(f"{own.name} must be an integer, got {value!r}")
     if own.kind == "list":

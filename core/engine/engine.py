@@ -180,7 +180,7 @@ class Engine:
         return self.scheduler.num_running
 
     def _sleep(self, keep: Sequence[str] = ("weights",)) -> None:
-        """Gives the KV cache's memory back, and the weights' unless kept; requests wait and are computed anew then.
+        """Frees the KV cache's memory, and the weights' unless kept; requests wait, and begin anew after waking.
 
         Transfers of a KV connector end first; raises `RuntimeError` when they do not.
         """

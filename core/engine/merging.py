@@ -14,7 +14,7 @@ T = TypeVar("T", str, bytes)
 
 
 class ResultMerge:
-    """Tokens are those of the first answer; of its KV transfers all workers must have done their part.
+    """Merges the results of a step: tokens are the first worker's, a KV transfer is complete once all workers named it.
 
     `num_answers` is how many workers answer each step.
     """

@@ -105,6 +105,7 @@ def test_missing_file(parser):
         (["--max-modl-len", "3"], "no flag '--max-modl-len' (did you mean --max-model-len"),
         (["--max-model", "3"], "no flag '--max-model'"),
         (["--max-num-seqs", "x"], "argument --max-num-seqs: 'x' is no integer"),
+        (["--block-size", "x"], "4k (4000) or 4K (4096), or auto"),
         (["--gpu-memory-utilization", "x"], "argument --gpu-memory-utilization: invalid number value: 'x'"),
         (["--hf-overrides", "[1]"], "'[1]' must be a JSON object"),
         (["--hf-overrides.a", "1", "--hf-overrides.a.b", "2"], "a.b: a already has the value 1"),

@@ -38,7 +38,7 @@ def _digest(algorithm: str) -> Callable[[bytes], bytes]:
 
 
 class BlockHasher:
-    """Hashes for one layout, of whose names of a block's content `model` and `numerics` become part."""
+    """Hashes of token blocks for one layout, whose `model` and `numerics` are part of every hash."""
 
     def __init__(self, algorithm: str, layout: KVLayout) -> None:
         self._digest = _digest(algorithm)

@@ -163,7 +163,7 @@ class KVCache:
         return True
 
     def add_block(self, request: Request) -> bool:
-        """As `extend` by one block in each group; False (no change) without room, or where that is not all of it."""
+        """As `extend` by one block in each group; False, without a change, where it has no room or more to do."""
         if not self._even or len(self._whole) > self.pool.num_free:
             return False
         for table in request.cache.blocks:

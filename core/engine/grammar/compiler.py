@@ -137,7 +137,7 @@ class GrammarCompiler:
         with self._lock:
             error = None if done.cancelled() else done.exception()
             if done.cancelled() or (error is not None and not isinstance(error, ValueError)):
-                self._futures.pop(key, None)  # the next one may have more luck
+                self._futures.pop(key, None)  # the next request with it compiles it again
                 return
             if self._futures.get(key) is not done:
                 return  # a newer one of the same

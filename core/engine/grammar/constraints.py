@@ -29,7 +29,7 @@ _FILLS_PER_LOOK = 16
 
 
 class Constraints:
-    """`compiler` None, with the reason in `against`: every request that asks is refused.
+    """Without a `compiler`, requests with a grammar are refused for the reason `against`.
 
     `roll_back` takes a request out of the launched steps, to be planned anew.
     """

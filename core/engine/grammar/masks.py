@@ -69,9 +69,9 @@ class Ahead:
 
 
 class MaskFill:
-    """Masks of one step on their way: `requests` [n] by row of `words` [n, ceil(vocab_size / 32)].
+    """The masks of one step while they are filled: `requests` [n] by row of `words` [n, ceil(vocab_size / 32)].
 
-    The first `num_filling` rows are being filled, the others were filled ahead; `errors` [n] are theirs.
+    The first `num_filling` rows are being filled; the others were filled ahead, and `errors` has the outcome of each.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class Drafting:
         draft.several = True
 
     def _cover(self, draft: StepDraft, slot: int, total: int) -> int:
-        """Takes free blocks up to `total` tokens; up to how many there are blocks then, `total` at most."""
+        """Takes free blocks for up to `total` tokens of the request; returns for how many tokens it has blocks then."""
         batch, request = self._batch, self._batch.owners[slot]
         if request is None:
             return 0

@@ -31,9 +31,9 @@ class LaunchedStep:
 
 @dataclass
 class StepDraft:
-    """Tokens given to running requests so far. `counts` int32 [num_slots]; `budget` tokens are left.
+    """A step while it is planned: `counts` int32 [num_slots] tokens of each slot so far, `budget` tokens still free.
 
-    `drafts` int32 [num_slots] of the counts are drafts; None: there are none.
+    `drafts` int32 [num_slots]: how many of a slot's tokens are drafts; None where no slot has any.
     """
 
     budget: int

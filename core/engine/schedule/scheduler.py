@@ -395,7 +395,7 @@ class Scheduler:
         return True
 
     def stats(self) -> EngineStats:
-        """Counters since the start and gauges of now; `step_seconds` is the engine loop's to fill."""
+        """Counters since the start and current gauges; the engine loop fills in `step_seconds`."""
         lifecycle, admission = self._lifecycle, self._admission
         stats = EngineStats(
             running=len(self._batch),

@@ -38,7 +38,7 @@ class WaitingQueue:
                     return
 
     def add(self, request: Request) -> None:
-        """Files the request under its key of now."""
+        """Files the request by the key that the policy gives it now."""
         request.queue_key = self._policy.key(request)
         insort(self._entries, (request.queue_key, request.sequence, request))
 
