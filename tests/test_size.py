@@ -6,7 +6,7 @@ from pathlib import Path
 
 CORE = Path(__file__).parents[1] / "core"
 #: Physical lines of all of core's Python; it is to shrink to 26,000.
-MOST_LINES = 27_714
+MOST_LINES = 27_693
 
 
 def test_core_is_no_larger_than_it_was() -> None:

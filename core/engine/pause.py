@@ -38,19 +38,22 @@ class Pause:
         if mode not in MODES:
             raise ValueError(f"no pause mode {mode!r}; there are: {', '.join(MODES)}")
         self._mode = "wait" if mode == "wait" else "keep"
-        self._scheduler.admits = False
+        self._admit()
 
     def end(self) -> None:
         """Ends the pause; requests are admitted again unless the engine sleeps."""
         self._mode = None
-        self._scheduler.admits = not self._asleep
+        self._admit()
 
     def sleep(self, keep: Any) -> None:
         """Notes that weights and KV cache are gone, but for the weights where `keep` names them."""
         self._asleep = _TAGS - (frozenset(keep) - {"kv_cache"})
-        self._scheduler.admits = False
+        self._admit()
 
     def wake(self, tags: Any) -> None:
         """Notes that the memory of `tags` is back."""
         self._asleep -= frozenset(tags)
+        self._admit()
+
+    def _admit(self) -> None:
         self._scheduler.admits = self._mode is None and not self._asleep

@@ -34,17 +34,14 @@ class RequestLimits:
                 f"request {name!r} has {prompt_len} prompt and {len(source.output_ids)} output tokens, which leaves "
                 f"no room under max_model_len {self._max_model_len} and max_tokens {source.max_tokens}"
             )
-        self._check_step(name, prompt_len)
-        self._check_cache(name, max_len)
-        return max_len
-
-    def _check_step(self, name: str, prompt_len: int) -> None:
         budget = self._config.max_num_batched_tokens
         if not self._config.enable_chunked_prefill and prompt_len > budget:
             raise ValueError(
                 f"the prompt of request {name!r} has {prompt_len} tokens; without chunked prefill at most "
                 f"max_num_batched_tokens {budget} fit in a step"
             )
+        self._check_cache(name, max_len)
+        return max_len
 
     def _check_cache(self, name: str, max_len: int) -> None:
         if max_len <= self._fits:

@@ -23,7 +23,8 @@ def update_weights(executor: Executor, scheduler: Scheduler, source: Mapping[str
         executor.call("check_weights", dict(source))
     except Exception as error:
         raise RuntimeError(f"the old weights serve on: {_reason(error)}") from error
-    if not scheduler.reset_prefix_cache(reset_running_requests=True):
+    scheduler.preempt_all()
+    if not scheduler.reset_prefix_cache():
         raise RuntimeError("the old weights serve on: requests still load blocks")
     try:
         executor.call("update_weights", dict(source))

@@ -354,7 +354,8 @@ def test_the_prefix_cache_is_cleared_when_nothing_runs_or_all_is_preempted():
     sim.add(request)
     sim.launch()
     assert not sim.scheduler.reset_prefix_cache()
-    assert sim.scheduler.reset_prefix_cache(reset_running_requests=True)
+    sim.scheduler.preempt_all()
+    assert sim.scheduler.reset_prefix_cache()
     assert sim.scheduler._kv.pool.num_published == 0
     sim.run()
     sim.check(request)

@@ -111,7 +111,9 @@ class Life:
             name = rng.choice(list(self.requests))
             self.aborted |= {output.request_id for output in sim.collect(sim.scheduler.abort([name]))}
         elif operation == "reset":
-            sim.scheduler.reset_prefix_cache(rng.random() < 0.7)
+            if rng.random() < 0.7:
+                sim.scheduler.preempt_all()
+            sim.scheduler.reset_prefix_cache()
         elif operation == "launch":
             if len(sim.in_flight) < sim.max_in_flight:
                 sim.launch(breaks=rng.random() < self.breaks, refused=rng.random() < self.breaks / 2)

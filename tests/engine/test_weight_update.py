@@ -26,8 +26,10 @@ class Recorder:
             raise ValueError(f"{method} of {arguments.get('model')}\nfails")
         return [None]
 
-    def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
-        assert reset_running_requests
+    def preempt_all(self) -> None:
+        self.calls.append("preempt")
+
+    def reset_prefix_cache(self) -> bool:
         self.calls.append("reset")
         return self.free
 
@@ -39,7 +41,7 @@ def update(part: Any) -> None:
 def test_everything_is_checked_before_anything_is_dropped() -> None:
     part = Recorder()
     update(part)
-    assert part.calls == [("check_weights", NEW), "reset", ("update_weights", NEW)]
+    assert part.calls == [("check_weights", NEW), "preempt", "reset", ("update_weights", NEW)]
     part = Recorder(("check_weights", NEW))
     with pytest.raises(RuntimeError, match=r"^the old weights serve on: check_weights of /new fails$"):
         update(part)

@@ -379,14 +379,8 @@ class Scheduler:
         for request in reversed(self._batch.requests):
             self._lifecycle.preempt(request)
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forgets all cached prefixes; returns whether it could.
-
-        It cannot while requests run or load. With `reset_running_requests` running ones
-        are preempted first and later recomputed.
-        """
-        if reset_running_requests:
-            self.preempt_all()
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes; returns whether it could, which it cannot while requests run or load."""
         while self._admission.reclaim():
             pass
         if len(self._batch) or self._lifecycle.loading:
