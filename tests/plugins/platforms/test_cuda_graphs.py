@@ -292,7 +292,6 @@ def test_steps_with_prompts_are_recorded_when_all_else_is_the_largest_first() ->
 def test_they_are_not_recorded_between_steps_that_are_served() -> None:
     device = Device(prompts=64).start()
     for _ in range(3):
-        device.serve(3)
         device.capture()
     before = list(device.recorded)
     assert before[-3:] == names([32, 16, 8])
@@ -306,6 +305,23 @@ def test_they_are_not_recorded_between_steps_that_are_served() -> None:
     device.capture()
     assert device.recorded == [*before, "pieces-64"]
     assert device.finish() == names([32], "pieces")
+
+
+def test_between_served_steps_only_a_batch_that_is_padded_by_much_has_its_size_recorded() -> None:
+    device = Device(graph_sizes=[1, 2, 4, 16, 30]).start()
+    assert device.recorded == names([64, 4, 2, 1])
+    device.serve(60)
+    device.capture()
+    assert device.recorded == names([64, 4, 2, 1]), "64 rows for 60 are few more"
+    device.serve(29)
+    device.capture()
+    assert device.recorded[4:] == names([30])
+    device = Device(graph_sizes=[1, 2, 4, 57]).start()
+    device.serve(57)
+    device.capture()
+    assert device.recorded == names([64, 4, 2, 1]), "64 rows for 57 are few more, too"
+    device.capture()
+    assert device.recorded[4:] == names([57]), "while nothing is served, all are"
 
 
 def test_dropped_pieces_are_wanted_again() -> None:

@@ -28,6 +28,8 @@ logger = logging.getLogger("frame.platforms.cuda")
 
 #: The driver gives memory out in pieces of this size, so a recording that shows none may still take some.
 LEAST_BYTES = 2 << 20
+#: Rows of a graph for each row of a batch, up to which the graph of the best size waits until nothing else is to do.
+MOST_PADDING = 1.125
 
 
 class StepRecorder(Protocol):
@@ -44,10 +46,11 @@ class CudaGraphs(Graphs, Compiler):
     """Recordings by batch size and kind of step, all in one memory pool.
 
     Before the first request the largest size and the small ones are recorded, of the engine's own kind (`deterministic`
-    or not); the others while nothing else is to do, or between steps. A batch runs at the next larger size that is
-    recorded; the size that it would rather have is recorded next. Where there is none it runs eagerly. Ordinary steps
-    of other shapes run in pieces, which are recorded when a step needs them, or when all else is, but not between steps
-    that are served: that may take too long. `limit` rows and `max_tokens` tokens are the most of a step.
+    or not); the others while nothing else is to do, or between steps for a batch that is padded by much. A batch runs
+    at the next larger size that is recorded; the size that it would rather have is recorded next. Where there is none
+    it runs eagerly. Ordinary steps of other shapes run in pieces, which are recorded when a step needs them, or when
+    all else is, but not between steps that are served: that may take too long. `limit` rows and `max_tokens` tokens
+    are the most of a step.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class CudaGraphs(Graphs, Compiler):
         self._recording: StepShape | None = None
         self._began = False  # steps before the first `capture` are those of a warm-up
         self._served = False  # a step since the last `capture`
+        self._urgent = False  # the last one of `_todo` is for a batch that is padded by much
         self.drop()
 
     def drop(self) -> None:
@@ -110,6 +114,7 @@ class CudaGraphs(Graphs, Compiler):
         place = bisect_left(ready, rows)
         if place == len(ready) or ready[place] != best:
             self._want(decode_shape(best, deterministic, shared))
+            self._urgent = self._urgent or place == len(ready) or ready[place] > MOST_PADDING * rows
         return None if place == len(ready) else decode_shape(ready[place], deterministic, shared)
 
     def padded(self, tokens: int) -> int:
@@ -177,7 +182,8 @@ class CudaGraphs(Graphs, Compiler):
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
         """Records the shape asked for last (at the start: the largest, then small ones); False when there was none.
 
-        When only steps with prompts are left it does nothing, just once, if a step was served since the last call.
+        If a step was served since the last call, it records only for a batch that has no graph or is padded by much:
+        other requests wait meanwhile, up to 0.1 s for a model of 14B, and steps without requests come.
         """
         self._began = True
         served, self._served = self._served, False
@@ -202,7 +208,8 @@ class CudaGraphs(Graphs, Compiler):
 
     def _next(self, served: bool) -> StepShape | None:
         """The shape to capture now; `served`: whether a step was served since the last call."""
-        if self._todo:
+        if self._todo and (self._urgent or not served):
+            self._urgent = False
             return self._todo.pop()
         size = 0 if served else self._lacking()
         return prompt_shape(size) if size else None
