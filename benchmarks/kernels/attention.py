@@ -5,7 +5,8 @@
 32 query heads, 8 KV heads, 128 wide, bf16, pages of 16. Every case is first compared with torch's own attention on the
 same keys. Medians: decode replayed from a CUDA graph (its keys exceed the L2 cache), prefill by do_bench with the cache
 flushed between runs, once by the kernel for any batch and once by Hopper's own. `--sweep` tries other sizes of decode,
-`--ragged` decodes rows of 300 to 2,000 keys with and without splits, as they come and the longest first.
+`--ragged` decodes rows of unequal length in parts of several sizes, as they come and the longest first: the sweep that
+`SPLIT_RULES` of the Triton backend come from.
 """
 
 from __future__ import annotations
@@ -37,6 +38,16 @@ from frame.plugins.attention.triton import TritonAttention
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 DECODES = [(1, 32768), (8, 4096), (64, 1024), (64, 8192), (256, 1024), (256, 4096)]
 PROMPTS = [(16, 1024), (4, 4096), (2, 8192), (1, 16384)]
+#: Lengths of the rows that `--ragged` decodes: all different, equal, of a batch some of whose requests have ended, and
+#: short ones beside a twelfth of long ones.
+LENGTHS: dict[str, Callable[[int], Tensor]] = {
+    "mixed": lambda rows: torch.randint(300, 2001, (rows,)),
+    "equal": lambda rows: torch.full((rows,), 860),
+    "ending": lambda rows: torch.randint(100, 1025, (rows,)) + max(60, 1024 - 4 * rows),
+    "skewed": lambda rows: torch.where(torch.arange(rows) % 12 == 0, 12000, torch.randint(200, 900, (rows,))),
+}
+#: Most parts of a row and the fewest keys of one, in the sweep.
+PARTS = [(1, 0), (2, 256), (2, 512), (2, 2048), (4, 256), (4, 512), (4, 2048), (8, 128), (8, 512), (16, 128)]
 #: Variants of the Hopper kernel. A window leaves fewer products than the rate counts, and is not compared.
 HOPPER: dict[str, dict[str, Any]] = {
     "hopper": {},
@@ -125,21 +136,26 @@ def suited(rows: int, length: int) -> DecodeLaunch:
     return TritonAttention(BackendSetup(SPEC, Ops())).decode_launch(rows, length)
 
 
-def ragged(rows: int) -> None:
-    """Prints the rates of decoding rows that differ in length: the backend's launch, then others."""
-    lengths = torch.randint(300, 2001, (rows,), device="cuda")
-    inputs = case(rows, 2048, 1)
-    inputs["seq_lens"] = lengths.int()
-    total = int(lengths.sum())
-    whole = DecodeLaunch(16, 32, 1, 1, 4)
-    others = (whole, replace(whole, splits=2, min_span=512), replace(whole, splits=4, min_span=512))
-    found = []
-    sorts = rows * KV_HEADS > 8 * torch.cuda.get_device_properties(0).multi_processor_count
-    for launch, sort in ((suited(rows, 4096), sorts), *itertools.product(others, (False, True))):
-        rate = decode_rate(1, total, median(decoding(inputs, rows, launch, sort=sort), graph=True))
-        span = f" of {launch.min_span} keys or more" if launch.min_span else ""
-        found.append(f"{launch.splits} splits{span}{', sorted' if sort else ''}: {rate:.2f}")
-    print(f"ragged {rows:4}, TB/s: " + "; ".join(found), flush=True)
+def ragged(rows: int, kind: str) -> None:
+    """Prints the rates of decoding rows that differ in length: the backend's launch, then the best of all others."""
+    lengths = LENGTHS[kind](rows).int().cuda()
+    inputs = case(rows, -(-int(lengths.max()) // PAGE) * PAGE, 1)
+    inputs["seq_lens"] = lengths
+    backend, total = TritonAttention(BackendSetup(SPEC, Ops())), int(lengths.sum())
+
+    def rate(launch: DecodeLaunch, sort: bool) -> tuple[float, str]:
+        split = f"{launch.splits} of {launch.min_span} keys or more" if launch.splits > 1 else "whole"
+        text = f"{split}, tiles of {launch.block_n}{', sorted' if sort else ''}"
+        return decode_rate(1, total, median(decoding(inputs, rows, launch, sort=sort), graph=True)), text
+
+    suits = rate(backend.decode_launch(rows, int(lengths.max())), backend._rule(rows).longest_first)
+    tiles = [(32, 1, 4), (64, 2, 3)]
+    others = [
+        rate(DecodeLaunch(16, keys, parts, warps, stages, least), sort)
+        for (keys, warps, stages), (parts, least), sort in itertools.product(tiles, PARTS, (False, True))
+    ]
+    best = "; ".join(f"{text}: {found:.2f}" for found, text in sorted(others, reverse=True)[:3])
+    print(f"{kind} {rows:4}, TB/s: as launched ({suits[1]}) {suits[0]:.2f}; best: {best}", flush=True)
 
 
 def prompt_kernels(inputs: dict[str, Tensor]) -> dict[str, tuple[Callable[[], Tensor], dict[str, Any]]]:
@@ -181,8 +197,8 @@ def main() -> None:
         if options.sweep and (rows, length) in ((8, 4096), (256, 4096)):
             sweep(inputs, rows, length)
         del inputs, call
-    for rows in (24, 48, 96, 144, 200, 256) if options.ragged else ():
-        ragged(rows)
+    for rows, kind in itertools.product((12, 24, 48, 64, 96, 144, 200, 256), LENGTHS) if options.ragged else ():
+        ragged(rows, kind)
     for rows, length in PROMPTS:
         inputs = case(rows, length, length)
         for name, (call, features) in prompt_kernels(inputs).items():

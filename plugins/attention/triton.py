@@ -59,7 +59,7 @@ class SplitRule:
 
 #: Measured on an H200 for 4 to 8 query heads a KV head: rows of 860 keys, rows of 300 to 2,000, and what is left of a
 #: batch as its requests end; about four programs run on a multiprocessor at once. Most choices are within 5 % of the
-#: best of sixteen; where a twelfth of the rows has 12,000 keys, the best is 1.1 to 2.7 times as fast.
+#: best of sixteen; where a twelfth of the rows has 12,000 keys, the best is up to 2.7 times as fast.
 SPLIT_RULES = (
     SplitRule(0.6, 16, 128, long_tiles=True),
     SplitRule(1.2, 8, 128),
@@ -219,9 +219,7 @@ class TritonAttention(AttentionBackend):
         """Sizes for rows of one token each, of which the longest has `max_seq_len` tokens in the cache."""
         spec = self.spec
         length = min(max_seq_len, spec.window) if spec.window else max_seq_len
-        rule, share = self._rule(num_rows), self._share(num_rows)
-        if share <= FEW:
-            rule = SplitRule(FEW, min(int(2 / share), MAX_SPLITS), 0, long_tiles=True)
+        rule = self._rule(num_rows)
         parts = min(rule.parts, length // (rule.min_span or MIN_SPLIT_LENGTH))
         splits = 1 << (parts.bit_length() - 1) if parts > 1 else 1
         long_tiles = rule.long_tiles and (splits > 1 or rule.longest_first)
@@ -231,6 +229,8 @@ class TritonAttention(AttentionBackend):
 
     def _rule(self, num_rows: int) -> SplitRule:
         share = self._share(num_rows)
+        if share <= FEW:
+            return SplitRule(FEW, min(int(2 / share), MAX_SPLITS), 0, long_tiles=True)
         return next(rule for rule in SPLIT_RULES if share <= rule.programs)
 
     def _share(self, num_rows: int) -> float:

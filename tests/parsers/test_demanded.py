@@ -88,6 +88,19 @@ def check(call: Any) -> None:
     assert arguments["place"]["exact"] in (True, False)
 
 
+def only_call(llm: LLM, turn: Any, begin: str, end: str, **sampling: int) -> tuple[Any, Any]:
+    """The completion of a turn that must be one call, between `begin` and `end`, and that call."""
+    params = SamplingParams(temperature=1.0, output_kind=RequestOutputKind.FINAL_ONLY, **sampling)
+    (output,) = llm.generate(["What is the weather?"], turn.constrain(params, "What is the weather?"), use_tqdm=False)
+    (completion,) = output.outputs
+    assert completion.text.startswith(begin)
+    assert completion.text.endswith(end)
+    turn.read(completion)
+    (call,) = turn.message().calls
+    check(call)
+    return completion, call
+
+
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
@@ -162,14 +175,7 @@ def test_a_format_of_the_text_gives_way_to_a_demanded_call() -> None:
 def test_a_demanded_call_has_the_format_of_the_model(llm: LLM, name: str, template: str, begin: str, end: str) -> None:
     own = Registry.load().make("tool-parser", name, ParserSetup(render_with(template)), FrameConfig())
     turn = replace(parsers(), tools=own).turn(tools=[WEATHER], tool_choice=NAMED, parallel=False)
-    params = SamplingParams(temperature=1.0, max_tokens=200, output_kind=RequestOutputKind.FINAL_ONLY)
-    (output,) = llm.generate(["What is the weather?"], turn.constrain(params, "What is the weather?"), use_tqdm=False)
-    (completion,) = output.outputs
-    assert completion.text.startswith(begin)
-    assert completion.text.endswith(end)
-    turn.read(completion)
-    (call,) = turn.message().calls
-    check(call)
+    completion, _ = only_call(llm, turn, begin, end, max_tokens=200)
     assert turn.finish_reason(completion) == "tool_calls"
 
 
@@ -189,14 +195,7 @@ def test_a_demanded_call_with_its_arguments_in_tags_has_them_there(
 ) -> None:
     own = Registry.load().make("tool-parser", name, ParserSetup(), FrameConfig())
     turn = replace(parsers(), tools=own).turn(tools=[WEATHER, TIME], tool_choice=choice, parallel=False)
-    params = SamplingParams(temperature=1.0, seed=1, max_tokens=300, output_kind=RequestOutputKind.FINAL_ONLY)
-    (output,) = llm.generate(["What is the weather?"], turn.constrain(params, "What is the weather?"), use_tqdm=False)
-    (completion,) = output.outputs
-    assert completion.text.startswith(begin)
-    assert completion.text.endswith(end)
-    turn.read(completion)
-    (call,) = turn.message().calls
-    check(call)
+    _, call = only_call(llm, turn, begin, end, seed=1, max_tokens=300)
     assert call.name == "get_weather" or choice == "required"
     assert turn.message().content == ""
 

@@ -322,6 +322,13 @@ def test_between_served_steps_only_a_batch_that_is_padded_by_much_has_its_size_r
     assert device.recorded == names([64, 4, 2, 1]), "64 rows for 57 are few more, too"
     device.capture()
     assert device.recorded[4:] == names([57]), "while nothing is served, all are"
+    device = Device(graph_sizes=[1, 2, 4, 30, 57]).start()
+    device.serve(29)
+    device.serve(57)
+    for _ in range(3):
+        device.capture()
+        device.serve(64)
+    assert device.recorded[4:] == names([30]), "and not the one that was asked for last"
 
 
 def test_dropped_pieces_are_wanted_again() -> None:

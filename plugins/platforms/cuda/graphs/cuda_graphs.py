@@ -80,7 +80,7 @@ class CudaGraphs(Graphs, Compiler):
         self._recording: StepShape | None = None
         self._began = False  # steps before the first `capture` are those of a warm-up
         self._served = False  # a step since the last `capture`
-        self._urgent = False  # the last one of `_todo` is for a batch that is padded by much
+        self._urgent: StepShape | None = None  # what a batch that has no graph, or is padded by much, wants
         self.drop()
 
     def drop(self) -> None:
@@ -113,8 +113,10 @@ class CudaGraphs(Graphs, Compiler):
         ready = self._ready.get(kind_of(deterministic, shared), [])
         place = bisect_left(ready, rows)
         if place == len(ready) or ready[place] != best:
-            self._want(decode_shape(best, deterministic, shared))
-            self._urgent = self._urgent or place == len(ready) or ready[place] > MOST_PADDING * rows
+            wanted = decode_shape(best, deterministic, shared)
+            self._want(wanted)
+            if place == len(ready) or ready[place] > MOST_PADDING * rows:
+                self._urgent = wanted
         return None if place == len(ready) else decode_shape(ready[place], deterministic, shared)
 
     def padded(self, tokens: int) -> int:
@@ -208,8 +210,11 @@ class CudaGraphs(Graphs, Compiler):
 
     def _next(self, served: bool) -> StepShape | None:
         """The shape to capture now; `served`: whether a step was served since the last call."""
-        if self._todo and (self._urgent or not served):
-            self._urgent = False
+        urgent, self._urgent = self._urgent, None
+        if urgent in self._todo:
+            self._todo.remove(urgent)
+            return urgent
+        if self._todo and not served:
             return self._todo.pop()
         size = 0 if served else self._lacking()
         return prompt_shape(size) if size else None
