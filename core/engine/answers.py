@@ -158,7 +158,7 @@ class Answers:
         if prompt is not None:
             # a prefill that was repeated after a preemption brings again what the front has
             start = int(step.plan.num_computed[row])
-            prompt = drop_rows(prompt, request.reported.num_prompt_logprobs - start)
+            prompt = rows_of(prompt, slice(max(0, request.reported.num_prompt_logprobs - start), None))
             request.reported.add_prompt(len(prompt.ranks))
             if output is None and len(prompt.ranks):
                 output = EngineOutput(request_id=request.request_id)
@@ -166,7 +166,7 @@ class Answers:
                 output.prompt_logprobs = prompt
         if output is not None:
             rows = result.logprobs.get(row)
-            output.logprobs = None if rows is None else first_rows(rows, len(output.token_ids))
+            output.logprobs = None if rows is None else rows_of(rows, slice(len(output.token_ids)))
         return output
 
     def fail_step(
@@ -258,15 +258,6 @@ class Answers:
         return outputs
 
 
-def drop_rows(rows: LogprobRows, count: int) -> LogprobRows:
-    """Without the first `count` positions."""
-    if count <= 0:
-        return rows
-    return LogprobRows(token_ids=rows.token_ids[count:], logprobs=rows.logprobs[count:], ranks=rows.ranks[count:])
-
-
-def first_rows(rows: LogprobRows, count: int) -> LogprobRows:
-    """The first `count` positions."""
-    if count >= len(rows.ranks):
-        return rows
-    return LogprobRows(token_ids=rows.token_ids[:count], logprobs=rows.logprobs[:count], ranks=rows.ranks[:count])
+def rows_of(rows: LogprobRows, part: slice) -> LogprobRows:
+    """The log-probabilities of some positions."""
+    return LogprobRows(token_ids=rows.token_ids[part], logprobs=rows.logprobs[part], ranks=rows.ranks[part])

@@ -5,13 +5,18 @@ Arithmetic on `kv`'s data alone, so that worker, scheduler and predictions agree
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from .kv import AnyKVSpec, KVGroup, KVLayout, StateKV
+
+if TYPE_CHECKING:
+    from .attention import AttentionSpec, CacheBackend
 
 #: Tokens of a block where neither the user nor a backend asks for another size.
 AUTO_BLOCK_SIZE = 16
@@ -130,3 +135,16 @@ def max_request_len(layout: KVLayout, limit: int) -> int:
     """The longest request (prompt and output, at most `limit`) that the whole cache can hold; 0 when none fits."""
     # the last token is never fed back, so it needs no place
     return bisect_right(range(1, limit + 1), layout.pools[0] - 1, key=lambda length: blocks_needed(layout, length - 1))
+
+
+def why_not_served(backend: type[CacheBackend], spec: AttentionSpec, block_size: int) -> str | None:
+    """Why `backend` cannot serve `spec` in blocks of `block_size` tokens (0: the backend chooses); None if it can."""
+    if not isinstance(spec, backend.spec_type):
+        return f"it serves {backend.spec_type.__name__}, not {type(spec).__name__}"
+    multiple = backend.block_multiple(spec)
+    if block_size % multiple:
+        return (
+            f"its blocks hold a multiple of {multiple} tokens, and block_size is {block_size}: set it to auto, or to "
+            f"{multiple}, or choose another backend"
+        )
+    return backend.supports(dataclasses.replace(spec, block_size=block_size or math.lcm(AUTO_BLOCK_SIZE, multiple)))

@@ -165,10 +165,11 @@ class AsyncChannel:
     async def send(self, message: Any) -> None:
         """Waits while the peer is slow; raises `OSError` when it is known to be gone."""
         data = pack(message, self._limit)
-        if self._writer.is_closing():
+        if not self._writer.is_closing():
+            self._writer.write(data)
+            await self._writer.drain()
+        if self._writer.is_closing():  # perhaps since `drain` began to wait
             raise ConnectionResetError(errno.ECONNRESET, "the peer is gone")
-        self._writer.write(data)
-        await self._writer.drain()
 
     async def receive(self) -> Any:
         """Like `Channel.receive`."""
@@ -188,8 +189,13 @@ class AsyncChannel:
         return decode(frame, self._kind)
 
     def close(self) -> None:
-        """Ends the conversation."""
-        self._writer.close()
+        """Ends the conversation: a waiting `receive` returns None, a `send` that waits for a slow peer raises."""
+        self._reader.feed_eof()
+        transport = self._writer.transport
+        if transport.get_write_buffer_size() > transport.get_write_buffer_limits()[1]:
+            transport.abort()  # a transport that closes would flush first, for as long as the peer does not read
+        else:
+            transport.close()
 
 
 def _check_announced(length: int, limit: int) -> None:

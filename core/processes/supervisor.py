@@ -86,14 +86,9 @@ class EngineSupervisor:
 
     def _for_engine(self) -> FrameConfig:
         """The configuration without what only the parent and the API processes need."""
-        none: dict[str, Any] = {
-            "api_key": [],
-            "admin_key": [],
-            "admin_port": None,
-            "admin_uds": None,
-            "rpc_methods": [],
-        }
-        server = self._config.server.model_copy(update={**none, "cache_salt_per_key": False})
+        keys: dict[str, Any] = {"api_key": [], "admin_key": [], "cache_salt_per_key": False}
+        admin: dict[str, Any] = {"admin_port": None, "admin_uds": None, "rpc_methods": []}
+        server = self._config.server.model_copy(update=keys | admin)
         return self._config.model_copy(update={"server": server})
 
     async def _launch(self) -> EngineInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http
 import json
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -75,7 +75,7 @@ def build_routes(routers: Sequence[APIRouter], root_path: str = "", *, openapi: 
     for router in routers:
         app.include_router(router)
     describe = app.openapi
-    app.openapi = lambda: _with_shared_definitions(describe())  # type: ignore[method-assign]
+    app.openapi = cache(lambda: _with_shared_definitions(describe()))  # type: ignore[method-assign]
     return app
 
 
@@ -141,7 +141,11 @@ def build_app(
     routes = build_routes(routers, server.root_path, openapi=server.openapi)
     add_middleware(routes, server.middleware)
     shapes = _shapes(endpoints, routers)
-    serving.calls = RouteCalls(routes, routers, shapes, server, lambda: serving.limits.max_model_len, limits)
+
+    def longest() -> int:
+        return 0 if serving.models.pooling is not None else serving.limits.max_model_len
+
+    serving.calls = RouteCalls(routes, routers, shapes, server, longest, limits)
     inner: ASGIApp = routes
     for endpoint in endpoints:
         inner = endpoint.wrap(inner)

@@ -37,10 +37,10 @@ class Bodies:
         self._uploads = frozenset(uploads)
         self._parser = BodyParser()
 
-    async def admit(self, scope: Scope, path: str | None, receive: Receive) -> Receive:
+    async def admit(self, scope: Scope, path: str | None, receive: Receive) -> Receive | None:
         """Returns the `receive` with which the route at `path` reads the body; a JSON body is parsed into the scope.
 
-        Raises `RequestError` for a body that the route must not see.
+        None where the client left while it sent it. Raises `RequestError` for a body that the route must not see.
         """
         receive = _timely(receive)
         kinds = [value.split(b";")[0].strip().lower() for name, value in scope["headers"] if name == b"content-type"]
@@ -52,7 +52,7 @@ class Bodies:
         except TimeoutError:
             raise RequestError(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from None
         if body is None:
-            return receive
+            return None
         if body:
             # browsers may send other types than JSON across origins without a preflight request
             if not any(kind == b"application/json" or kind.endswith(b"+json") for kind in kinds):

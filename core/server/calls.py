@@ -37,7 +37,7 @@ class RouteCalls:
 
     A call is a request of its own: `max_seconds` and the timeout in its body limit it, whichever task makes it. Its
     tokens count towards those of its owner; while it runs, `delay` counts those that it may use. Its outputs are not
-    counted, since callers bound their own calls. `longest` says how many tokens a request may have.
+    counted, since callers bound their own calls. `longest` says how many tokens an answer may have.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RouteCalls:
         self._longest = longest
         self._held: Counter[str] = Counter()  # owner -> the tokens that its running calls may use
         self._app = app
-        self._limits = limits
+        self._limits = limits if server.max_tokens_per_minute is not None else None
         self._parser = BodyParser()
         self.max_body_bytes = server.max_body_bytes
         self._max_outputs = server.max_outputs

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.types import Scope
 
 from ..front.prompts import about_tokens, parse_prompt
 from ..interfaces.client import EngineDeadError
@@ -62,7 +63,7 @@ class TimedGeneration:
         record = RequestRecord(self._host.metrics, params, self._host.reporter.wants_outputs)
         stream = self._host.llm.generate(self._salted(prompt), params, request_id, owner=owner, **options)
         try:
-            async with self._recorded(record, stream, prompt):
+            async with self._recorded(scope, record, stream, prompt):
                 with contextlib.nullcontext() if limits is None else limits.outputs(owner, params.n):
                     async for output in until_deadline(stream, scope):
                         if (failed := record.see(output)) is not None:
@@ -76,7 +77,7 @@ class TimedGeneration:
         record = RequestRecord(self._host.metrics, _POOLED)
         owner = scope.get(OWNER, "")
         stream = self._host.llm.encode(self._salted(prompt), params, request_id, owner=owner, **options)
-        async with self._recorded(record, stream, prompt):
+        async with self._recorded(scope, record, stream, prompt):
             output = await anext(until_deadline(stream, scope))
             record.begin(output)
             if output.outputs.error is not None:
@@ -86,14 +87,13 @@ class TimedGeneration:
 
     @contextlib.asynccontextmanager
     async def _recorded(
-        self, record: RequestRecord, stream: AsyncGenerator[Any, None], prompt: Any
+        self, scope: Scope, record: RequestRecord, stream: AsyncGenerator[Any, None], prompt: Any
     ) -> AsyncGenerator[None, None]:
         """Closes `stream` and `record` at the end, and takes the tokens of the request from the bucket of its key.
 
         A client that leaves before the first output pays for the prompt as estimated. Notes in the record how the
         request failed, and raises the failure as a `RequestError`.
         """
-        scope = REQUEST.get() or {}
         try:
             yield
         except (EngineDeadError, RequestError, ValueError) as error:

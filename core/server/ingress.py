@@ -113,7 +113,7 @@ class Ingress:
             (self._traffic.left if needs_engine else self._traffic.responded)(status)
 
     async def _admit(self, scope: Scope, receive: Receive, until_answered: contextlib.ExitStack) -> Receive:
-        """Checks a request; returns the `receive` of its body. What it enters counts the request while it runs."""
+        """Checks a request and returns the `receive` of its body; its key counts it until `until_answered` ends."""
         path = _plain_path(scope)
         most = self._server.max_headers
         if (number := len(scope["headers"])) > most:
@@ -129,12 +129,14 @@ class Ingress:
             raise RequestError(503, problem)
         if method in ("GET", "HEAD", "OPTIONS"):
             return receive
-        receive = await self._bodies.admit(scope, path and path.removeprefix(self._root_path), receive)
+        admitted = await self._bodies.admit(scope, path and path.removeprefix(self._root_path), receive)
+        if admitted is None:  # the client has left, and its key pays for nothing
+            return receive
         set_deadline(scope, scope.get(JSON_BODY), self._server.max_request_seconds)
         if self._limits is not None and owner is not None:  # a request without a key on an open route is not counted
             scope[OUTPUTS] = scope[TOKENS] = self._limits
             until_answered.enter_context(self._limits.admit(owner))
-        return receive
+        return admitted
 
     def _is_open(self, method: str, path: str | None) -> bool:
         return path in self._open or method == "OPTIONS" or (method in ("GET", "HEAD") and path in self._public)

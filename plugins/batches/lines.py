@@ -81,10 +81,6 @@ class BatchLines:
                 if name in done or not line.strip():
                     await asyncio.sleep(0)  # lets other tasks run between thousands of skipped lines
                     continue
-                call = await self._read(name, line)
-                if isinstance(call, LineResult):
-                    yield call
-                    continue
                 while not stopped() and ((delay := self._calls.delay(self._owner)) or len(running) >= self._width()):
                     if not running:
                         await asyncio.sleep(min(delay, _LOOK_SECONDS))
@@ -95,6 +91,10 @@ class BatchLines:
                         yield task.result()
                 if stopped():
                     break
+                call = await self._read(name, line)
+                if isinstance(call, LineResult):
+                    yield call
+                    continue
                 running.add(asyncio.create_task(self._answer(name, *call)))
                 await asyncio.sleep(0)  # it begins, so the next delay counts the tokens that it may use
             while running:

@@ -37,6 +37,8 @@ _POLL_SECONDS = 2.0
 _REPORT_SECONDS = 1.0
 #: Seconds until a batch that could not be written is taken up again.
 _RETRY_SECONDS = 60.0
+#: How long after the end of its time a batch that still fails is tried again.
+_GRACE_SECONDS = 3600
 #: Lines of all batches that run at once; each batch runs at least one.
 _WIDTH = 64
 #: Records of ended batches that are kept; then the oldest of the owner with the most is deleted, not its result files.
@@ -200,10 +202,19 @@ class BatchStore:
             await self._answer(record, lambda: max(1, _WIDTH // len(running)))
         except Exception:  # such as a full disk; what was written stays, and the batch is taken up again from there
             logger.exception("batch %s was interrupted; it goes on in %g seconds", record.id, _RETRY_SECONDS)
+            if time.time() > (record.expires_at or 0) + _GRACE_SECONDS:
+                self._give_up(record)
             await asyncio.sleep(_RETRY_SECONDS)
         finally:
             running.pop(record.owner, None)
             self._woken.set()
+
+    def _give_up(self, record: BatchRecord) -> None:
+        """Ends a batch that still fails when its time is over, so that the owner's next ones run."""
+        record.errors = _errors([{"code": "server_error", "message": "an internal error interrupted the batch"}])
+        record.ends("failed")
+        with suppress(OSError):
+            self._write(record)
 
     async def _answer(self, record: BatchRecord, width: Callable[[], int] = lambda: _WIDTH) -> None:
         good, bad = (self._folder / f"{record.id}.{kind}.jsonl" for kind in ("output", "error"))

@@ -12,7 +12,7 @@ from .tagged_calls import TaggedFormat
 
 Format = dict[str, Any]
 
-#: What only JSON can obey: schemas of text that is written without quotes, and of the arguments as a whole.
+#: Keywords that tags cannot enforce: on text, which stands there without quotes, and on the arguments as a whole.
 _OF_TEXT = frozenset(("pattern", "minLength", "maxLength", "format", "allOf", "not"))
 _OF_ALL = frozenset(
     ("anyOf", "oneOf", "allOf", "not", "$ref", "patternProperties", "minProperties", "dependentRequired")
@@ -46,7 +46,7 @@ def _can_obey(tool: Tool) -> bool:
 
 
 def _keywords(schema: Mapping[str, Any]) -> set[str]:
-    """Those of a schema and of its alternatives."""
+    """The keywords of a schema and of the alternatives in its anyOf and oneOf."""
     unions = [schema.get(name) for name in ("anyOf", "oneOf")]
     branches = [each for union in unions if isinstance(union, list) for each in union if isinstance(each, Mapping)]
     return set(schema).union(*map(_keywords, branches))

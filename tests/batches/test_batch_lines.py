@@ -128,6 +128,7 @@ async def test_no_line_starts_while_its_key_has_no_tokens(serving: Away, monkeyp
 
 async def test_lines_in_flight_count_with_the_tokens_that_they_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_lines, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(Away, "pooling", None)  # it generates
     config, serving = FrameConfig.from_flat(max_tokens_per_minute=1000), Away()
     limits = KeyLimits(config.server)
     build_app(config, cast(Any, serving), make_endpoints(config, Registry.load(), cast(Any, serving)), limits)
@@ -150,6 +151,17 @@ async def test_lines_in_flight_count_with_the_tokens_that_they_may_use(monkeypat
         assert [row["response"]["status_code"] for row in found] == [200] * 6
         assert limits.delay("") == 0.0  # what was not used is there again
     assert most == [4, 4, 2]
+
+
+async def test_wrong_lines_end_with_the_batch_too(serving: Away) -> None:
+    assert await results(serving, [b"no JSON\n"] * 100, stopped=lambda: True) == []
+
+
+async def test_lines_for_a_pooling_model_may_use_the_tokens_of_their_prompts_alone() -> None:
+    serving, config = Away(), FrameConfig.from_flat(max_tokens_per_minute=1000)
+    endpoints = make_endpoints(config, Registry.load(), cast(Any, serving))
+    build_app(config, cast(Any, serving), endpoints, KeyLimits(config.server))
+    assert cast(Any, serving.calls)._most_tokens({"input": "word " * 80}) < 120
 
 
 async def test_one_route_only(serving: Away) -> None:

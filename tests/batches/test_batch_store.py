@@ -250,6 +250,37 @@ async def test_a_batch_whose_results_cannot_be_written_is_taken_up_again(
     assert sorted(serving.answered) == ["a", "b"]
 
 
+async def test_a_batch_that_fails_long_after_its_time_ends_so_that_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runs, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(batch_runs, "_GRACE_SECONDS", -batch_runs._WINDOW_SECONDS - 60)  # as if that had passed
+    files = FileStore(tmp_path, 10, 1000)
+    store = BatchStore(Answering(), files, tmp_path, max_open=2, max_lines=5)
+
+    def add() -> BatchRecord:
+        path = files.new_path()
+        path.write_text(LINE % ("a", "a"))
+        return store.add("me", "/v1/x", files.add(path, "me", "in", "batch").id, "24h", None)
+
+    broken, sound = add(), add()
+    plain_end = store._end
+
+    def end(record: BatchRecord, *paths: Path) -> None:
+        if record.id == broken.id:
+            raise OSError(28, "No space left on device")
+        plain_end(record, *paths)
+
+    monkeypatch.setattr(store, "_end", end)
+    running = asyncio.create_task(store._run())
+    async with asyncio.timeout(30):
+        while store._due():
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [store.get(each.id, "me").status for each in (broken, sound)] == ["failed", "completed"]
+
+
 async def test_a_batch_that_was_cancelled_or_half_done_does_not_need_its_input_file_any_more(tmp_path: Path) -> None:
     files = FileStore(tmp_path, 10, 1000)
     store = BatchStore(Answering(), files, tmp_path, max_open=3, max_lines=5)

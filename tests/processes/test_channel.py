@@ -111,6 +111,23 @@ async def test_what_was_said_before_a_socket_broke_is_read_first() -> None:
     channel.close()
 
 
+async def test_closing_wakes_who_sends_to_a_slow_peer_and_who_receives() -> None:
+    left, right = socket.socketpair()
+    channel = await AsyncChannel.wrap(right, FromEngine)
+    sending = asyncio.ensure_future(
+        channel.send(Outputs([EngineOutput(request_id="a", token_ids=list(range(100_000)))] * 20))
+    )
+    receiving = asyncio.ensure_future(channel.receive())
+    await asyncio.sleep(0.05)
+    assert not sending.done()
+    channel.close()
+    async with asyncio.timeout(10):
+        assert await receiving is None
+        with pytest.raises(ConnectionError):
+            await sending
+    left.close()
+
+
 async def test_frames_arrive_whole_however_they_are_cut_and_many_make_the_peer_wait() -> None:
     left, right = socket.socketpair()
     channel = await AsyncChannel.wrap(right, FromEngine)

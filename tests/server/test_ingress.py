@@ -108,6 +108,28 @@ async def test_forged_paths_need_the_key(recorder: Recorder, path: str) -> None:
     assert [message["status"] for message in sent if "status" in message] == [401, 401, 401]
 
 
+async def test_a_client_that_leaves_while_it_sends_costs_its_key_nothing() -> None:
+    limits = KeyLimits(ServerConfig(api_key=["key"], max_requests_per_minute=60))
+    before = list(limits._cells[0])
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        del message
+
+    headers = [(b"authorization", b"Bearer key"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/x", "raw_path": b"/x", "headers": headers}
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((await receive())["type"])
+
+    ingress = Ingress(app, ServerConfig(api_key=["key"]), lambda: None, limits=limits)
+    await ingress(scope, receive, send)
+    assert (seen, list(limits._cells[0])) == (["http.disconnect"], before)
+
+
 async def test_health_and_preflight_are_open(recorder: Recorder) -> None:
     async with client_of(ingress_of(recorder, ("key",))) as client:
         for path in ("/health", "/ping"):

@@ -120,6 +120,11 @@ def test_all_that_follows_slots_is_told_of_them_though_one_raises(
     with pytest.raises(RuntimeError, match="a processor failed"):
         runner.execute(step)
     assert told == [2, 3, "1", "2"]
+    told.clear()
+    monkeypatch.setattr(runner.tables, "add", fail)
+    with pytest.raises(RuntimeError, match="a processor failed"):
+        runner.execute(step)
+    assert told == [2, 3, "1", "2"]
 
 
 def test_a_step_on_its_way_finds_the_tables_of_a_failed_one_and_a_later_one_its_own(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +11,7 @@ from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionSpec, CacheBackend
 from ...interfaces.connector import CacheView
 from ...interfaces.kv import AnyKVSpec, KVLayout
-from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, plan_layout
+from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, plan_layout, why_not_served
 from ...interfaces.provider import Provider
 from ...interfaces.setup import BackendSetup
 from ...interfaces.step import PrefixCosts
@@ -124,26 +123,13 @@ def choose_backends(layers: Mapping[str, CachedLayer], config: FrameConfig, regi
     for spec in dict.fromkeys(layer.backend_spec for layer in layers.values()):
         if spec is None:
             continue
-        refuses, ranks = partial(_against, spec=spec, block_size=size), methodcaller("preference", spec)
+        refuses, ranks = partial(why_not_served, spec=spec, block_size=size), methodcaller("preference", spec)
         provider = registry.select("attention", config.attention.attention_backend, refuses, ranks)
         chosen: type[CacheBackend] = registry.resolve(provider)
         providers[spec], multiples[spec] = provider, chosen.block_multiple(spec)
-        if reason := _against(chosen, replace(spec, deterministic=True), size):
+        if reason := why_not_served(chosen, replace(spec, deterministic=True), size):
             not_deterministic = f"attention backend {provider.name!r}: {reason}"
     kept = {name: kv_spec for name, layer in layers.items() if (kv_spec := layer.kv_spec()) is not None}
     of_layers = {name: multiples[spec] for name in kept if (spec := layers[name].backend_spec) is not None}
     layout = plan_layout(kept, size, of_layers)
     return ChosenBackends(layers, providers, kept, of_layers, layout, not_deterministic, config, registry)
-
-
-def _against(backend: type[CacheBackend], spec: AttentionSpec, block_size: int) -> str | None:
-    """Why `backend` cannot serve `spec` in blocks of `block_size` tokens (0: the backend chooses); None if it can."""
-    if not isinstance(spec, backend.spec_type):
-        return f"it serves {backend.spec_type.__name__}, not {type(spec).__name__}"
-    multiple = backend.block_multiple(spec)
-    if block_size % multiple:
-        return (
-            f"its blocks hold a multiple of {multiple} tokens, and block_size is {block_size}: set it to auto, or to "
-            f"{multiple}, or choose another backend"
-        )
-    return backend.supports(replace(spec, block_size=block_size or math.lcm(AUTO_BLOCK_SIZE, multiple)))

@@ -136,12 +136,10 @@ class Runner:
     def _apply_changes(self, plan: StepPlan) -> None:
         """Tells all that follows slots who left and who came. Raises the first error once all have been told."""
         self.tables.begin()
-        for request in plan.added:
-            self.tables.add(request)
-        self.tables.append(plan.appends)
         told: list[tuple[Callable[[Any], None], Any]]
         told = [(one.remove, slot) for slot in plan.removed_slots.tolist() for one in self._by_slot]
-        told += [(one.add, request) for request in plan.added for one in self._by_slot]
+        told += [(one.add, request) for request in plan.added for one in (self.tables, *self._by_slot)]
+        told.append((self.tables.append, plan.appends))
         errors = list[Exception]()
         for tell, what in told:
             try:

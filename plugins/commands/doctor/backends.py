@@ -1,13 +1,14 @@
-"""How long attention backends want blocks to be. Those of other packages are asked, which imports torch; ours are not.
+"""How long attention backends want blocks to be.
 
-"auto" never takes a backend of ours that asks for a block size, so the common prediction needs no torch.
+Backends of other packages are loaded and asked, which imports torch; frame's own are not, since "auto" never takes one
+of them that asks for a block size.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from operator import methodcaller
+from typing import TYPE_CHECKING, cast
 
 from frame.settings import Checkpoint, FrameConfig, PluginError, Registry
 
@@ -60,14 +61,8 @@ def _spec(checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device, ke
 
 
 def _multiple(registry: Registry, name: str, spec: AttentionSpec, block_size: int) -> int:
-    def refuses(backend: type[Any]) -> str | None:
-        if not isinstance(spec, backend.spec_type):
-            return f"it serves {backend.spec_type.__name__}"
-        multiple = backend.block_multiple(spec)
-        if block_size % multiple:
-            return f"its blocks hold a multiple of {multiple} tokens, and block_size is {block_size}"
-        return cast("str | None", backend.supports(replace(spec, block_size=block_size or math.lcm(16, multiple))))
+    from frame.interfaces import why_not_served
 
-    provider = registry.select("attention", name, refuses, lambda backend: backend.preference(spec))
-    backend: type[CacheBackend] = registry.resolve(provider)
+    refuses, ranks = partial(why_not_served, spec=spec, block_size=block_size), methodcaller("preference", spec)
+    backend: type[CacheBackend] = registry.resolve(registry.select("attention", name, refuses, ranks))
     return backend.block_multiple(spec)

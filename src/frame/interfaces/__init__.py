@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         max_request_len as max_request_len,
         plan_layout as plan_layout,
         pool_bytes as pool_bytes,
+        why_not_served as why_not_served,
         with_blocks as with_blocks,
     )
     from frame.core.interfaces.loader import (

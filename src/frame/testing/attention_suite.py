@@ -267,5 +267,5 @@ class AttentionBackendSuite(PluginSuite):
 
 
 def _fitting(kind: type[AttentionBackend], spec: AttentionSpec) -> AttentionSpec:
-    """As the case before, in blocks of the size that the backend asks for."""
+    """`spec` with blocks of a size that the backend accepts."""
     return replace(spec, block_size=math.lcm(spec.block_size, kind.block_multiple(spec)))

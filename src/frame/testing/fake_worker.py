@@ -151,7 +151,7 @@ class FakeWorker:
         return FakeHandle(executed)
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """`describe`, `echo` and `synchronize`, for which a dead one raises; anything else raises `ValueError`."""
+        """Answers `describe`, `echo` and `synchronize` (a dead worker raises); `ValueError` for anything else."""
         self.calls.append(f"call {method}")
         if method == "describe":
             return {"platform": "fake", "attention": ["fake"], "dtype": "float32", "stages": [], "rank": self.rank}

@@ -75,7 +75,7 @@ class PlatformSuite(PluginSuite):
         return made
 
     def dtypes(self, platform: Platform) -> list[torch.dtype]:
-        """The element type that the platform computes in."""
+        """The element types that the platform computes in."""
         return [dtype for dtype in _DTYPES if platform.supports(PlatformSpec(dtype)) is None]
 
     def test_probe_says_why_and_claims_nothing(self) -> None:
