@@ -1,4 +1,4 @@
-"""Where our kernels for Hopper are, and what they can read. Knows no layer."""
+"""Finds our kernels for Hopper, and says which matrices they can read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def hopper_kernel(device: torch.device, module: str, name: str) -> Callable[..., Tensor] | None:
-    """A function of a module here in Gluon; None on what is no Hopper, or where Triton's Gluon has changed."""
+    """The function `name` of the Gluon `module` here; None on other chips, or if this Triton cannot import it."""
     return _gluon(module, name) if is_hopper(device) else None
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Whether a device is of the chips that what is measured here was measured on."""
+    """Whether `device` is a Hopper GPU (H100, H200), for which these kernels were written and measured."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -30,9 +30,9 @@ def _gluon(module: str, name: str) -> Callable[..., Tensor] | None:
 
 
 def is_copied(matrix: Tensor) -> bool:
-    """Whether the chip's copy engine can fetch tiles: rows at multiples of 16 bytes, on Hopper or later.
+    """Whether bulk copies can fetch tiles of a matrix: its rows begin at multiples of 16 bytes, on Hopper or later.
 
-    This follows from the layer and the chip, never from the batch: `flat` is a product's or a norm's output.
+    The answer must not depend on the batch, or bits would: callers pass whole outputs of products and norms.
     """
     if matrix.device.type == "cuda" and torch.cuda.get_device_capability(matrix.device) < (9, 0):
         return False

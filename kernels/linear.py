@@ -1,7 +1,7 @@
 """Products of one row with a weight, in Triton; the reference is in `frame.core.ops.layers`.
 
-With one row a product is bound by reading the weight once. Each program owns some outputs and reads whole rows of
-the weight in order, so the sum of an output has one fixed order, whatever the batch. Knows no layer.
+With one row, a product takes as long as reading the weight once. Each program computes some outputs and reads the
+weight's rows for them from begin to end, so that an output is always summed in the same order.
 """
 
 from __future__ import annotations
@@ -69,12 +69,15 @@ def _one_row_gated(
     tl.store(out + output, silu_times(gate, up, out.dtype.element_ty), mask=there)
 
 
-#: (outputs of a program, inputs of a tile, warps): what reads most weights fastest on an H200.
+#: (outputs of a program, inputs of a tile, warps) that read most weights fastest on an H200.
 TILE, GATED_TILE = (2, 2048, 2), (2, 1024, 2)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, sizes: tuple[int, int, int] | None = None) -> Tensor:
-    """x Wᵀ + b for one row x [1, inputs] and weight [outputs, inputs], rows contiguous; sums in float32."""
+    """x Wᵀ + b for one row x [1, inputs] and weight [outputs, inputs], rows contiguous; sums in float32.
+
+    `sizes` are those of `TILE`, for measurements.
+    """
     inputs, outputs = x.shape[1], weight.shape[0]
     out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     block_n, block_k, warps = sizes or TILE
@@ -90,7 +93,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, sizes: tuple[i
 def linear_silu_mul(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, sizes: tuple[int, int, int] | None = None
 ) -> Tensor:
-    """silu(a) · b of the halves a, b of x Wᵀ + b for one row x [1, inputs] and weight [2 · size, inputs]."""
+    """silu(a) · b of the halves a, b of x Wᵀ + b for one row x [1, inputs] and weight [2 · size, inputs].
+
+    `sizes` are those of `GATED_TILE`, for measurements.
+    """
     inputs, outputs = x.shape[1], weight.shape[0] // 2
     out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     block_n, block_k, warps = sizes or GATED_TILE

@@ -1,9 +1,9 @@
-"""Products of many rows with a weight, for Hopper, in Gluon; the plain twin: `linear_invariant._linear`.
+"""Products of many rows with a weight, for Hopper, in Gluon.
 
-One program for each multiprocessor serves tiles of 128 rows one after another: a warp fetches steps of 64 of the depth
-by bulk copies, two warpgroups of 64 rows each add their products, in order, in float32. While they store a tile through
-shared memory, the fetching warp is ahead in the next one. Bits are the twin's: the same matrix instructions over the
-same steps, and the depth is not split. Knows no layer.
+Each multiprocessor runs one program, which computes tiles of 128 rows one after another. One warp fetches steps of 64
+elements of the depth by bulk copies; two warpgroups of 64 rows each add up the products of the steps, in order, in
+float32. While they store a tile through shared memory, the fetching warp already fetches the next one. The result has
+the bits of `linear_invariant._linear`: the same matrix instructions over the same steps, and the depth is not split.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class HopperTile:
-    """Outputs of a tile, steps in flight, parts of 64 × 64 that a warpgroup has for storing, rows of tiles in a group.
+    """Outputs of a tile, steps in flight, buffers of 64 × 64 by which a warpgroup stores, row tiles of a group.
 
-    Tiles of a group of rows are neighbours in time, so that they meet the same weights in the L2 cache.
+    The row tiles of a group are computed at about the same time, so that they read the same weights from the L2 cache.
     """
 
     block_n: int
@@ -56,10 +56,10 @@ class HopperTile:
         return 2 * (self.stages * (BLOCK_M + self.block_n) * BLOCK_K + 2 * self.parts * HALF_M * CHUNK)
 
 
-#: By outputs of a tile: the time that one takes, in that of the widest, as measured on an H200 with 8,192 rows.
+#: Outputs of a tile -> the time that a tile takes, relative to the widest, measured on an H200 with 8,192 rows.
 COSTS = {256: 1.0, 128: 0.535, 64: 0.45}
 TILES = {256: HopperTile(256, 4), 128: HopperTile(128, 6), 64: HopperTile(64, 8)}
-#: Other tiles worth a measurement.
+#: All tiles that the benchmark measures.
 CANDIDATES = (
     HopperTile(256, 4, 2, 16), HopperTile(256, 4, 2, 8), HopperTile(256, 3, 4, 16), HopperTile(256, 3, 4, 8),
     HopperTile(128, 6, 2, 16), HopperTile(128, 5, 2, 16), HopperTile(64, 8, 1, 16), HopperTile(64, 6, 1, 16),
@@ -68,7 +68,7 @@ CANDIDATES = (
 
 @lru_cache(maxsize=4096)
 def tile_for(rows: int, outputs: int, programs: int, narrowest: int = 64) -> HopperTile:
-    """The tile with which so many multiprocessors are expected to be done first."""
+    """The tile with which `programs` multiprocessors are expected to end first."""
 
     def cost(block_n: int) -> float:
         tiles = triton.cdiv(rows, BLOCK_M) * triton.cdiv(outputs, block_n)
@@ -78,7 +78,7 @@ def tile_for(rows: int, outputs: int, programs: int, narrowest: int = 64) -> Hop
 
 
 class Ring(NamedTuple):
-    """Shared memory for the rows and the weights of steps, and barriers: a step is there, and is free again."""
+    """Shared memory for the rows and the weights of steps, and barriers: a step has arrived, and its place is free."""
 
     rows: Any
     weights: Any
@@ -88,7 +88,7 @@ class Ring(NamedTuple):
 
 @gluon.jit
 def place(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
-    """(row, column) of tile number `tile`, in tiles."""
+    """(row, column) of the tile with number `tile`, counted in tiles."""
     group = tile // (GROUP * column_tiles)
     several = gl.minimum(row_tiles - group * GROUP, GROUP)
     within = tile % (GROUP * column_tiles)
@@ -100,7 +100,7 @@ def _fetch(
     x, weight, ring, row_tiles, column_tiles, steps, outputs,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
-    """The fetching warp: the steps of all tiles of the program, as far ahead as the shared memory holds."""
+    """The fetching warp: copies the steps of all tiles of the program, as far ahead as shared memory has room."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     COPIES: gl.constexpr = 2 if GATED else 1
     COPIED: gl.constexpr = BLOCK_N // COPIES
@@ -128,9 +128,9 @@ def add_steps(
     x_tiles, weight_tiles, ready, free, at, steps, HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     FENCED: gl.constexpr = False,
 ):  # fmt: skip
-    """(products of a warpgroup's 64 rows with the tile's weights, the program's number of steps after `at`).
+    """(sums of a warpgroup's 64 rows over `steps` steps from number `at` on, the number of the step after them).
 
-    FENCED where not all of what is multiplied came by bulk copies.
+    FENCED: some operands were written to shared memory by threads, not by bulk copies.
     """
     SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
     acc = gl.zeros([64, BLOCK_N], gl.float32, SUMS)
@@ -143,7 +143,7 @@ def add_steps(
             x_tiles.index(stage * 2 + HALF), weight_tiles.index(stage).permute((1, 0)), acc, is_async=True
         )
         acc = warpgroup_mma_wait(1, deps=[sums])
-        # the step before is done
+        # the matrix instruction of the step before has ended
         mbarrier.arrive(free.index((at + STAGES - 1) % STAGES), count=1, pred=step > 0)
         at += 1
     acc = warpgroup_mma_wait(0, deps=[acc])
@@ -162,7 +162,7 @@ def _silu_mul(gate, up, dtype: gl.constexpr):
 
 @gluon.jit
 def halves(sums, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """The left and the right half of the columns, each as a product of as many would lie in registers."""
+    """The left and the right half of the columns, each in the register layout of a product of that width."""
     HALF: gl.constexpr = COLUMNS // 2
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HALF, 16])
     left, right = sums.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
@@ -177,9 +177,9 @@ def _add_bias(sums, bias, first, outputs):
 
 @gluon.jit
 def _store_part(values, out, smem, row, column, part: gl.constexpr, HALF: gl.constexpr, PARTS: gl.constexpr):
-    """64 × 64 of the result, by way of one of the warpgroup's parts of shared memory once that is free again.
+    """Stores 64 × 64 of the result by way of one of the warpgroup's PARTS buffers in shared memory.
 
-    Parts take turns, over tiles too: PARTS divides their number in a tile.
+    The buffers take turns; PARTS divides the number of stores of a tile, so that the turns go on over tiles.
     """
     place = smem.index(HALF * PARTS + part % PARTS)
     tma.store_wait(PARTS - 1)
@@ -195,7 +195,7 @@ def store(
     values, out, smem, row, column,
     first: gl.constexpr, COLUMNS: gl.constexpr, HALF: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Columns of the result, which begin at part `first` of the tile."""
+    """Stores COLUMNS columns of the tile's result, from its 64-column part `first` on."""
     if COLUMNS == 64:
         _store_part(values, out, smem, row, column, first, HALF, PARTS)
     else:
@@ -210,7 +210,7 @@ def _multiply(
     HALF: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr,
     BIAS: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
-    """One warpgroup: 64 rows of each tile of the program."""
+    """One warpgroup: computes and stores 64 rows of each tile of the program."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WIDTH: gl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     x_tiles = ring.rows._reinterpret(ring.rows.dtype, [STAGES * 2, 64, 64], KIND)
@@ -290,6 +290,6 @@ def product(
 
 
 def descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """For bulk copies of so many rows and columns; what is outside of the matrix is read as zeros and not written."""
+    """Describes bulk copies of `rows` × `columns`; outside of the matrix they read zeros and write nothing."""
     kind = gl.NVMMASharedLayout(128, 16, 2)
     return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], [rows, columns], kind)

@@ -2,8 +2,8 @@
 
 An output is the sum over the depth in steps of one length, in order, in float32, in one program: no split of the depth,
 and one kind of matrix instruction (tiles of 64 rows or more, which on Hopper is always the one of 64 rows and 16 of the
-depth). Only the number of rows and outputs of a tile follows the batch, and no sum knows those; so many rows may go
-through `linear_hopper`, which sums alike. Knows no layer.
+depth). Only the rows and outputs of a tile depend on the batch, and no sum depends on those; many rows
+therefore go through `linear_hopper`, which sums in the same order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .activation import silu_mul
 from .hopper import hopper_kernel, is_copied
 
-#: Elements of the depth in a step: the same in every launch of a type, or the bits would follow the launch.
+#: Elements of the depth in a step: one number for each type, since the order of a sum follows from it.
 BLOCK_K = 64
 BLOCK_K_WIDE = 32  # float32
 _GROUP = tl.constexpr(8)  # tiles of rows that share a weight tile while it is in the L2 cache
@@ -36,23 +36,23 @@ class Tile:
     num_stages: int
 
 
-#: Up to how many rows which tile serves: candidates are measured by benchmarks/kernels/linear_invariant.py.
+#: (most rows, tile that serves them), as benchmarks/kernels/linear_invariant.py measured.
 TILES: tuple[tuple[int, Tile], ...] = (
     (64, Tile(64, 32, 4, 8)),
     (128, Tile(64, 64, 4, 6)),
     (512, Tile(128, 128, 8, 4)),
     (1 << 62, Tile(128, 256, 8, 3)),
 )
-#: Other tiles worth a measurement.
+#: All tiles that the benchmark measures.
 CANDIDATES: tuple[Tile, ...] = (
     Tile(64, 16, 4, 8), Tile(64, 32, 4, 6), Tile(64, 32, 4, 8), Tile(64, 64, 4, 4), Tile(64, 64, 4, 6),
     Tile(64, 128, 4, 4), Tile(64, 128, 4, 5), Tile(64, 256, 4, 4), Tile(64, 256, 8, 4), Tile(128, 64, 4, 4),
     Tile(128, 64, 8, 5), Tile(128, 128, 4, 4), Tile(128, 128, 8, 4), Tile(128, 128, 8, 5), Tile(128, 256, 8, 3),
     Tile(128, 256, 8, 4), Tile(256, 128, 8, 3), Tile(256, 128, 8, 4),
 )  # fmt: skip
-#: float32 has no such instruction and is multiplied exactly: one tile for all batches.
+#: float32 is multiplied exactly, without matrix instructions: one tile for all batches.
 WIDE_TILE = Tile(64, 64, 4, 2)
-#: More rows than these go through `linear_hopper` where it can serve them.
+#: Products of more rows go through `linear_hopper` where it can serve them.
 TWIN_ROWS = 64
 
 
@@ -62,7 +62,7 @@ def _linear(
     BIAS: tl.constexpr, COPIER: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    # neighbours take the row tiles of a group first, so that they meet the same weights in the cache
+    # Programs that run side by side serve row tiles of one group, so that they read the same weights from the cache.
     row_tiles, column_tiles = tl.cdiv(rows, BLOCK_M), tl.cdiv(outputs, BLOCK_N)
     program = tl.program_id(0)
     group = program // (_GROUP * column_tiles)
@@ -73,7 +73,7 @@ def _linear(
     column = first_column + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_K)
     if not COPIER:
-        # beyond the matrix the first row is read, and not stored
+        # Rows outside of the matrix read the first row instead; their results are not stored.
         x_at = x + tl.where(row < rows, row, 0).to(tl.int64)[:, None] * stride_x + lane[None, :]
         w_at = weight + tl.where(column < outputs, column, 0).to(tl.int64)[:, None] * stride_weight + lane[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -112,7 +112,7 @@ def linear_silu_mul_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = N
 
 
 def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Tensor | None:
-    """`linear_hopper.product` of rows [rows, in_features], or None where there is none or they are few."""
+    """`linear_hopper.product` of `flat` [rows, in_features]; None where it cannot serve them, or rows are few."""
     outputs = len(weight) // 2 if gated else len(weight)
     if len(flat) <= TWIN_ROWS or flat.device.type != "cuda" or outputs % 8:
         return None
@@ -125,9 +125,9 @@ def hopper_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, *, 
 
 
 def tiled_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, tile: Tile | None = None) -> Tensor:
-    """The product in Triton, of rows [rows, in_features], on any chip.
+    """The product of `flat` [rows, in_features] in Triton, on any chip.
 
-    `tile` replaces the sizes that suit the batch; it changes no bit of a 16-bit product.
+    `tile` replaces the tile that `tile_for` chooses; it changes no bit of a 16-bit product.
     """
     rows, depth = flat.shape
     outputs = weight.shape[0]
@@ -154,7 +154,7 @@ def tiled_product(flat: Tensor, weight: Tensor, bias: Tensor | None = None, tile
 
 @lru_cache(maxsize=4096)
 def tile_for(rows: int, outputs: int, programs: int) -> Tile:
-    """The tile of the table, narrower while that leaves multiprocessors without a program."""
+    """The tile of TILES, made narrower as long as some multiprocessors would have no program."""
     tile = next(tile for most, tile in TILES if rows <= most)
     while tile.block_n > 32 and triton.cdiv(rows, tile.block_m) * triton.cdiv(outputs, tile.block_n) < programs:
         tile = replace(tile, block_n=tile.block_n // 2, num_stages=min(8, tile.num_stages + 1))
@@ -169,7 +169,7 @@ def _rows(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def num_multiprocessors(device: torch.device) -> int:
-    """Of a CUDA device; 1 where there are none."""
+    """The multiprocessors of a CUDA device; 1 of any other device."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,10 +1,10 @@
-"""Products of 2 to 16 rows with a weight, for Hopper, in Gluon; the plain twin: `linear_invariant._linear`.
+"""Products of 2 to 16 rows with a weight, for Hopper, in Gluon.
 
-Such a product is bound by reading the weight once. A program has 16 outputs, the side on which a matrix instruction has
-16, so that even small weights make enough programs to keep the chip reading; its warps share the inputs, and programs
-add nothing up between them. Weights come through a ring of bulk copies, the first of them while the kernel before
-ends. The rows come through the same ring: loads would wait behind all the weights that are on their way. Knows no
-layer.
+Such a product takes as long as reading the weight once. A program computes 16 outputs, the rows of a matrix
+instruction, so that even small weights make enough programs to keep the chip reading. The warps of a program divide the
+inputs among them and add up their sums at the end; programs share no output. Weights arrive in a ring of bulk copies,
+the first of them while the kernel before this one ends. The rows arrive in the same ring, since plain loads would wait
+behind all the weights that are on their way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .activation import silu_times
 from .barriers import barrier
 from .chain import await_previous, chained
 
-#: The most rows; those that are not there are zeros, and not stored.
+#: The most rows of x; rows of a tile that x lacks are read as zeros and not stored.
 ROWS = 16
 #: Outputs of a program: the rows of a matrix instruction.
 BLOCK_N = 16
@@ -34,13 +34,13 @@ WIDTH = 64
 
 @dataclass(frozen=True)
 class RowsTile:
-    """The warps of a program, each with 64 inputs of a step, and the steps that are on their way."""
+    """The warps of a program, each of which multiplies 64 inputs of a step, and the steps that the ring holds."""
 
     warps: int
     stages: int
 
 
-#: Worth a measurement; `tile_for` takes most of them.
+#: Tiles that benchmarks measure; `tile_for` chooses among most of them.
 CANDIDATES = (RowsTile(4, 4), RowsTile(4, 6), RowsTile(8, 3), RowsTile(8, 4))
 
 
@@ -49,7 +49,7 @@ def _fetch_weights(
     weight, tiles, ready, step, first_output, outputs,
     PARTS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Asks for the weights of a step, and says how much will have come with its rows."""
+    """Begins the copies of a step's weights, and tells its barrier how many bytes come with them and with the rows."""
     stage = step % STAGES
     mbarrier.expect(ready.index(stage), WARPS * (PARTS * 16 + ROWS) * 64 * 2)
     for part in gl.static_range(PARTS):
@@ -61,14 +61,14 @@ def _fetch_weights(
 
 @gluon.jit
 def _fetch_rows(x, tiles, ready, step, STAGES: gl.constexpr, WARPS: gl.constexpr):
-    """Asks for the rows of a step."""
+    """Begins the copy of a step's rows."""
     stage = step % STAGES
     tma.async_copy_global_to_shared(x, [step * WARPS, 0, 0], ready.index(stage), tiles.index(stage))
 
 
 @gluon.jit
 def _total(sums, bias, column, there, BIAS: gl.constexpr):
-    """The sums of all warps and the bias."""
+    """The sum over all warps, plus the bias."""
     total = gl.sum(sums, 0)
     if BIAS:
         total += gl.load(bias + column, mask=there, other=0.0).to(gl.float32)[:, None]
@@ -83,7 +83,7 @@ def _some_rows(
 ):  # fmt: skip
     PARTS: gl.constexpr = 2 if GATED else 1
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [num_warps, 1, 1], [1, 16, 8])
-    # 16 bytes of a row for each thread: which inputs those are does not matter, as both operands agree
+    # Each thread loads 16 bytes of a row. Which inputs these are does not matter, since both operands agree.
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
@@ -108,7 +108,7 @@ def _some_rows(
         sums = mma_v2(weight_tiles.index(stage * PARTS).load(LEFT), values, sums)
         if GATED:
             ups = mma_v2(weight_tiles.index(stage * PARTS + 1).load(LEFT), values, ups)
-        barrier()  # all warps have read what the next copies replace
+        barrier()  # all warps have read the tiles that the next copies overwrite
         following = step + STAGES
         if following < steps:
             _fetch_weights(
@@ -125,7 +125,7 @@ def _some_rows(
 
 
 def tile_for(rows: int, outputs: int, inputs: int, *, gated: bool = False) -> RowsTile:
-    """What launches take, as measured on an H200: more warps where few programs have much to read."""
+    """The tile of a launch, as measured on an H200: more warps where few programs read many inputs each."""
     warps = 8 if inputs >= max(2048, 32 * triton.cdiv(outputs, BLOCK_N)) else 4
     return RowsTile(warps, 4 if gated or warps == 8 or rows > 8 else 6)
 
@@ -154,7 +154,7 @@ def product(
 
 
 def _descriptor(matrix: Tensor, warps: int, rows: int) -> TensorDescriptor:
-    """For copies of so many rows and 64 inputs for each warp; what is outside of the matrix is read as zeros."""
+    """Describes copies of `rows` rows and 64 inputs for each warp; outside of the matrix they read zeros."""
     count, inputs = matrix.shape
     parts = matrix.as_strided((inputs // WIDTH, count, WIDTH), (WIDTH, matrix.stride(0), 1))
     kind = gl.NVMMASharedLayout(128, 16, 3)

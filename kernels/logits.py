@@ -1,7 +1,7 @@
 """Changing logits in place in Triton: biases, grammar masks, penalties and their counts.
 
-The references are in `frame.core.ops.logits`. One launch each, one pass over the rows meant, and nothing waits. Knows
-no request.
+The references are in `frame.core.ops.logits`. Each function is one launch and one pass over the rows that it changes,
+and never waits for the device.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _add(table, rows, token_ids, values, count, stride, BLOCK: tl.constexpr):
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:
     """As `frame.core.ops.logits.add_bias`, for float32 logits.
 
-    Where several values meet, they are added in any order: exact for what the sampler gives, one bias beside zeros and
-    -inf.
+    Several values of one logit are added in no fixed order. The sampler gives at most one bias beside zeros and -inf
+    for a logit, whose sum is exact in any order.
     """
     count = rows.shape[0]
     if count:
@@ -59,14 +59,14 @@ def _apply_bitmask(logits, rows, words, vocab, stride, words_stride, BLOCK: tl.c
 
 
 def apply_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
-    """As `frame.core.ops.logits.apply_bitmask`; logits are written and not read."""
+    """As `frame.core.ops.logits.apply_bitmask`; reads no logit, and writes -inf only."""
     vocab = logits.shape[1]
     if len(rows):
         grid = (len(rows), triton.cdiv(vocab, _BLOCK))
         _apply_bitmask[grid](logits, rows, words, vocab, logits.stride(0), words.stride(0), BLOCK=_BLOCK)
 
 
-# One kernel for all of them: which penalties a batch asks for is known when it comes.
+# One kernel serves any set of penalties: which of them a batch has is an argument, so that nothing is compiled anew.
 @triton.jit(do_not_specialize=["repeats", "frequents", "presents"])
 def _penalize(
     logits, rows, in_prompt, counts, repetition, frequency, presence, repeats, frequents, presents,
@@ -80,7 +80,7 @@ def _penalize(
     seen = count > 0
     if repeats != 0:
         seen = seen | (tl.load(in_prompt + place * prompt_stride + token, mask=exists, other=0) != 0)
-    # tokens that were never seen keep their logits: most of a row is neither read nor written
+    # Tokens that were never seen keep their logits, so that most of a row is neither read nor written.
     value = tl.load(logits + row * stride + token, mask=exists & seen, other=0.0)
     if repeats != 0:
         factor = tl.zeros_like(value) + tl.load(repetition + place)

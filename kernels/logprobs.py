@@ -1,8 +1,8 @@
 """Log-probabilities of the drawn and of the best tokens in Triton; the reference is in `frame.core.ops.logits`.
 
-One pass over the logits sums the exponentials, ranks the drawn token and keeps each tile's best; then a program per
-row reads the tiles that hold its k best (kernels/tiles.py), in order, ties by the lowest id. Ranks compare logits, so
-tokens whose log-probabilities round to one value still differ in rank. Knows no request.
+One pass over the logits sums the exponentials, ranks the drawn token and notes each tile's highest logit; then
+one program a row reads only the tiles that hold the row's k best (kernels/tiles.py) and sorts them, equal ones by the
+lowest id. Ranks compare logits, so that tokens whose log-probabilities round to the same value still differ in rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .tiles import (
     value_of,
 )
 
-#: Up to so many are found without sorting; more are torch's.
+#: The most tokens that the kernel finds; for more, torch sorts.
 MAX_NARROW = 64
 _PART_TILES = 128
 
@@ -38,7 +38,9 @@ def _survey(
     logits, token_ids, best, tops, sums, above, vocab, stride, tiles, parts,
     PART_TILES: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A part's best of each tile, its sum of exp(x - its best), and how many logits exceed the drawn token's."""
+    """One program: of one part of a row each tile's highest logit, the part's highest logit and its sum of
+    exp(x - highest), and how many of its logits are above that of the drawn token.
+    """
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     logits += row * stride
@@ -66,7 +68,7 @@ def _survey(
 
 @triton.jit
 def _collect(logits, listed, count, vocab, threshold, wanted, values, ids, STEP: tl.constexpr, TILE: tl.constexpr):
-    """Writes the values above the threshold and the first of those at it, `wanted` in all and in no order."""
+    """Writes the `wanted` best values, unsorted: all above the threshold, then the first of those equal to it."""
     over = tl.full([], 0, tl.int32)
     equal = tl.full([], 0, tl.int32)
     SIZE: tl.constexpr = STEP * TILE
@@ -76,12 +78,12 @@ def _collect(logits, listed, count, vocab, threshold, wanted, values, ids, STEP:
         exists = tl.reshape(exists.to(tl.int32), [SIZE]) > 0
         more = (exists & (x > threshold)).to(tl.int32)
         same = (exists & (x == threshold)).to(tl.int32)
-        # what is above goes to the front; what is equal to the back, the first last, as long as they do not meet
+        # Values above the threshold fill the list from its front, equal ones from its back, until both meet.
         place = tl.where(more > 0, over + tl.cumsum(more, 0) - 1, wanted - equal - tl.cumsum(same, 0))
         over += tl.sum(more, 0)
         equal += tl.sum(same, 0)
         stored = (more > 0) | ((same > 0) & (place >= over))
-        # a later step's values take the places of an earlier one's last equal ones
+        # Values of later steps may overwrite equal ones that an earlier step stored last.
         tl.debug_barrier()
         tl.store(values + place, x, mask=stored)
         tl.store(ids + place, token, mask=stored)
@@ -94,7 +96,7 @@ def _top(
     NORMALIZE: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, TILES: tl.constexpr,
     PARTS: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """One program: a row's K best, what `_survey` wrote of it given."""
+    """One program: the `wanted` best tokens of a row, found by what `_survey` wrote of the row."""
     best, tops, sums, above = survey
     listed, found, values, ids = scratch
     out_ids, out_values, ranks = out
@@ -112,7 +114,7 @@ def _top(
         base = tl.where(top == -float("inf"), 0.0, top)
         total = tl.load(sums + row * parts + part, mask=exists, other=0.0) * tl.exp(each - base)
         total = tl.sum(total, 0)
-        # at least the best's own 1, but for a row of nothing; NaN stays and shows in every value
+        # The best token adds 1, so that only a row of -inf has less. NaN stays, and shows in every value.
         shift = tl.log(tl.where(total < 1.0, 1.0, total))
     else:
         base = shift

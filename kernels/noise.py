@@ -1,6 +1,6 @@
 """The counter-based Gumbel noise in Triton, for kernels that draw; the reference is `frame.core.ops.random`.
 
-The integer part is the reference's bit for bit; the logarithms agree to an ulp. Knows no logits.
+The integers equal the reference's bit for bit; the logarithms agree to an ulp.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _shift(x, BITS: tl.constexpr):
 
 @triton.jit
 def stream_key(stream, position):
-    """The key of a token's draw at a position of a stream, both int64."""
+    """The int64 key of the draw at `position` of the random stream `stream`, both int64."""
     x = stream + position * 8
     x ^= _shift(x, 30)
     x *= _MIX_1
@@ -34,12 +34,12 @@ def stream_key(stream, position):
 
 @triton.jit
 def noise_size(key, first, lane):
-    """float32 in [0, 2^31]: the hash of the ids `first` + `lane` under an int64 key, without its sign.
+    """float32 in [0, 2^31]: the absolute hash of the token ids `first` + `lane` under an int64 key.
 
-    The smaller it is, the larger is the noise.
+    The smaller the hash, the larger the noise of its token.
     """
     low, high = key.to(tl.uint32, bitcast=False), (key >> 32).to(tl.uint32, bitcast=False)
-    x = lane.to(tl.uint32) + (low + first)  # what all lanes share is added once
+    x = lane.to(tl.uint32) + (low + first)  # the sum that all lanes share is computed once
     x ^= x >> 16
     x *= _TOKEN_1
     x ^= x >> 15
@@ -50,7 +50,7 @@ def noise_size(key, first, lane):
 
 @triton.jit
 def gumbel_noise(key, token):
-    """float32 noise of `token` ids under an int64 key."""
+    """float32 Gumbel noise of the token ids `token` under an int64 key."""
     size = tl.minimum(tl.maximum(noise_size(key, 0, token), 0.25), 2147483520.0)
     return -tl.log(-_log1p(size * (-1.0 / 2147483648.0)))
 

@@ -1,7 +1,7 @@
 """Root-mean-square normalisation in Triton; the references are in `frame.core.ops.layers`.
 
-One program a row, statistics in float32, with the reference's roundings so that results match it. Memory-bound: reads
-and writes each value once. Knows no layer.
+One program normalises one row. Statistics are float32, and values are rounded where the reference rounds them, so that
+results are equal. Each value is read and written once, which is what the time goes to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .chain import await_previous, chained
 
 @triton.jit
 def normalized(value, gain, dim, eps, offset, OFFSET: tl.constexpr):
-    """A row through the norm, rounded as the reference rounds it."""
+    """The normalised row, rounded where the reference rounds."""
     wide = value.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide) / dim + eps)
     if OFFSET:

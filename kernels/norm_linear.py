@@ -1,8 +1,8 @@
 """The norm of one row and the product that reads it, in one Triton kernel; the reference is `Ops.norm_linear`.
 
 A decode step of one row is a chain of short kernels, and a norm is the shortest of them. Here every program of the
-product takes the norm for itself, after its part of the weight is on the way: that costs nothing which the chip was not
-waiting for anyway. Knows no layer.
+product computes the whole norm itself while its part of the weight is on the way, so that the norm takes no time of its
+own and one launch less.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _norm_linear(
     x, residual, norm, weight, stride_weight, bias, out, normed, total, outputs, inputs,
     OFFSET: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N outputs; of gated ones, where `normed` is None, with the factor of each."""
+    """One program: BLOCK_N outputs. If `normed` is None, outputs are gated: their factors are computed here too."""
     scale, eps, offset = norm
     GATED: tl.constexpr = normed is None
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -5,7 +5,7 @@ Two logarithms a token cost more than reading it. But noise of a hash of size s 
 
     s ≤ 2^31 · exp(logit / temperature - best)
 
-which takes a multiplication, an exponential and a comparison. Knows no rows and no filters.
+which takes a multiplication, an exponential and a comparison.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import triton.language as tl
 #: No token's id.
 NONE = tl.constexpr(2147483647)
 _LOG2_E = tl.constexpr(math.log2(math.e))
-#: By how much a token may miss, relative to the numbers that are subtracted: all that they were rounded by, and more.
+#: Tolerance relative to the numbers that are subtracted; more than the sum of their roundings.
 _SLACK = tl.constexpr(2.0**-16)
-#: Units of a logit in a row without noise: what is below the best by more than rounding misses it by any size.
+#: Scale of logits in a row without noise: whatever is below the best by more than rounding can never reach it.
 _STEEP = tl.constexpr(2.0**40)
 
 
@@ -33,7 +33,7 @@ def bar_of(best, temperature, noisy):
     unit = tl.where(noisy, _LOG2_E, _STEEP)
     scale = tl.div_rn(unit, tl.where(noisy, temperature, 1.0))
     base = 31.0 - best * unit + (tl.abs(best) * unit + 64.0) * _SLACK
-    # only NaN reaches NaN; infinity is reached by what overflows too, and a quotient that does so says nothing
+    # Only NaN reaches NaN. Where the best is infinite, or a quotient overflows, base or scale is NaN and all tokens pass.
     base = tl.where(best == best, tl.where(best < float("inf"), base, float("nan")), -float("inf"))
     scale = tl.where((scale > 0.0) & (scale < float("inf")), scale, float("nan"))
     # everything but -inf is more than -inf
@@ -43,14 +43,14 @@ def bar_of(best, temperature, noisy):
 
 @triton.jit
 def over_bar(value, size, scale, base):
-    """What does not reach a bar is below 0; what may, is not, or is NaN."""
+    """Below 0 for tokens that cannot reach the bar of (scale, base); at least 0, or NaN, for tokens that may."""
     return tl.exp2(value * scale + base) - size
 
 
 @triton.jit
 def any_over(reach):
-    """Whether any of what `over_bar` gave is not below 0."""
-    # of floats below 0 the bits are -2^23 at most, of others and of NaN they are more
+    """Whether any result of `over_bar` is at least 0 or NaN."""
+    # As int32, the bits of floats below 0 are at most -2^23; those of all others, and of NaN, are greater.
     return tl.max(reach.to(tl.int32, bitcast=True)) > -8388608
 
 

@@ -1,6 +1,6 @@
-"""The order in which programs should take up rows of unequal length, in Triton. Knows no attention.
+"""The order in which programs should serve rows of unequal length, in Triton.
 
-A device hands out programs one after the other, and the last ones run nearly alone: they should be the shortest.
+A device starts programs one after another, and the last ones run nearly alone: these should have the shortest rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ROWS = 32
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _longest_first(order, lengths, num_rows, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
-    """One program: the places of some rows, each by how many rows come before it."""
+    """One program: finds the places of ROWS rows in the order, by counting the rows that come before each."""
     await_previous(CHAINED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     own = tl.load(lengths + row, mask=row < num_rows, other=0)
