@@ -73,7 +73,7 @@ def main() -> None:
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
         llm, vocabulary = start(options, folder)
-        for every in KINDS.values():  # meets the batch sizes of both numerics, which are then recorded
+        for every in KINDS.values():  # meets the batch sizes of both numerics, which are then captured
             batch_seconds(llm, vocabulary, every, options, 0)
             while llm.llm_engine.core.has_idle_work():
                 llm.llm_engine.step()

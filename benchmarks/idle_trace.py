@@ -4,7 +4,7 @@
     python benchmarks/idle_trace.py --shape demo --batch 8 --svg x.svg   # any machine; on a CPU: torch's ops
 
 Each row is an equal part of the time, bars are kernels and copies (merged where they overlap or touch), the rest is
-idle: seams of a microsecond between the kernels of a recorded step, and waits, as between steps. The goal is that waits
+idle: seams of a microsecond between the kernels of a captured step, and waits, as between steps. The goal is that waits
 are at most 3 % at batch 256 on the 0.6B shape. `--kernels N` also prints the kernels that take longest.
 """
 

@@ -33,7 +33,7 @@ def bar_of(best, temperature, noisy):
     unit = tl.where(noisy, _LOG2_E, _STEEP)
     scale = tl.div_rn(unit, tl.where(noisy, temperature, 1.0))
     base = 31.0 - best * unit + (tl.abs(best) * unit + 64.0) * _SLACK
-    # Only NaN reaches NaN. Where the best is infinite, or a quotient overflows, base or scale is NaN and all tokens pass.
+    # Only NaN reaches NaN. Where the best is infinite, or a quotient overflows, base or scale is NaN: all pass.
     base = tl.where(best == best, tl.where(best < float("inf"), base, float("nan")), -float("inf"))
     scale = tl.where((scale > 0.0) & (scale < float("inf")), scale, float("nan"))
     # everything but -inf is more than -inf

@@ -3,7 +3,7 @@
     PYTHONPATH=src:. python benchmarks/kernels/layers.py [--rows 1,2,4,8,16,32,64] [--models llama-8b,…]
 
 Norms, products, rotary positions and the gate (for experts: the router and its choice) of several layers one after the
-other, in one recording. Figures are microseconds a layer, medians of replays; the floor is the weights' bytes at
+other, in one capture. Figures are microseconds a layer, medians of replays; the floor is the weights' bytes at
 4.27 TB/s, an H200's copy rate. Of one row both have our products, and the first takes the norms apart.
 """
 

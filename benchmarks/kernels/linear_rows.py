@@ -3,7 +3,7 @@
     PYTHONPATH=src:. python benchmarks/kernels/linear_rows.py [--rows 1,2,3,4,8,16] [--shapes 4096x1024,…] [--json FILE]
 
 Shapes are outputs of the weight × inputs, in bf16: by default layers of Qwen3 0.6B, of Qwen3 30B-A3B and of Llama 8B.
-Figures are microseconds of a product in a recorded chain of them over several weights, together larger than the L2
+Figures are microseconds of a product in a captured chain of them over several weights, together larger than the L2
 cache; medians of replays. "one" is `kernels/linear.py`, for one row, "normed" `kernels/norm_linear.py`, with the norm
 before it; "rows" is `kernels/linear_rows.py`, for up to 16 on Hopper, followed by its candidates (warps / steps on
 their way); what ordinary steps take is marked by a star.
@@ -32,7 +32,7 @@ from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 SHAPES = "4096x1024,1024x2048,1024x3072,5120x2048,2048x4096,128x2048,6144x4096,4096x4096,28672x4096,4096x14336"
 GATED = "6144x1024,12288x2048,28672x4096"
 COPY_BYTES_PER_MICROSECOND = 4.27e6
-#: Products in a recorded chain, or more.
+#: Products in a captured chain, or more.
 CHAIN = 100
 Product = Callable[[Tensor, Tensor], Tensor]
 

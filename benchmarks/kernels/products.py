@@ -2,7 +2,7 @@
 
     PYTHONPATH=src:. python benchmarks/kernels/products.py [--rows 1,2,…] [--families llama-8b,…] [--json FILE]
 
-Figures are microseconds of a product in a recorded chain over several weights, together larger than the L2 cache, in
+Figures are microseconds of a product in a captured chain over several weights, together larger than the L2 cache, in
 bfloat16: medians of replays. Candidates are those of `frame.plugins.platforms.cuda.products`; of gated products the
 library's have the gate after them. What steps choose, after the measurement that a start makes, is marked by a star;
 the lines at the end give for each family how long that measurement took and how much longer the worst choice takes
@@ -63,7 +63,7 @@ ROWS = (
 )
 #: Numbers of the memory that all weights are cut from.
 POOL = 1 << 30
-#: Calls in a recorded chain, or more where the weights are small.
+#: Calls in a captured chain, or more where the weights are small.
 CHAIN = 4
 
 

@@ -222,7 +222,7 @@ class ExecutorConfig(Section):
     executor: str = Field("inline", description="Executor plugin: inline (this process) or process.")
     tensor_parallel_size: int = Field(1, ge=1, description="Devices that share each layer.")
     pipeline_parallel_size: int = Field(1, ge=1, description="Devices that share the layers in stages.")
-    enforce_eager: bool = Field(False, description="Record no CUDA graphs: launch every step kernel by kernel.")
+    enforce_eager: bool = Field(False, description="Capture no CUDA graphs: launch every step kernel by kernel.")
     num_threads: int | None = Field(
         None,
         ge=1,

@@ -98,7 +98,7 @@ class EngineStart:
                 depth=self._depth,
                 merge=ResultMerge(sum(fact.answers for fact in facts)),
                 culprit=partial(culprit, self._registry),
-                records=any(one.records for one in ready),
+                wants_capture=any(one.wants_capture for one in ready),
             )
             undo.pop_all()
         return engine

@@ -18,7 +18,7 @@ from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..interfaces.executor import Executor, StepHandle
 from ..interfaces.step import StepPlan
 from ..processes.journal import NullJournal
-from .idle_capture import Recording
+from .idle_capture import IdleCapture
 from .merging import ResultMerge
 from .pause import Pause
 from .recovery.suspects import Suspects
@@ -53,7 +53,7 @@ class Engine:
         depth: int,
         merge: ResultMerge,
         culprit: Callable[[BaseException], str] = lambda error: "",
-        records: bool = False,
+        wants_capture: bool = False,
     ) -> None:
         self.info = info
         self.scheduler = scheduler
@@ -66,7 +66,7 @@ class Engine:
         self._late: list[EngineOutput] = []
         self._journal = NullJournal()
         self._pause = Pause(scheduler)
-        self._recording = Recording(records)
+        self._idle_capture = IdleCapture(wants_capture)
         self._broken: set[str] | None = None  # the requests of a step that raised, until a step succeeds
         self._empty_failures = 0  # steps without a request that raised since then
         self._num_unrelated = 0  # steps that raised since then and had no request of the one before
@@ -105,7 +105,7 @@ class Engine:
 
     def has_idle_work(self) -> bool:
         """Whether `step`, with nothing unfinished, would ready workers for later requests, for up to some 100 ms."""
-        return self._recording.wanted and not self._pause.stops_steps
+        return self._idle_capture.wanted and not self._pause.stops_steps
 
     def step(self) -> list[EngineOutput]:
         """Launches what can be launched and answers the oldest step; [] when nothing is left to do."""
@@ -224,10 +224,10 @@ class Engine:
         if self._pause.stops_steps:
             return False
         while len(self._in_flight) < self._depth:
-            plan = self.scheduler.schedule(empty=self._recording.wanted and not self._in_flight)
+            plan = self.scheduler.schedule(empty=self._idle_capture.wanted and not self._in_flight)
             if plan is None:
                 return False
-            self._recording.allow(plan)
+            self._idle_capture.allow(plan)
             behind = bool(self._in_flight)
             if self._launch_one(plan) and behind:
                 return True
@@ -242,7 +242,7 @@ class Engine:
             masks = self._execute(plan) if step is None else self._execute_constrained(step)
             self._in_flight.append((plan, self.executor.sample(masks)))
         except Exception as error:
-            self._recording.answer(plan, None)
+            self._idle_capture.answer(plan, None)
             self._fail(plan, error)
             self._journal.retract()
         return step is not None
@@ -286,14 +286,14 @@ class Engine:
         try:
             result = self._merge.merge(handle.results())
         except Exception as error:
-            self._recording.answer(plan, None)
+            self._idle_capture.answer(plan, None)
             self._fail(plan, error)
             self._journal.answer()
             outputs, self._late = self._late, []
             return outputs
         self._journal.answer()
         self._broken, self._empty_failures, self._num_unrelated = None, 0, 0
-        self._recording.answer(plan, result)
+        self._idle_capture.answer(plan, result)
         return self.scheduler.update(plan, result)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""When workers may record one more shape: at once while nothing else is to do, now and then while requests run.
+"""When workers may capture one more shape: at once while nothing else is to do, now and then while requests run.
 
 The engine decides it and the plan says it, so that all workers of an engine do it together. Knows no shape.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from ..interfaces.step import StepPlan, StepResult
 
-#: Steps of requests from one recording to the next, which holds up tokens by up to 50 ms.
+#: Steps of requests from one capture to the next, which holds up tokens by up to 50 ms.
 BUSY_STEPS = 16
 
 
-class Recording:
+class IdleCapture:
     """`wanted`: whether the newest answer of the workers asks for another CUDA graph."""
 
     def __init__(self, wanted: bool) -> None:
@@ -20,7 +20,7 @@ class Recording:
         self._asked: int | None = None  # the step after which one is made
 
     def allow(self, plan: StepPlan) -> None:
-        """Called with each plan before its launch: may ask for a recording after that step."""
+        """Called with each plan before its launch: may ask for a capture after that step."""
         self._steps += 1
         free = not len(plan.slots) or self._steps > BUSY_STEPS
         if self.wanted and free and self._asked is None:
@@ -33,4 +33,4 @@ class Recording:
         if plan.step == self._asked:
             self._asked = None
         if result is not None and self._asked is None:
-            self.wanted = result.records
+            self.wanted = result.wants_capture

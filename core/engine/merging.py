@@ -37,7 +37,7 @@ class ResultMerge:
             answers[0],
             failed=failed,
             transfer=self._transfer(reports) if reports else None,
-            records=any(answer.records for answer in answers),
+            wants_capture=any(answer.wants_capture for answer in answers),
         )
 
     def _transfer(self, reports: Sequence[TransferReport]) -> TransferReport:

@@ -55,7 +55,7 @@ class SharedPrefix:
 
     N is the backend's `prefix_tile_rows`. `tile_rows` [tiles, N] are rows of the batch (-1: none), `tile_lens` [tiles]
     the tokens that they share (0: an unused tile) and `row_lens` [B] the same by row. All shared tokens were in the
-    cache before this step. Only the device knows the values, so that a recorded step holds for any; the host knows the
+    cache before this step. Only the device knows the values, so that a captured step holds for any; the host knows the
     sizes.
     """
 
@@ -141,10 +141,10 @@ class LayerParams:
 class CacheBackend(ABC):
     """Serves layers that ask for one by a spec. Built as `Class(setup, options)`, once for each KV group and spec.
 
-    Steps of one token a row may be recorded as CUDA graphs. `plan` and the layers then run once, with the host lengths
+    Steps of one token a row may be captured as CUDA graphs. `plan` and the layers then run once, with the host lengths
     of the longest rows that can be and without padding; a replay launches the same kernels for other rows, which they
     read from device tensors at the same addresses. `needs_python` says that this would be wrong. Steps with prompts are
-    recorded but for attention, maybe by a step of padding with such lengths and more tokens than rows.
+    captured but for attention, maybe by a step of padding with such lengths and more tokens than rows.
     """
 
     #: the specs that it is asked about
@@ -156,7 +156,7 @@ class CacheBackend(ABC):
     #: rows that attend to a shared prefix as one tile: with 4 query heads for each KV head, 16 of them have the 64 rows
     #: of a Hopper matrix instruction. Backends of one engine that share prefixes must agree, or none are shared.
     prefix_tile_rows: int = 16
-    #: whether single-token steps need `plan` or the layers' work each time, so that none is recorded. A backend that
+    #: whether single-token steps need `plan` or the layers' work each time, so that none is captured. A backend that
     #: says False copies nothing to the host, and decides on the host nothing that shorter rows or padding would make
     #: wrong.
     needs_python: bool = True

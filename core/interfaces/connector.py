@@ -113,7 +113,7 @@ class ConnectorWorker(ABC):
 
     In each step the worker calls `begin_step(message)` before the forward pass, `hooks.before/after(layer, batch)`
     around the layers, and `end_step(finished)` after it; the first and last also in steps without tokens. `hooks` must
-    be set when `register` returns, and stay: the worker reads then whether they let decode steps be recorded.
+    be set when `register` returns, and stay: the worker reads then whether they let decode steps be captured.
     """
 
     def __init__(self, setup: ConnectorWorkerSetup, options: Any = None) -> None:

@@ -77,12 +77,12 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker reports once its KV cache is allocated and it takes steps.
 
-    `handshake` is what its KV connector tells the scheduler side, `records` whether shapes are left to record. `stages`
-    are (name, seconds) of its start. `pooling` says what a pooling model can do; None for one that generates.
+    `handshake` is what its KV connector tells the scheduler side, `wants_capture` whether shapes are left to capture.
+    `stages` are (name, seconds) of its start. `pooling` says what a pooling model can do; None for one that generates.
     """
 
     handshake: bytes = b""
-    records: bool = False
+    wants_capture: bool = False
     stages: list[tuple[str, float]] = []
     pooling: PoolingFacts | None = None
 

@@ -33,7 +33,7 @@ class LayerHooks:
     makes them in steps that compute several tokens of some row, as of a prompt, and never in steps of padding.
     """
 
-    #: whether it makes them in steps of single tokens as well, in which case no step is recorded
+    #: whether it makes them in steps of single tokens as well, in which case no step is captured
     decode_steps: ClassVar[bool] = False
 
     def before(self, layer: str, batch: GroupBatch) -> None:
@@ -75,7 +75,7 @@ class ModelInputs:
 class ForwardStep:
     """What layers need in a forward pass besides inputs: `plans[g]` is the plan of KV group g, `batches[g]` its rows.
 
-    Layers with a cache have `attend` call their work, with their tensors and the step. A platform that records what
+    Layers with a cache have `attend` call their work, with their tensors and the step. A platform that captures what
     lies between two such layers as piecewise graphs puts its own function there.
     """
 
@@ -239,7 +239,7 @@ class Model(nn.Module, ABC):
     whole_prompts: ClassVar[bool] = False
     #: whether the model reads `ModelInputs.segments`
     segments: ClassVar[bool] = False
-    #: whether `forward` reads values on the host, or branches by them, so that no step is recorded
+    #: whether `forward` reads values on the host, or branches by them, so that no step is captured
     needs_python: ClassVar[bool] = False
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
@@ -258,7 +258,7 @@ class Model(nn.Module, ABC):
         """Returns [N, vocab_size] in the model's dtype, for the hidden states [N, hidden_size] of rows that need it.
 
         A model whose `output` is "classes" returns [N, classes]; one of "hidden" raises. If it reads values on the
-        host, draws are not recorded.
+        host, draws are not captured.
         """
 
     def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:

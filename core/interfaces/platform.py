@@ -174,5 +174,5 @@ class Platform(ABC):
         """The memory counters and pools of this device."""
 
     def steps(self) -> Steps:
-        """How steps run on this device; called once. By default at the sizes of their plans, and unrecorded."""
+        """How steps run on this device; called once. By default at the sizes of their plans, and eager."""
         return Steps()

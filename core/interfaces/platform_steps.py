@@ -1,4 +1,4 @@
-"""How a platform runs steps: at which sizes, from recordings or launch by launch, and what it compiles before.
+"""How a platform runs steps: at which sizes, from CUDA graphs or launch by launch, and what it compiles before.
 
 `Steps` bundles the four parts. Each has a null object, so a platform writes only those that it has. Knows no device.
 """
@@ -82,7 +82,7 @@ class Shapes(ABC):
         return count
 
     def every(self) -> list[StepShape]:
-        """Returns the shapes to run before the first request, the largest first: all that are recorded or compiled."""
+        """Returns the shapes to run before the first request, the largest first: all that are captured or compiled."""
         return []
 
 
@@ -101,37 +101,37 @@ class AnyShape(Shapes):
 
 
 class Graphs(ABC):
-    """Runs the parts of steps, or replays recordings of them. The null object `EagerGraphs` records nothing."""
+    """Runs the parts of steps, or replays CUDA graphs of them. The null object `EagerGraphs` captures nothing."""
 
-    #: whether the runner checks, before a recorded step, that its inputs lie at the recorded addresses; for debugging
+    #: whether the runner checks, before a captured step, that its inputs lie at the captured addresses; for debugging
     checks_inputs: bool = False
 
     @abstractmethod
     def run(self, shape: StepShape, part: Part, work: Callable[[], Result], kind: str = "") -> Result:
-        """Returns what `work` returns, by calling it or by replaying its recording for this shape, part and kind.
+        """Returns what `work` returns, by calling it or by replaying the graph of this shape, part and kind.
 
         The runner calls it for every part of every step. For "forward", `work` is a `Forward`. For "draw" with a kind,
         steps of one shape and kind make the same launches on memory at the same addresses. A draw without a kind and
         the other parts may launch what depends on more than the shape: they may be traced, and not replayed. The result
-        of a recording is valid until its part runs again. A draw with a kind returns eight bytes a padded row, which
+        of a graph is valid until its part runs again. A draw with a kind returns eight bytes a padded row, which
         the runner copies out before a next step writes to them if they are at most SMALL_COPY_BYTES.
         """
 
-    def records(self, shape: StepShape, part: Part) -> bool:
-        """Whether `run` has or makes a recording of that part of steps of the shape."""
+    def captures(self, shape: StepShape, part: Part) -> bool:
+        """Whether `run` has or captures a graph of that part of steps of the shape."""
         del shape, part
         return False
 
     def reserve(self, run_dummy: Callable[[StepShape], None]) -> int:
-        """Returns the bytes of device memory that all recordings will take; called once, before the KV cache is sized.
+        """Returns the bytes of device memory that all graphs will take; called once, before the KV cache is sized.
 
-        `run_dummy` runs a shape on a cache of two blocks; recordings that are made of it must be dropped again.
+        `run_dummy` runs a shape on a cache of two blocks; graphs that are made of it must be dropped again.
         """
         del run_dummy
         return 0
 
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
-        """Records one more shape, which `run_dummy` runs; returns whether more must be recorded before any request.
+        """Captures one more shape, which `run_dummy` runs; returns whether more must be captured before any request.
 
         Called at the start until it returns False, and then between steps whose plan asks for it (`capture`) while
         `wanted` says so. One call takes at most about 50 ms where a step follows it; longer work waits for calls that
@@ -142,18 +142,18 @@ class Graphs(ABC):
         return False
 
     def wanted(self) -> bool:
-        """Whether `capture` has shapes left to record, or shapes that steps had and no recording; ends in the end.
+        """Whether `capture` has shapes left to capture, or shapes that steps had and no graph; ends in the end.
 
         Depends on the plans alone, so that all workers of an engine agree.
         """
         return False
 
     def drop(self) -> None:
-        """Forgets all recordings, because the memory that they read has moved. They may be made again."""
+        """Forgets all graphs, because the memory that they read has moved. They may be made again."""
 
 
 class EagerGraphs(Graphs):
-    """No recording: every part is launched in every step."""
+    """Captures nothing: every part is launched in every step."""
 
     def run(self, shape: StepShape, part: Part, work: Callable[[], Result], kind: str = "") -> Result:
         del shape, part, kind

@@ -60,7 +60,7 @@ class EngineSetup(Setup):
 class PlatformSetup(EngineSetup):
     """For `Platform`, in each worker.
 
-    With `enforce_eager` no step may be recorded. `shares_prefixes`: steps may read a prefix that rows share once for
+    With `enforce_eager` no step may be captured. `shares_prefixes`: steps may read a prefix that rows share once for
     many of them. `num_threads`: threads that the host may compute with; None for as many as suit the platform.
     """
 

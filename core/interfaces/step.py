@@ -85,7 +85,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     prefill token is part of the step), `num_drafts` [B] draft tokens among the scheduled ones. A plan without rows
     still applies the state changes and lets connectors progress. `extras` carries one message per collaborator.
     `prefixes` are rows of one token that attend to the same first tokens, where reading those once is worth it.
-    `capture` asks the worker to record one more shape after this step, so that all ranks do so together.
+    With `capture` the worker captures a CUDA graph of one more shape after this step; all ranks do so together.
     """
 
     step: int
@@ -172,8 +172,8 @@ class StepResult(msgspec.Struct, kw_only=True):
     `prompt_logprobs[row]` only for rows that asked. `failed[row]` names why a single row could not be sampled (for
     example non-finite logits); the other rows stand. `pooled[row]` float32 [rows, size] is what a pooling request gets
     whose prompt ended with this step. With a speculator, `num_drafts` [B] of each row were checked (of which
-    `num_tokens - 1` held), and `num_next_drafts` [B] were proposed for its next step; else both are None. `records`:
-    the worker has more shapes to record (`StepPlan.capture`).
+    `num_tokens - 1` held), and `num_next_drafts` [B] were proposed for its next step; else both are None. With
+    `wants_capture` the worker has more shapes to capture (`StepPlan.capture`).
     """
 
     step: int
@@ -186,5 +186,5 @@ class StepResult(msgspec.Struct, kw_only=True):
     num_drafts: np.ndarray | None = None
     num_next_drafts: np.ndarray | None = None
     transfer: TransferReport | None = None
-    records: bool = False
+    wants_capture: bool = False
     extras: dict[str, bytes] = {}

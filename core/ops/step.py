@@ -34,7 +34,7 @@ def write_values(vector: Tensor, slots: Tensor, values: Tensor) -> None:
 
 @dataclass(frozen=True)
 class StepBuffers:
-    """Inputs of a step, at addresses that never change, so that recorded graphs may read them.
+    """Inputs of a step, at addresses that never change, so that captured graphs may read them.
 
     For at most T tokens of R rows: `input_ids` int32 [T], `positions` int64 [T], `query_start` int32 [R+1], `seq_lens`
     int32 [R]; per KV group `tables` int32 [R, most blocks] and `slot_mapping` int64 [T]. `rows` int32 [3 · R] is what
@@ -83,7 +83,7 @@ def build_inputs(
     `token_ids` [R, max_len] holds every known token of each slot and `tables[g]` [R, blocks] its blocks. Row i
     takes its scheduled tokens from the computed ones on. Padding tokens have id 0, position 0 and slot -1; padding
     rows have neither computed nor scheduled tokens, and come last. Which rows those are is read on the device alone, so
-    that a recorded call serves other rows. Blocks past a row's tokens are unspecified.
+    that a captured call serves other rows. Blocks past a row's tokens are unspecified.
     """
     slots, computed, counts = rows.long().unbind(0)
     batch = rows.shape[1]

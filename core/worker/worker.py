@@ -70,7 +70,7 @@ class Worker:
     def allocate(self, layout: KVLayout) -> WorkerReady:
         self._started, ready = self._start.allocate(layout)
         self.runner = self._started.runner
-        self._addresses = self.runner.recorded_inputs.addresses()
+        self._addresses = self.runner.captured_inputs.addresses()
         return ready
 
     def execute(self, plan: StepPlan) -> None:
@@ -127,13 +127,13 @@ class Worker:
             _, loader = self._open_weights({})
             load_weights(self.started.model, loader, platform.streams().fill)
             self._weights_gone = False
-        self._drop_stale_recordings()
+        self._drop_stale_graphs()
 
     def check_weights(self, **source: Any) -> None:
         """Raises with the reason why `update_weights` would fail; changes nothing."""
         model, (_, loader) = self._awake_model(), self._open_weights(source)
         if any(getattr(module, "kv_scales", None) is not None for module in model.modules()):
-            raise RuntimeError("the scales of its 8-bit KV cache belong to recorded steps and cannot change")
+            raise RuntimeError("the scales of its 8-bit KV cache belong to captured steps and cannot change")
         WeightMap(model).plan(loader.tensors(), loader.complete)
 
     def update_weights(self, **source: Any) -> None:
@@ -142,14 +142,14 @@ class Worker:
         streams = self.platform.streams()
         streams.synchronize()
         load_weights(model, loader, streams.fill)
-        self._drop_stale_recordings()
+        self._drop_stale_graphs()
         self.config = config
 
     def check(self) -> None:
         """A worker in this process is as alive as its caller."""
 
     def close(self) -> None:
-        """Drops model, cache, runner and what is recorded of them, so that their memory returns within the process."""
+        """Drops model, cache, runner and what is captured of them, so that their memory returns within the process."""
         started, self._started = self._started, None
         if started is not None:
             started.runner.connector.close()
@@ -169,9 +169,9 @@ class Worker:
         require_same_model(self.started.opened.checkpoint, checkpoint)
         return config, choose_loader(config, checkpoint, self.registry)
 
-    def _drop_stale_recordings(self) -> None:
-        """Drops the recorded steps if a tensor that they read has moved; the engine then has them recorded again."""
-        inputs = self.runner.recorded_inputs
+    def _drop_stale_graphs(self) -> None:
+        """Drops the captured steps if a tensor that they read has moved; the engine then has them captured again."""
+        inputs = self.runner.captured_inputs
         if (addresses := inputs.addresses()) != self._addresses:
             self._addresses = addresses
             self.runner.device.graphs.drop()

@@ -102,7 +102,7 @@ class TritonAttention(AttentionBackend):
         self.prefix_costs = _prefix_costs(spec)
         self.shares_prefixes = self.prefix_costs is not None
         self._prefill = _hopper_kernel(spec, options or TritonOptions())
-        # Recorded steps keep the one that they were recorded with.
+        # Captured steps keep the one that they were captured with.
         self._arrivals: list[Tensor] = []
 
     @classmethod

@@ -17,34 +17,34 @@ class CudaOptions(BaseModel):
 
     graph_sizes: list[int] = Field(
         default_factory=lambda: [1, 2, 4, 8, 16, 24, 32, 48, *range(64, 256, 16), *range(256, 513, 32)],
-        description="Decode batch sizes that are recorded; a batch is padded to the next of them.",
+        description="Decode batch sizes that are captured; a batch is padded to the next of them.",
     )
     graph_sizes_at_start: int = Field(
         32,
         ge=0,
-        description="The largest of these sizes and those up to this one are recorded before the first request, the "
+        description="The largest of these sizes and those up to this one are captured before the first request, the "
         "others while nothing else is to do, or between steps.",
     )
-    record_prompts: bool = Field(
+    capture_prompts: bool = Field(
         True,
-        description="Record steps with prompts, too, in pieces between which attention runs as it is, for as many "
+        description="Capture steps with prompts, too, in pieces between which attention runs as it is, for as many "
         "tokens as the device computes sooner than the host launches: when a size is met first, or while nothing else "
         "is to do.",
     )
-    record_draws: bool = Field(
+    capture_draws: bool = Field(
         True,
-        description="Record beside each decode size its logits and the draw of requests that ask for nothing but a "
+        description="Capture beside each decode size its logits and the draw of requests that ask for nothing but a "
         "temperature.",
     )
     graph_memory_bytes: int | None = Field(
         None,
         ge=0,
-        description="Memory kept for recorded decode steps; once it is taken, no more are recorded. Default: enough "
+        description="Memory kept for captured decode steps; once it is taken, no more are captured. Default: enough "
         "for all, by what the largest takes. Steps with prompts have theirs beside it.",
     )
-    check_recorded_inputs: bool = Field(
+    check_captured_inputs: bool = Field(
         False,
-        description="Check before each replay of a recorded step that all it reads lies where it lay; for debugging, "
+        description="Check before each replay of a captured step that all it reads lies where it lay; for debugging, "
         "as it costs about as much as the step.",
     )
     hopper_products: HopperProducts = Field(

@@ -239,7 +239,7 @@ def test_graphs_are_those_that_the_settings_leave(tmp_path):
     few = plan(folder, device, **alone).graph_bytes
     assert 32 << 20 < few < 64 << 20, "sizes 1, 2, 4 and 8, twice"
     assert plan(folder, device, max_num_seqs=8).graph_bytes - few == 4 * (4 << 20), "and once over shared prefixes"
-    undrawn = plan(folder, device, **alone, plugin={"cuda": {"record_draws": False}}).graph_bytes
+    undrawn = plan(folder, device, **alone, plugin={"cuda": {"capture_draws": False}}).graph_bytes
     assert few - undrawn == 7 * (2 << 20)
     assert plan(folder, device, plugin={"cuda": {"graph_sizes": []}}).graph_bytes == 0
 
@@ -249,7 +249,7 @@ def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
     device = Device("cuda", "a GPU", 80 * GIB, 80 * GIB)
     parts = plan(folder, device).budget.parts
     assert parts["piecewise graphs"] == parts["activations"]
-    assert plan(folder, device, plugin={"cuda": {"record_prompts": False}}).budget.parts["piecewise graphs"] == 0
+    assert plan(folder, device, plugin={"cuda": {"capture_prompts": False}}).budget.parts["piecewise graphs"] == 0
     config = from_flat({"model": str(folder)})
     sizes = memory.resolve_sizes(config, read_checkpoint(config), device)
     assert memory.piece_share(config, sizes, 16 * 10**9) == 512 / 8192
@@ -266,8 +266,8 @@ def test_constants_are_those_of_the_platforms():
         "cpu": (cpu.CpuPlatform.default_num_seqs, cpu.CpuPlatform.default_num_batched_tokens),
         "cuda": (cuda.CudaPlatform.default_num_seqs, cuda.CudaPlatform.default_num_batched_tokens),
     } == memory.STEP_SIZES
-    recorded = options.CudaOptions().graph_sizes
-    assert (shapes.MAX_ROWS, tuple(recorded)) == (memory.CUDA_MAX_GRAPH_ROWS, memory.CUDA_GRAPH_SIZES)
+    captured = options.CudaOptions().graph_sizes
+    assert (shapes.MAX_ROWS, tuple(captured)) == (memory.CUDA_MAX_GRAPH_ROWS, memory.CUDA_GRAPH_SIZES)
     assert cuda_graphs.LEAST_BYTES * 2 == memory.CUDA_GRAPH_BYTES
     assert (cuda_pieces.SIZES, cuda_pieces.WORTHWHILE) == (
         memory.CUDA_PIECE_SIZES,

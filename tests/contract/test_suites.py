@@ -43,7 +43,7 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("attention", "Scribbler", "nothing is written outside the tokens slots", {}),
         ("attention", "Overwriting", "padding reaches no real token", {}),
         ("attention", "Broadcast", "padding reaches no real token", {}),
-        ("attention", "Believing", "recorded decodes serve shorter rows and padding", {}),
+        ("attention", "Believing", "captured decodes serve shorter rows and padding", {}),
         ("attention", "Polluted", "nan left by another request does not spread", {}),
         ("executor", "Impatient", "steps reach every worker and answers keep their order", {}),
         ("executor", "Leaving", "closing twice closes every worker", {}),

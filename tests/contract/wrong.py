@@ -154,7 +154,7 @@ class Broadcast(ReferenceAttention):
 
 
 class Believing(ReferenceAttention):
-    """Lets its steps be recorded, and takes lengths from the host."""
+    """Lets its steps be captured, and takes lengths from the host."""
 
     needs_python = False
 

@@ -16,7 +16,7 @@ SHAPE = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128, "num_a
          "num_key_value_heads": 8, "vocab_size": 32000}  # fmt: skip
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["recorded", "eager"])
+@pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
 def test_predicted_blocks_are_about_those_of_the_engine(eager, tmp_path, capsys):
     folder = str(make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16, **SHAPE))
     flags = ["--gpu-memory-utilization", "0.2", "--max-model-len", "256"] + (["--enforce-eager"] if eager else [])

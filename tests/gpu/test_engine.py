@@ -1,4 +1,4 @@
-"""The whole engine on a GPU: greedy tokens against transformers, recorded against eager steps, sync against async."""
+"""The whole engine on a GPU: greedy tokens against transformers, captured against eager steps, sync against async."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_greedy_equals_transformers(family: str, dtype: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_recorded_steps_equal_eager_ones_and_async_sync(temperature: float, tmp_path) -> None:
+def test_captured_steps_equal_eager_ones_and_async_sync(temperature: float, tmp_path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3")
     prompts = make_prompts()
     expected = generate(folder, prompts, temperature, dtype="float32", enforce_eager=True, async_scheduling=False)

@@ -1,4 +1,4 @@
-"""Recorded steps on a GPU: when they are made, what time and memory that takes, and that tokens stay equal."""
+"""Captured steps on a GPU: when they are made, what time and memory that takes, and that tokens stay equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from frame.core.config.flat import from_flat
 from frame.core.engine.engine import Engine
 from frame.core.plugin_host.registry import Registry
-from frame.plugins.platforms.cuda.graphs.piecewise_capture import PieceRecorder
+from frame.plugins.platforms.cuda.graphs.piecewise_capture import PieceCapturer
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import greedy, prompts, running
 
@@ -36,19 +36,19 @@ def graphs_of(engine: Engine) -> Any:
     return engine.executor.call("run", {"function": lambda worker: worker.runner.device.graphs})[0]
 
 
-def test_sizes_are_recorded_at_the_start_then_while_idle_each_within_50_ms(folder: Path) -> None:
+def test_sizes_are_captured_at_the_start_then_while_idle_each_within_50_ms(folder: Path) -> None:
     with started(folder) as engine:
         graphs = graphs_of(engine)
         assert graphs._ready["decode"] == [1, 2, 4, 8, 16, 24, 32, 512]
         before = greedy(engine, GIVEN)
         taken, others = [], []
         while engine.has_idle_work():
-            start, decodes = time.perf_counter(), len(graphs._recorded)
+            start, decodes = time.perf_counter(), len(graphs._captured)
             engine.step()
-            kept = taken if len(graphs._recorded) > decodes else others
+            kept = taken if len(graphs._captured) > decodes else others
             kept.append(time.perf_counter() - start)
         assert graphs._ready["decode"] == graphs.sizes
-        print(f"recordings: {[round(1e3 * seconds) for seconds in taken]} ms, {graphs._used / 2**20:.1f} MiB "
+        print(f"graphs: {[round(1e3 * seconds) for seconds in taken]} ms, {graphs._used / 2**20:.1f} MiB "
               f"of {graphs._budget / 2**20:.1f} MiB reserved")  # fmt: skip
         print(f"other idle steps: {[round(1e3 * seconds) for seconds in others]} ms")
         assert sorted(taken)[len(taken) // 2] < 0.05
@@ -56,25 +56,25 @@ def test_sizes_are_recorded_at_the_start_then_while_idle_each_within_50_ms(folde
         assert greedy(engine, GIVEN) == before
 
 
-def test_replays_read_where_recordings_did(folder: Path) -> None:
-    with started(folder, {"check_recorded_inputs": True}) as engine:
+def test_replays_read_where_graphs_did(folder: Path) -> None:
+    with started(folder, {"check_captured_inputs": True}) as engine:
         checked = greedy(engine, GIVEN)
     with started(folder, enforce_eager=True) as engine:
         assert greedy(engine, GIVEN) == checked
 
 
-def test_recordings_stop_where_their_memory_is_taken(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_graphs_stop_where_their_memory_is_taken(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with started(folder, {"graph_memory_bytes": 1 << 20}) as engine:
         graphs = graphs_of(engine)
-        assert len(graphs._recorded) < len(graphs.sizes)
+        assert len(graphs._captured) < len(graphs.sizes)
         found = greedy(engine, GIVEN)
-    assert sum("recorded steps stay" in line for line in caplog.messages) == 1
+    assert sum("captured steps stay" in line for line in caplog.messages) == 1
     with started(folder, {"graph_memory_bytes": 0}) as engine:
-        assert not graphs_of(engine)._recorded
+        assert not graphs_of(engine)._captured
         assert greedy(engine, GIVEN) == found
 
 
-def test_an_attention_backend_that_needs_python_serves_unrecorded(folder: Path) -> None:
+def test_an_attention_backend_that_needs_python_serves_eager(folder: Path) -> None:
     with started(folder, attention_backend="torch") as engine:
         assert not engine.has_idle_work()
         found = greedy(engine, GIVEN)
@@ -82,7 +82,7 @@ def test_an_attention_backend_that_needs_python_serves_unrecorded(folder: Path) 
         assert greedy(engine, GIVEN) == found
 
 
-def test_deterministic_steps_are_recorded_after_they_were_met(folder: Path) -> None:
+def test_deterministic_steps_are_captured_after_they_were_met(folder: Path) -> None:
     with started(folder) as engine:
         while engine.has_idle_work():
             engine.step()
@@ -96,7 +96,7 @@ def test_deterministic_steps_are_recorded_after_they_were_met(folder: Path) -> N
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "gemma2", "gpt2", "llama"])
 def test_steps_with_prompts_run_in_pieces(family: str, tmp_path: Path) -> None:
-    """Chunks of prompts beside decodes, padded, recorded and replayed: the tokens of an engine that records nothing."""
+    """Chunks of prompts beside decodes, padded, captured and replayed: the tokens of an eager engine."""
     folder = make_checkpoint(tmp_path, family)
     asked = prompts(512, (3, 17, 90, 1, 9, 60, 5, 64, 30))
     settings = {"max_model_len": 128, "max_num_batched_tokens": 48, "enable_prefix_caching": False}
@@ -107,7 +107,7 @@ def test_steps_with_prompts_run_in_pieces(family: str, tmp_path: Path) -> None:
         assert pieces.sizes == [16, 32, 48]
         for _ in range(3):
             assert greedy(engine, asked) == wanted
-            assert 48 in pieces._recordings
+            assert 48 in pieces._graphs
         start, alone = time.perf_counter(), prompts(512, (20,))
         assert greedy(engine, alone, 1) == greedy(engine, alone, 1)
         print(f"{family}: sizes that the driver refused first: {sorted(pieces._failed)}")
@@ -115,23 +115,23 @@ def test_steps_with_prompts_run_in_pieces(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "gemma2", "llama"])
-def test_while_idle_every_size_of_steps_with_prompts_is_recorded(family: str, tmp_path: Path) -> None:
+def test_while_idle_every_size_of_steps_with_prompts_is_captured(family: str, tmp_path: Path) -> None:
     """By steps of padding: then the first prompt of a size launches no more than a replay, and tokens are the same."""
     folder = make_checkpoint(tmp_path, family)
     asked = prompts(512, (3, 17, 90, 1, 9, 60, 5, 64, 30))
     settings = {"max_model_len": 128, "max_num_batched_tokens": 96, "max_num_seqs": 16, "enable_prefix_caching": False}
     with started(folder, enforce_eager=True, **settings) as engine:
         wanted = greedy(engine, asked)
-    with started(folder, {"check_recorded_inputs": True}, **settings) as engine:
+    with started(folder, {"check_captured_inputs": True}, **settings) as engine:
         pieces = graphs_of(engine)._pieces
-        assert not pieces._recordings, "none is recorded before the first request"
+        assert not pieces._graphs, "none is captured before the first request"
         taken = []
         while engine.has_idle_work():
             start = time.perf_counter()
             engine.step()
             taken.append(round(1e3 * (time.perf_counter() - start)))
         print(f"{family}: idle steps of {taken} ms, sizes that the driver refused first: {sorted(pieces._failed)}")
-        assert list(pieces._recordings) == [96, 64, 32, 16]
+        assert list(pieces._graphs) == [96, 64, 32, 16]
         model = engine.executor.call("run", {"function": lambda worker: worker.runner.model})[0]
         calls: list[int] = []
         handle = model.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0].ids)))
@@ -145,19 +145,19 @@ def test_while_idle_every_size_of_steps_with_prompts_is_recorded(family: str, tm
 
 def test_a_piece_that_the_driver_gives_up_leaves_the_allocator_as_it_was() -> None:
     device = torch.device("cuda", 0)
-    recorder, given, other = PieceRecorder(device), torch.arange(1 << 16, device=device), torch.cuda.Stream(device)
+    capturer, given, other = PieceCapturer(device), torch.arange(1 << 16, device=device), torch.cuda.Stream(device)
 
     def record(wait: bool) -> tuple[Any, torch.Tensor]:
-        with recorder.recording():
-            recorder.begin()
+        with capturer.capture():
+            capturer.begin()
             out = given + 1
             if wait:
                 out.sum().item()
-            return recorder.end(), out
+            return capturer.end(), out
 
     with pytest.raises(RuntimeError):
         record(True)
-    recorder.forget()
+    capturer.forget()
     before = torch.cuda.memory_allocated(device)
     for _ in range(4):
         block = torch.ones(1 << 20, device=device)

@@ -1,4 +1,4 @@
-"""Products by what was measured, and by cuBLASLt: near float32's, and the same when they are recorded."""
+"""Products by what was measured, and by cuBLASLt: near float32's, and the same when they are captured."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_products_of_some_tens_of_rows(rows: int, outputs: int, inputs: int) -> 
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        recorded = library.linear_lt(x, weight)
-    recorded.fill_(float("nan"))
+        captured = library.linear_lt(x, weight)
+    captured.fill_(float("nan"))
     graph.replay()
-    assert torch.equal(recorded, found)
+    assert torch.equal(captured, found)
 
 
 @pytest.mark.parametrize("gated", [False, True])

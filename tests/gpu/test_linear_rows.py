@@ -105,7 +105,7 @@ def test_more_rows_are_refused() -> None:
         linear_rows.product(*inputs(17, 64, 64, torch.bfloat16)[:2])
 
 
-def test_each_product_of_a_recorded_chain_waits_for_the_one_before() -> None:
+def test_each_product_of_a_captured_chain_waits_for_the_one_before() -> None:
     """They begin early, and may read weights only."""
     depth = 2048
     weights = [inputs(8, depth, depth, torch.bfloat16)[1] for _ in range(6)]

@@ -50,5 +50,5 @@ def _whole_prompts(config: FrameConfig, checkpoint: Checkpoint, registry: Regist
         changes["scheduler"] = config.scheduler.model_copy(
             update={"enable_chunked_prefill": False, "max_num_batched_tokens": budget}
         )
-    executor = config.executor.model_copy(update={"enforce_eager": True})  # there are no decode steps to record
+    executor = config.executor.model_copy(update={"enforce_eager": True})  # no decode step is captured
     return config.model_copy(update={"executor": executor, **changes})

@@ -145,7 +145,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class PlainSampled:
-    """What a recorded draw gave the first `num_rows` rows.
+    """What a captured draw gave the first `num_rows` rows.
 
     `packed` int32 [2, padded rows] are tokens and the bits of their logits; the next draw writes to the same memory.
     """

@@ -1,7 +1,7 @@
-"""The draw of decode steps whose rows ask for an argmax or a temperature and nothing else, as a platform records it.
+"""The draw of decode steps whose rows ask for an argmax or a temperature and nothing else, as a platform captures it.
 
 logits → draw → each slot gets its token. All of it reads and writes memory at fixed addresses, so that the host
-launches one recording. Batches whose requests ask for more are drawn by the `Sampler`.
+launches one capture. Batches whose requests ask for more are drawn by the `Sampler`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PlainDraw:
         return PlainSampled(packed, len(host_slots))
 
     def run_dummy(self, shape: StepShape, hidden: Tensor) -> None:
-        """Draws after a step of padding, once greedy and once random, so that both can be recorded."""
+        """Draws after a step of padding, once greedy and once random, so that both can be captured."""
         for random, kind in ((False, GREEDY), (True, RANDOM)):
             self._device.graphs.run(shape, "draw", partial(self._draw, random, hidden), kind)
 

@@ -87,7 +87,7 @@ class Sampler:
         return self._slots.temperatures[:rows], self._slots.random_streams[:rows]
 
     def memory(self) -> dict[str, Tensor]:
-        """The tensors that a recorded draw reads, by name."""
+        """The tensors that a captured draw reads, by name."""
         return {"temperature": self._slots.temperatures, "random streams": self._slots.random_streams}
 
     def draws_alone(self, host_slots: np.ndarray, masks: bytes = b"") -> np.ndarray:

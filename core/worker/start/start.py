@@ -29,7 +29,7 @@ from .numerics import block_numerics
 from .open_device import OpenDevice, open_device
 from .profile import profile_step
 from .runner_setup import make_runner
-from .trial_steps import TrialSteps, against_recording, rehearse
+from .trial_steps import TrialSteps, against_capture, rehearse
 
 logger = logging.getLogger("frame.worker")
 
@@ -109,7 +109,7 @@ class WorkerStart:
         )
 
     def allocate(self, layout: KVLayout) -> tuple[Started, WorkerReady]:
-        """Allocates the KV cache, then records what the platform wants recorded before the first request."""
+        """Allocates the KV cache, then captures the CUDA graphs that the platform wants before the first request."""
         if self._loaded is None:
             raise RuntimeError("a worker allocates its KV cache once, after its weights are loaded")
         loaded, self._loaded = self._loaded, None
@@ -120,7 +120,7 @@ class WorkerStart:
             started = Started(loaded.opened, loaded.described, loaded.weights, memory, runner, self._stages)
             ready = WorkerReady(
                 handshake=runner.connector.handshake(),
-                records=runner.device.graphs.wanted(),
+                wants_capture=runner.device.graphs.wanted(),
                 stages=self._stages,
                 pooling=runner.pooling.facts if isinstance(runner.pooling, Pooling) else None,
             )
@@ -140,7 +140,7 @@ class WorkerStart:
 
 
 def _prepared_bytes(opened: OpenDevice, loaded: LoadedModel, chosen: ChosenBackends, before: MemorySnapshot) -> int:
-    """Bytes for the KV cache, after kernels are prepared and recordings and the largest step have been tried."""
+    """Bytes for the KV cache, after kernels are prepared and graphs and the largest step have been tried."""
     config, checkpoint, platform = opened.config, opened.checkpoint, opened.platform
     cache, trial = config.cache, TrialSteps(opened, loaded, chosen)
     opened.steps.kernels.prepare(trial.run)
@@ -180,11 +180,11 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
     connector = opened.connector(layout, config.transfer.kv_connector)
     undo.callback(connector.close)
     connector.register(views)
-    against = against_recording(opened, loaded.model, bound)
+    against = against_capture(opened, loaded.model, bound)
     if connector.hooks.decode_steps:
         against.append(f"KV connector {config.transfer.kv_connector!r} needs Python in each layer of decode steps")
     if against and not isinstance(opened.steps.graphs, EagerGraphs):
-        logger.info("no step is recorded: %s", "; ".join(against))
+        logger.info("no step is captured: %s", "; ".join(against))
     steps = replace(opened.steps, graphs=EagerGraphs()) if against else opened.steps
     processors = load_processors(config, opened.registry, platform.device)
     return memory, make_runner(opened, layout, loaded.model.model, bound, steps, connector, processors)

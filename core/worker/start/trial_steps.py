@@ -48,9 +48,9 @@ class TrialSteps:
             raise
 
     def reserve(self) -> int:
-        """Bytes that recorded steps will take."""
+        """Bytes that captured steps will take."""
         runner, bound = self._make()
-        if against_recording(self._opened, self._loaded, bound):
+        if against_capture(self._opened, self._loaded, bound):
             return 0
         graphs = runner.device.graphs = self._opened.steps.graphs
         return graphs.reserve(runner.run_dummy)
@@ -76,8 +76,8 @@ def rehearse(opened: OpenDevice, platform: Platform) -> None:
     TrialSteps(opened, compiled(loaded, opened.steps), chosen).run()
 
 
-def against_recording(opened: OpenDevice, loaded: LoadedModel, bound: BoundLayers) -> list[str]:
-    """The reasons why no step is recorded; empty when steps may be. KV connectors may add reasons of their own."""
+def against_capture(opened: OpenDevice, loaded: LoadedModel, bound: BoundLayers) -> list[str]:
+    """The reasons why no step is captured; empty when steps may be. KV connectors may add reasons of their own."""
     model, found = loaded.model, list[str]()
     if opened.checkpoint.pooling is not None:
         found.append("a pooling engine has no decodes")

@@ -1,7 +1,7 @@
 """Steps of made-up requests, run before the first real one, so that no kernel is compiled while requests wait.
 
 They hold prompts and decodes, every sampling feature, every kind of pooling, ordinary and deterministic numerics, and
-every shape that is recorded. Knows no device.
+every shape that is captured. Knows no device.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def warm_up(
     shares_prefixes: bool = False,
     thorough: bool = False,
 ) -> None:
-    """Runs prompts of all features together and alone, decodes of them, and what will be recorded.
+    """Runs prompts of all features together and alone, decodes of them, and what will be captured.
 
     With `deterministic`, single requests may ask for deterministic steps: those are run as well; with `shares_prefixes`
     decodes that read a shared prefix once for several rows. `thorough` adds steps of every size for which
@@ -79,13 +79,13 @@ def warm_up(
 
 
 def _takes_padding(runner: Runner, kinds: Sequence[PoolingParams]) -> bool:
-    """Whether the model decodes, and whether a decode of padding alone can run: only such models are recorded."""
+    """Whether the model decodes, and whether a decode of padding alone can run: only such models are captured."""
     model, planning = runner.model, any(planner.needs_python for planner in runner.planners)
     return not (kinds or planning or model.needs_python or model.segments)
 
 
 def _decodes(most: int, met: set[tuple[int, bool]]) -> list[StepShape]:
-    """Unrecorded decodes of 1, 2, 4, … and `most` rows, without the (rows, deterministic) pairs in `met`."""
+    """Eager decodes of 1, 2, 4, … and `most` rows, without the (rows, deterministic) pairs in `met`."""
     counts = [*(1 << power for power in range(most.bit_length())), most]
     wanted = ((rows, deterministic) for rows in dict.fromkeys(counts) for deterministic in (False, True))
     return [

@@ -1,4 +1,4 @@
-"""The forward pass of one step, as a platform runs or records it, and where everything lies that a recording reads.
+"""The forward pass of one step, as a platform runs or captures it, and where everything lies that a CUDA graph reads.
 
 Knows no plan of a step and no sampling.
 """
@@ -44,7 +44,7 @@ class ForwardPass:
         return hidden
 
 
-class RecordedInputs:
+class CapturedInputs:
     """The inputs of one runner's steps: its buffers, the KV cache, the weights, and others that have no other name."""
 
     def __init__(self, model: Model, buffers: StepBuffers, prefixes: PrefixTiles, others: Mapping[str, Tensor]) -> None:
@@ -52,27 +52,27 @@ class RecordedInputs:
         self._others = others
         self._buffers = buffers
         self._prefixes = prefixes
-        self._recorded: dict[StepShape, dict[str, int]] = {}
+        self._captured: dict[StepShape, dict[str, int]] = {}
 
     def addresses(self) -> dict[str, int]:
         """Each input's address by its name."""
         return {name: tensor.data_ptr() for name, tensor in self._tensors()}
 
     def check(self, shape: StepShape) -> None:
-        """Called before each run of a recorded step, the first of which records it; raises when an input moved."""
+        """Called before each run of a captured step, the first of which captures it; raises when an input moved."""
         now = self.addresses()
-        then = self._recorded.setdefault(shape, now)
+        then = self._captured.setdefault(shape, now)
         moved = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         if moved:
             raise RuntimeError(
-                f"the recorded step of {shape.padded_tokens} tokens would read {moved[0]!r} where it lay when it was "
-                f"recorded, but it has moved, with {len(moved) - 1} other inputs; whoever moves tensors must drop the "
-                "recordings"
+                f"the captured step of {shape.padded_tokens} tokens would read {moved[0]!r} where it lay when it was "
+                f"captured, but it has moved, with {len(moved) - 1} other inputs; whoever moves tensors must drop the "
+                "graphs"
             )
 
     def forget(self) -> None:
-        """The recordings were dropped."""
-        self._recorded.clear()
+        """The graphs were dropped."""
+        self._captured.clear()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, value in vars(self._buffers).items():

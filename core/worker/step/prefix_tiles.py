@@ -17,7 +17,7 @@ SPARE_TILES = 3
 
 
 class PrefixTiles:
-    """One buffer of int32 for every size of a step, so that a recorded step finds its own again."""
+    """One buffer of int32 for every size of a step, so that a captured step finds its own again."""
 
     def __init__(self, device: Device, max_rows: int, tile_rows: int = 16) -> None:
         self._tile_rows = tile_rows

@@ -3,7 +3,7 @@
 finish → add → extend → shape → "writes": staged writes, rows → connector begin → "forward": inputs, attention plans,
 model → connector end | "draw": logits, sample, keep → "drafts": propose → copy out. A step without tokens ends
 with the writes and the connector. The platform runs what stands in quotes. Anything rarer than "every model" lives in a
-collaborator with a null default. Where the plan says so, a shape is recorded after all that. Knows no scheduling, no
+collaborator with a null default. Where the plan says so, a shape is captured after all that. Knows no scheduling, no
 text and no particular device.
 """
 
@@ -30,7 +30,7 @@ from ..sample.draws import Sampled, VerifiedTokens
 from ..sample.plain_draw import PlainDraw
 from ..sample.prompt_logprobs import PromptLogprobs
 from ..sample.sampler import Sampler
-from .forward_pass import ForwardPass, RecordedInputs
+from .forward_pass import CapturedInputs, ForwardPass
 from .prefix_tiles import PrefixTiles
 from .request_state import RequestTables
 from .speculation import NoSpeculation
@@ -87,7 +87,7 @@ class Runner:
         self.plain_draw = PlainDraw(device, model, sampler, tables.token_ids, buffers)
         others = {"token ids": tables.token_ids, **sampler.memory()}
         others |= {f"block table of group {group}": table for group, table in enumerate(tables.blocks)}
-        self.recorded_inputs = RecordedInputs(model, buffers, prefixes, others)
+        self.captured_inputs = CapturedInputs(model, buffers, prefixes, others)
         # each keeps state by slot and hears of requests that leave and come, in this order
         self._by_slot = (sampler, speculation, self.prompt_logprobs, pooling)
         self._executed: _Executed | None = None
@@ -126,7 +126,7 @@ class Runner:
             self._sample_rows(step, shape, inputs, hidden, masks)
         if step.plan.capture:
             self.device.graphs.capture(self.run_dummy)
-        step.records = self.device.graphs.wanted()
+        step.wants_capture = self.device.graphs.wanted()
         self._untold = None
         self._pending.append(step)
         while self._pending and self._pending[0].delivered:
@@ -165,13 +165,13 @@ class Runner:
         hooks: LayerHooks = NO_HOOKS,
     ) -> Tensor:
         graphs = self.device.graphs
-        if graphs.checks_inputs and graphs.records(shape, "forward"):
-            self.recorded_inputs.check(shape)
+        if graphs.checks_inputs and graphs.captures(shape, "forward"):
+            self.captured_inputs.check(shape)
         return graphs.run(shape, "forward", ForwardPass(self.model, self.planners, inputs, hooks, segments))
 
     @torch.inference_mode()
     def run_dummy(self, shape: StepShape) -> None:
-        """Runs a step of padding at the greatest length of `shape`: to record graphs, and to warm kernels up.
+        """Runs a step of padding at the greatest length of `shape`: to capture CUDA graphs, and to warm kernels up.
 
         It writes no KV cache, and no request gets the tokens that it draws.
         """
@@ -181,7 +181,7 @@ class Runner:
         hidden = self._forward(inputs, shape)
         if shape.padded_tokens == shape.padded_rows:
             self.plain_draw.run_dummy(shape, hidden)
-        else:  # a step with prompts: what its rows draw is never recorded
+        else:  # a step with prompts: what its rows draw is never captured
             rows = hidden[: shape.padded_samples or shape.padded_rows]
             graphs.run(shape, "draw", lambda: self.device.ops.greedy(self.model.logits(rows)))
 
@@ -192,7 +192,7 @@ class Runner:
         graphs.run(shape, "draw", partial(self._read_prompts, step, hidden))
         if not len(inputs.host_slots):
             return
-        if inputs.rows is None and not masks and self.speculation.draws_one and graphs.records(shape, "draw"):
+        if inputs.rows is None and not masks and self.speculation.draws_one and graphs.captures(shape, "draw"):
             drawn = self.plain_draw.run(shape, inputs.host_slots, hidden)
             if drawn is not None:
                 step.start_copy(drawn, self.device.streams)

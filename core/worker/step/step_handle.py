@@ -23,7 +23,7 @@ class PendingStep:
         self.plan = plan
         self.prompt_logprobs: PromptChunks | None = None
         self.pooled: PooledRows | None = None
-        self.records = False
+        self.wants_capture = False
         self._transfer = transfer
         self._sampler = sampler
         self._sampled: Sampled | PlainSampled | None = None
@@ -62,7 +62,7 @@ class PendingStep:
             token_ids=np.full((len(plan.slots), 1), -1, dtype=np.int32),
             num_tokens=plan.samples.astype(np.int32),
             transfer=self._transfer,
-            records=self.records,
+            wants_capture=self.wants_capture,
         )
         if self._copy is not None and self._sampled is not None:
             self._sampled.fill(result, self._copy.wait(), plan.samples)

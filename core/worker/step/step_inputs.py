@@ -1,6 +1,6 @@
 """What one step feeds to the model: ids, positions and the attention plans.
 
-Built on the device from a few small host arrays; `fill` may be part of a recorded step.
+Built on the device from a few small host arrays; `fill` may be part of a captured step.
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ from .machine import Device
 STEP_SIZES = {"cpu": (128, 2048), "cuda": (512, 8192)}
 #: A CPU's cache takes at most this, and at most a quarter of what is free, unless its size is given.
 CPU_KV_BYTES = 4 << 30
-#: What a GPU keeps free beside weights, cache, activations and recorded steps.
+#: What a GPU keeps free beside weights, cache, activations and captured steps.
 CUDA_RESERVE_BYTES = 400 << 20
-#: Decode batches that are recorded by default, and the largest one that ever is.
+#: Decode batches that are captured by default, and the largest one that ever is.
 CUDA_GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 256, 16), *range(256, 513, 32))
 CUDA_MAX_GRAPH_ROWS = 512
 #: What each of them takes besides the largest, with its draws, and the largest for a library's workspace.
 CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES = 4 << 20, 32 << 20
-#: Tokens of steps with prompts that may be recorded, and tokens times bytes of weights beyond which none is.
+#: Tokens of steps with prompts that may be captured, and tokens times bytes of weights beyond which none is.
 CUDA_PIECE_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 CUDA_PIECES_WORTHWHILE = 12e12
 KV_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
@@ -122,9 +122,9 @@ def activation_bytes(sizes: Sizes, shape: Shape, vocab_size: int) -> int:
 
 
 def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape, vocab_size: int) -> int:
-    """What is kept for recorded decode steps and their draws; 0 where nothing is recorded.
+    """What is kept for captured decode steps and their draws; 0 where nothing is captured.
 
-    Steps of every size are recorded once, again deterministically where a single request may ask for that, and again
+    Steps of every size are captured once, again deterministically where a single request may ask for that, and again
     over shared prefixes where these are looked for.
     """
     if device.kind == "cpu" or config.executor.enforce_eager or not shape.kv_specs:
@@ -138,15 +138,15 @@ def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape,
     kinds = 1 if config.model.deterministic else 2 + (config.attention.shared_prefix_min_tokens != 0)
     rows = min(CUDA_MAX_GRAPH_ROWS, sizes.max_num_seqs)
     count = len({size for size in given if size < rows} | {rows})
-    each = CUDA_GRAPH_BYTES // (2 if options.get("record_draws") in (False, "false", "0") else 1)
+    each = CUDA_GRAPH_BYTES // (2 if options.get("capture_draws") in (False, "false", "0") else 1)
     row_bytes = (4 * shape.hidden_size + 3 * shape.intermediate_size + vocab_size) * DTYPE_BYTES[sizes.dtype]
     return rows * row_bytes + CUDA_WORKSPACE_BYTES + (count * kinds - 1) * each
 
 
 def piece_share(config: FrameConfig, sizes: Sizes, weights_bytes: int) -> float:
-    """Of the largest step's activations, what recorded steps with prompts keep once more: all of a small model's."""
+    """Of the largest step's activations, what captured steps with prompts keep once more: all of a small model's."""
     options = config.plugin.get("cuda", {})
-    off = options.get("record_prompts") in (False, "false", "0") or options.get("graph_sizes") == []
+    off = options.get("capture_prompts") in (False, "false", "0") or options.get("graph_sizes") == []
     if config.executor.enforce_eager or off:
         return 0.0
     most = min(sizes.max_num_batched_tokens, CUDA_PIECES_WORTHWHILE / max(1, weights_bytes))

@@ -109,7 +109,7 @@ def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float, there: boo
             "activations: six hidden and three intermediate rows for each token of the largest step, or the logits of "
             "the largest batch with two copies, whichever is more",
             f"graphs: as much for the largest decode batch, its logits, {CUDA_WORKSPACE_BYTES >> 20} MiB, and "
-            f"{CUDA_GRAPH_BYTES >> 20} MiB for each further recorded step",
+            f"{CUDA_GRAPH_BYTES >> 20} MiB for each further captured step",
         ]
     elif device.kind == "cuda":
         found.append("activations: six hidden and three intermediate rows for each token of the largest step")

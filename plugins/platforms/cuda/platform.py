@@ -1,4 +1,4 @@
-"""The CUDA platform: memory by profile, kernels in place of ops, and recorded steps.
+"""The CUDA platform: memory by profile, kernels in place of ops, and captured steps.
 
 Tuned on Hopper; works from compute capability 8.0. Knows no model and no request.
 """
@@ -37,17 +37,17 @@ from ..options import CudaOptions, HopperProducts
 from .compile.compiler import without_lines
 from .compile.rehearsal import can_rehearse, rehearse as compile_kernels
 from .compile.triton_files import read_triton
-from .graphs.capture import Recorder
+from .graphs.capture import Capturer
 from .graphs.cuda_graphs import CudaGraphs
 from .graphs.piecewise import Pieces, sizes_for
-from .graphs.piecewise_capture import PieceRecorder
+from .graphs.piecewise_capture import PieceCapturer
 from .graphs.shapes import CudaShapes
 from .products.choice import Products
 from .streams import CudaStreams
 
 logger = logging.getLogger("frame.platforms.cuda")
 
-#: Kept free beside weights, cache, activations and recorded steps: library workspaces, and what fragments take.
+#: Kept free beside weights, cache, activations and captured steps: library workspaces, and what fragments take.
 RESERVE_BYTES = 400 << 20
 #: Kernels that attention brings, imported while Triton's files are still hashed: the forked process needs them first.
 _ATTENTION = ("attention", "cascade", "decode", "prefill")
@@ -204,8 +204,8 @@ class CudaPlatform(Platform):
 
     @cached_property
     def _memory(self) -> Memory:
-        recorded = self.options.record_prompts and self.options.graph_sizes and not self.setup.enforce_eager
-        return CudaMemory(self.device, self._max_tokens if recorded else 0)
+        captured = self.options.capture_prompts and self.options.graph_sizes and not self.setup.enforce_eager
+        return CudaMemory(self.device, self._max_tokens if captured else 0)
 
     @property
     def _max_tokens(self) -> int:
@@ -220,10 +220,10 @@ class CudaPlatform(Platform):
         if self.setup.enforce_eager or not self.options.graph_sizes:
             return Steps(kernels=kernels)
         graphs = CudaGraphs(
-            Recorder(self.device),
+            Capturer(self.device),
             self.options,
             min(self.setup.max_num_seqs, self._max_tokens),
-            pieces=Pieces(PieceRecorder(self.device)),
+            pieces=Pieces(PieceCapturer(self.device)),
             max_tokens=self._max_tokens,
             deterministic=self.setup.deterministic,
             shares_prefixes=self.setup.shares_prefixes,
@@ -274,7 +274,7 @@ class CudaKernels(Kernels):
 class CudaMemory(Memory):
     """The device's memory as the driver and torch's allocator report it.
 
-    `max_tokens` are those of the step that is profiled where steps with prompts are recorded, else 0.
+    `max_tokens` are those of the step that is profiled where steps with prompts are captured, else 0.
     """
 
     needs_profile = True
@@ -308,14 +308,14 @@ class CudaMemory(Memory):
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         outside = (total - free) - torch.cuda.memory_reserved(self._device) - (start.total - start.free)
-        recorded = 0
+        captured = 0
         if self._max_tokens:
             share = max(sizes_for(weights_bytes, self._max_tokens), default=0) / self._max_tokens
-            recorded = int(share * max(0, now.peak - weights_bytes))
+            captured = int(share * max(0, now.peak - weights_bytes))
         logger.debug(
-            "memory: %d MiB asked for, less %d MiB of weights, %d MiB of the largest step, %d MiB of recorded prompts, "
+            "memory: %d MiB asked for, less %d MiB of weights, %d MiB of the largest step, %d MiB of captured prompts, "
             "%d MiB outside of torch and a reserve of %d MiB",
-            requested >> 20, weights_bytes >> 20, (now.peak - weights_bytes) >> 20, recorded >> 20,
+            requested >> 20, weights_bytes >> 20, (now.peak - weights_bytes) >> 20, captured >> 20,
             max(0, outside) >> 20, RESERVE_BYTES >> 20,
         )  # fmt: skip
-        return requested - now.peak - recorded - max(0, outside) - RESERVE_BYTES
+        return requested - now.peak - captured - max(0, outside) - RESERVE_BYTES

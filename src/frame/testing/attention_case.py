@@ -48,11 +48,11 @@ class AttentionCase:
         padding_rows: int = 0,
         padding_tokens: int = 0,
         bound: int = 0,
-        recorded: bool = False,
+        captured: bool = False,
     ) -> Any:
         """The step that computes tokens start .. end of each row. `bound` is added to the host's sequence lengths.
 
-        `recorded`: the host believes what it believed at a recording, in as many rows of one token as there are
+        `captured`: the host believes what it believed at a capture, in as many rows of one token as there are
         tokens, all of them as long as the longest and `bound`.
         """
         counts = np.array([end - start for start, end in spans] + [0] * padding_rows, np.int32)
@@ -64,7 +64,7 @@ class AttentionCase:
             slots[starts[row] : starts[row + 1]] = self.places(row)[start:end]
         device = self.spec.device_type
         host_lens = lens + np.int32(bound) * (lens > 0)
-        if recorded:
+        if captured:
             counts, host_lens = np.ones_like(counts), np.full_like(lens, lens.max(initial=0) + bound)
         return GroupBatch(
             num_tokens=num_tokens,
@@ -227,11 +227,11 @@ class CaseRun:
 def check_padding(run: CaseRun, num_tokens: int = 24) -> None:
     """Runs a step without tokens whose host-side lengths say one token a row; asserts that nothing is stored.
 
-    `num_tokens` are more than the rows, as in a step with prompts that is recorded.
+    `num_tokens` are more than the rows, as in a step with prompts that is captured.
     """
     case = run.case
     spans = [(sum(row), sum(row)) for row in case.rows]
-    batch = case.batch(spans, padding_tokens=num_tokens, recorded=True)
+    batch = case.batch(spans, padding_tokens=num_tokens, captured=True)
     batch.seq_lens.zero_()
     before = run.memory.layer_bytes()["0"].clone()
     with torch.inference_mode():

@@ -193,21 +193,21 @@ class AttentionBackendSuite(PluginSuite):
         self.run(make_case(self.spec(), BATCHES["decodes"]), bound=3)
 
     @pytest.mark.parametrize("features", ["plain", "window", "all"])
-    def test_recorded_decodes_serve_shorter_rows_and_padding(self, features: str) -> None:
-        """A step recorded as a CUDA graph serves later steps of other lengths: the plan must not depend on them."""
+    def test_captured_decodes_serve_shorter_rows_and_padding(self, features: str) -> None:
+        """A step captured as a CUDA graph serves later steps of other lengths: the plan must not depend on them."""
         case = make_case(self.spec(**FEATURES[features]), [(40, 1), (3, 1), (16, 1), (0, 1)])
         if self.backend(case.spec).needs_python:
-            pytest.skip("needs_python: no step is recorded")
-        self.run(case, recorded=True, padding_rows=2, padding_tokens=2, bound=900, stale=float("nan"))
+            pytest.skip("needs_python: no step is captured")
+        self.run(case, captured=True, padding_rows=2, padding_tokens=2, bound=900, stale=float("nan"))
 
     @pytest.mark.parametrize("features", ["plain", "window", "all"])
     @pytest.mark.parametrize("rows", [1, 3])
     def test_a_step_of_padding_with_more_tokens_than_rows_stores_nothing(self, features: str, rows: int) -> None:
-        """A step of padding whose host-side lengths say one token a row, as piecewise graphs are recorded with."""
+        """A step of padding whose host-side lengths say one token a row, as piecewise graphs are captured with."""
         case = make_case(self.spec(**FEATURES[features]), [(900, 0)] * rows)
         backend = self.backend(case.spec)
         if backend.needs_python:
-            pytest.skip("needs_python: no step is recorded")
+            pytest.skip("needs_python: no step is captured")
         check_padding(CaseRun(backend, case, stale=float("nan")))
 
     def test_nan_left_by_another_request_does_not_spread(self) -> None:

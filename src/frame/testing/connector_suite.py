@@ -125,7 +125,7 @@ class ConnectorSuite(PluginSuite):
         worker.transfer.begin_step(b"")
         worker.transfer.end_step([])
         assert isinstance(worker.transfer.handshake(), bytes)
-        assert worker.transfer.hooks is hooks, "hooks must stay: whether steps are recorded was decided by them"
+        assert worker.transfer.hooks is hooks, "hooks must stay: whether steps are captured was decided by them"
         worker.close()
         side.close()
 

@@ -226,11 +226,11 @@ class PlatformSuite(PluginSuite):
                 assert steps.graphs.run(shape, part, partial(_say, ran, part)) == part, (
                     f"run must give what {part} gave"
                 )
-            assert isinstance(steps.graphs.records(shape, part), bool)
+            assert isinstance(steps.graphs.captures(shape, part), bool)
         assert ran == ["writes", "draw", "drafts"], f"each part must run once, and ran: {ran}"
         assert isinstance(steps.graphs.capture(lambda shape: None), bool)
 
-    def test_recordings_come_to_an_end_and_can_be_dropped(self, platform: Platform) -> None:
+    def test_graphs_come_to_an_end_and_can_be_dropped(self, platform: Platform) -> None:
         steps = platform.steps()
         graphs = steps.graphs
 
@@ -251,7 +251,7 @@ class PlatformSuite(PluginSuite):
         shape = steps.shapes.choose(step_of([1, 1, 1]))
         want = torch.ones(shape.padded_tokens, 4, device=platform.device)
         found = graphs.run(shape, "forward", _Given(want + 1))
-        assert torch.equal(found, want + 1), "a dropped recording was replayed"
+        assert torch.equal(found, want + 1), "a dropped capture was replayed"
 
     def test_every_op_is_there(self, platform: Platform) -> None:
         ops = platform.ops()

@@ -1,4 +1,4 @@
-"""Stands for the recorder of pieces on a CPU: tapes of torch's operators."""
+"""Stands for the capturer of pieces on a CPU: tapes of torch's operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tape(TorchDispatchMode):
             self.calls.append((func, args, kwargs or {}, None))
         elif isinstance(out, Tensor) and out.untyped_storage().data_ptr() not in places:
             if out.is_floating_point():
-                out.fill_(torch.nan)  # as on a device that only records: nothing has its value yet
+                out.fill_(torch.nan)  # as on a device that only captures: nothing has its value yet
             self.calls.append((func, args, kwargs or {}, out))
         return out
 
@@ -36,8 +36,8 @@ class Tape(TorchDispatchMode):
                 out.copy_(again)
 
 
-class TapeRecorder:
-    """Implements `Recorder`; counts what is begun, ended and forgotten.
+class TapeCapturer:
+    """Implements `Capturer`; counts what is begun, ended and forgotten.
 
     From the piece `fails_after` on it fails with `error`, the number of `failures` given or for ever.
     """
@@ -50,7 +50,7 @@ class TapeRecorder:
         self.ended = self.forgotten = 0
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def capture(self) -> Iterator[None]:
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Which decode steps are recorded when, and which recording serves a step."""
+"""Which decode steps are captured when, and which capture serves a step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, name_of
 from frame.plugins.platforms.options import CudaOptions
 from frame.testing.platform_suite import step_of
-from tests.plugins.platforms.recorder import FakeRecorder
-from tests.plugins.platforms.tape import TapeRecorder
+from tests.plugins.platforms.capturer import FakeCapturer
+from tests.plugins.platforms.tape import TapeCapturer
 
 SIZES = [1, 2, 4, 8, 16, 32]
 
@@ -44,9 +44,9 @@ class Ones:
 
 
 class Device:
-    """Runs dummy steps as a runner does; `recorded` are the graphs that were asked for, in order.
+    """Runs dummy steps as a runner does; `captured` are the graphs that were asked for, in order.
 
-    `prompts` are the tokens up to which steps with prompts are recorded, by `tape`.
+    `prompts` are the tokens up to which steps with prompts are captured, by `tape`.
     """
 
     def __init__(
@@ -55,20 +55,20 @@ class Device:
         limit: int = 64,
         deterministic: bool = False,
         prompts: int = 0,
-        tape: TapeRecorder | None = None,
+        tape: TapeCapturer | None = None,
         **options: object,
     ) -> None:
-        self.recorder, self.tape = FakeRecorder(*sizes), tape or TapeRecorder()
+        self.capturer, self.tape = FakeCapturer(*sizes), tape or TapeCapturer()
         given = CudaOptions(**{"graph_sizes": SIZES, "graph_sizes_at_start": 4, **options})
         self.graphs = CudaGraphs(
-            self.recorder, given, limit, pieces=Pieces(self.tape), max_tokens=prompts, deterministic=deterministic
+            self.capturer, given, limit, pieces=Pieces(self.tape), max_tokens=prompts, deterministic=deterministic
         )
         self.shapes = CudaShapes(self.graphs)
         self.graphs.prepare(Small(2, 2), self.shapes)
-        self.recorded: list[str] = []
+        self.captured: list[str] = []
 
     def run_dummy(self, shape: StepShape) -> None:
-        self.recorded.append(name_of(shape))
+        self.captured.append(name_of(shape))
         hidden = self.graphs.run(shape, "forward", Ones(shape.padded_tokens))
         assert torch.equal(hidden, torch.ones(shape.padded_tokens, 2))
 
@@ -81,28 +81,28 @@ class Device:
         return self
 
     def finish(self) -> list[str]:
-        """What is recorded between steps, all of it."""
-        before = len(self.recorded)
+        """What is captured between steps, all of it."""
+        before = len(self.captured)
         while self.graphs.wanted():
             self.capture()
-        return self.recorded[before:]
+        return self.captured[before:]
 
     def serve(self, rows: int, **kind: object) -> str | None:
-        """The recording that a decode step of so many rows runs on."""
+        """The capture that a decode step of so many rows runs on."""
         shape = self.shapes.choose(decodes(rows, **kind))
-        recorded = self.graphs.records(shape, "forward")
+        captured = self.graphs.captures(shape, "forward")
         assert shape.padded_rows == shape.padded_tokens >= rows
-        assert recorded or shape.padded_rows == rows
+        assert captured or shape.padded_rows == rows
         self.graphs.run(shape, "forward", lambda: torch.zeros(shape.padded_tokens, 2))
-        return name_of(shape) if recorded else None
+        return name_of(shape) if captured else None
 
     def prefill(self, tokens: int) -> str | None:
-        """The recording that a prompt of so many tokens runs on."""
+        """The capture that a prompt of so many tokens runs on."""
         shape = self.shapes.choose(step_of([tokens]))
-        recorded = self.graphs.records(shape, "forward")
+        captured = self.graphs.captures(shape, "forward")
         hidden = self.graphs.run(shape, "forward", Ones(shape.padded_tokens))
         assert torch.equal(hidden, torch.ones(shape.padded_tokens, 2))
-        return name_of(shape) if recorded else None
+        return name_of(shape) if captured else None
 
 
 def decodes(rows: int, *, deterministic: bool = False, shared: bool = False) -> StepPlan:
@@ -118,7 +118,7 @@ def names(sizes: Sequence[int], kind: str = "decode") -> list[str]:
 
 def test_the_largest_and_small_ones_are_there_before_the_first_request() -> None:
     device = Device().start()
-    assert device.recorded == names([64, 4, 2, 1])
+    assert device.captured == names([64, 4, 2, 1])
     assert device.graphs.wanted()
     assert device.finish() == names([32, 16, 8])
     assert not device.graphs.wanted()
@@ -136,17 +136,17 @@ def test_the_largest_and_small_ones_are_there_before_the_first_request() -> None
 )
 def test_limits(limit: int, at_start: int, first: list[int], later: list[int]) -> None:
     device = Device(limit=limit, graph_sizes_at_start=at_start).start()
-    assert device.recorded == names(first)
+    assert device.captured == names(first)
     assert device.finish() == names(later)
 
 
-def test_batches_above_512_are_not_recorded() -> None:
+def test_batches_above_512_are_not_captured() -> None:
     device = Device(limit=4000, graph_sizes=[256, 1024]).start()
-    assert device.recorded == names([512])
+    assert device.captured == names([512])
     assert (device.serve(512), device.serve(513)) == ("decode-512", None)
 
 
-def test_until_a_size_is_recorded_the_next_larger_one_serves_and_it_is_the_next() -> None:
+def test_until_a_size_is_captured_the_next_larger_one_serves_and_it_is_the_next() -> None:
     device = Device().start()
     assert [device.serve(rows) for rows in (1, 3, 4, 64, 65)] == ["decode-1", "decode-4", "decode-4", "decode-64", None]
     assert [device.serve(rows) for rows in (5, 20, 5)] == ["decode-64"] * 3
@@ -156,7 +156,7 @@ def test_until_a_size_is_recorded_the_next_larger_one_serves_and_it_is_the_next(
     assert [device.serve(rows) for rows in (9, 17, 33)] == ["decode-16", "decode-32", "decode-64"]
 
 
-def test_other_kinds_run_eagerly_until_the_first_of_them_is_recorded() -> None:
+def test_other_kinds_run_eagerly_until_the_first_of_them_is_captured() -> None:
     device = Device().start()
     device.finish()
     for kind in ("deterministic", "shared"):
@@ -170,7 +170,7 @@ def test_other_kinds_run_eagerly_until_the_first_of_them_is_recorded() -> None:
 
 def test_in_a_deterministic_engine_every_step_is() -> None:
     device = Device(deterministic=True).start()
-    assert device.recorded == names([64, 4, 2, 1], "deterministic")
+    assert device.captured == names([64, 4, 2, 1], "deterministic")
     assert device.serve(3) == "deterministic-4"
 
 
@@ -179,7 +179,7 @@ def test_prompts_and_chunks_run_eagerly() -> None:
     for rows in ([2], [1, 1, 3], [64]):
         shape = device.shapes.choose(step_of(rows))
         assert (shape.padded_tokens, shape.padded_rows) == (sum(rows), len(rows))
-        assert not device.graphs.records(shape, "forward")
+        assert not device.graphs.captures(shape, "forward")
     assert torch.equal(device.graphs.run(shape, "forward", lambda: torch.ones(3)), torch.ones(3))
 
 
@@ -196,35 +196,35 @@ MIB = 1 << 20
 def test_memory_is_reserved_for_all_by_what_the_largest_two_take() -> None:
     device = Device(50 * MIB, 5 * MIB)
     assert device.graphs.reserve(device.run_dummy) == (50 + (7 * 2 - 1) * 5) * MIB
-    assert device.recorded == names([64, 32])
-    assert device.recorder.num_forgotten == 1
-    assert device.serve(64) is None, "a recording on trial must not serve"
+    assert device.captured == names([64, 32])
+    assert device.capturer.num_forgotten == 1
+    assert device.serve(64) is None, "a capture on trial must not serve"
     device.start()
-    assert device.recorded == names([64, 32]) + names([64, 4, 2, 1])
+    assert device.captured == names([64, 32]) + names([64, 4, 2, 1])
 
 
-def test_a_recording_that_seems_to_take_nothing_is_counted_as_a_piece_of_the_drivers() -> None:
+def test_a_capture_that_seems_to_take_nothing_is_counted_as_a_piece_of_the_drivers() -> None:
     for draws in (0, 1):
-        device = Device(0, record_draws=draws)
+        device = Device(0, capture_draws=draws)
         assert device.graphs.reserve(device.run_dummy) == 13 * (1 + draws) * LEAST_BYTES
     one = Device(7 * MIB, limit=1, deterministic=True)
     assert one.graphs.reserve(one.run_dummy) == 7 * MIB
 
 
 def test_memory_that_is_given_is_not_measured(caplog: pytest.LogCaptureFixture) -> None:
-    """When it is taken, one line says so, and what was recorded until then serves."""
+    """When it is taken, one line says so, and what was captured until then serves."""
     device = Device(6 * MIB, 3 * MIB, graph_memory_bytes=10 * MIB)
     assert device.graphs.reserve(device.run_dummy) == 10 * MIB
-    assert not device.recorded
+    assert not device.captured
     with caplog.at_level(logging.WARNING, "frame"):
         device.start()
-        assert device.recorded == names([64, 4, 2])
+        assert device.captured == names([64, 4, 2])
         assert [device.serve(rows) for rows in (1, 2, 5)] == ["decode-2", "decode-2", "decode-64"]
         assert device.serve(2, deterministic=True) is None
         assert not device.graphs.wanted()
         assert not device.capture()
     (line,) = caplog.messages
-    assert line.startswith("12 MiB of the 10 MiB of graph_memory_bytes are taken: 3 recorded steps stay, others are")
+    assert line.startswith("12 MiB of the 10 MiB of graph_memory_bytes are taken: 3 captured steps stay, others are")
 
 
 def test_a_device_without_memory_left_ends_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,18 +233,18 @@ def test_a_device_without_memory_left_ends_it(caplog: pytest.LogCaptureFixture) 
         device.start()
     assert (device.serve(3), device.serve(1)) == ("decode-4", "decode-4")
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("the device has no memory left: 2 recorded steps stay")
+    assert caplog.messages[0].startswith("the device has no memory left: 2 captured steps stay")
     device = Device(None)
     device.start()
     assert device.serve(1) is None
 
 
 @pytest.mark.parametrize("given", [None, 0])
-def test_without_memory_nothing_is_recorded(given: int | None) -> None:
+def test_without_memory_nothing_is_captured(given: int | None) -> None:
     device = Device(None, graph_memory_bytes=given)
     assert device.graphs.reserve(device.run_dummy) == 0
-    device.recorded.clear()
-    assert not device.start().recorded
+    device.captured.clear()
+    assert not device.start().captured
     assert not device.graphs.wanted()
     assert device.serve(1) is None
 
@@ -254,10 +254,10 @@ def test_what_fails_otherwise_is_raised_and_not_tried_again() -> None:
     with pytest.raises(RuntimeError, match="not permitted"):
         device.graphs.capture(lambda shape: (_ for _ in ()).throw(RuntimeError("operation not permitted")))
     device.start()
-    assert device.recorded == names([4, 2, 1])
+    assert device.captured == names([4, 2, 1])
 
 
-def test_what_fails_between_steps_ends_recording_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_between_steps_ends_capture_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
     device = Device().start()
     left = device.graphs.wanted()
     assert left
@@ -267,21 +267,21 @@ def test_what_fails_between_steps_ends_recording_and_no_request(caplog: pytest.L
     assert sum("not permitted" in line for line in caplog.messages) == 1
 
 
-def test_dropped_recordings_are_made_again() -> None:
+def test_dropped_graphs_are_made_again() -> None:
     device = Device().start()
     device.finish()
     device.graphs.drop()
-    assert device.recorder.num_forgotten == 1
+    assert device.capturer.num_forgotten == 1
     assert device.serve(3) is None
-    device.recorded.clear()
+    device.captured.clear()
     assert device.finish()[0] == "decode-4"
-    assert sorted(device.recorded) == sorted(names([*SIZES, 64]))
+    assert sorted(device.captured) == sorted(names([*SIZES, 64]))
     assert device.serve(3) == "decode-4"
 
 
-def test_steps_with_prompts_are_recorded_when_all_else_is_the_largest_first() -> None:
+def test_steps_with_prompts_are_captured_when_all_else_is_the_largest_first() -> None:
     device = Device(prompts=64).start()
-    assert device.recorded == names([64, 4, 2, 1])
+    assert device.captured == names([64, 4, 2, 1])
     assert device.finish() == names([32, 16, 8]) + names([64, 32, 16], "pieces")
     assert device.tape.ended == 3
     assert [device.prefill(tokens) for tokens in (5, 17, 64, 65)] == [*names([16, 32, 64], "pieces"), None]
@@ -289,46 +289,46 @@ def test_steps_with_prompts_are_recorded_when_all_else_is_the_largest_first() ->
     assert not device.capture()
 
 
-def test_they_are_not_recorded_between_steps_that_are_served() -> None:
+def test_they_are_not_captured_between_steps_that_are_served() -> None:
     device = Device(prompts=64).start()
     for _ in range(3):
         device.capture()
-    before = list(device.recorded)
+    before = list(device.captured)
     assert before[-3:] == names([32, 16, 8])
     for _ in range(5):
         device.serve(3)
         assert device.graphs.wanted()
         assert not device.capture()
-    assert device.recorded == before
+    assert device.captured == before
     device.capture()
-    assert device.prefill(5) == "pieces-16", "which records it"
+    assert device.prefill(5) == "pieces-16", "which captures it"
     device.capture()
-    assert device.recorded == [*before, "pieces-64"]
+    assert device.captured == [*before, "pieces-64"]
     assert device.finish() == names([32], "pieces")
 
 
-def test_between_served_steps_only_a_batch_that_is_padded_by_much_has_its_size_recorded() -> None:
+def test_between_served_steps_only_a_batch_that_is_padded_by_much_has_its_size_captured() -> None:
     device = Device(graph_sizes=[1, 2, 4, 16, 30]).start()
-    assert device.recorded == names([64, 4, 2, 1])
+    assert device.captured == names([64, 4, 2, 1])
     device.serve(60)
     device.capture()
-    assert device.recorded == names([64, 4, 2, 1]), "64 rows for 60 are few more"
+    assert device.captured == names([64, 4, 2, 1]), "64 rows for 60 are few more"
     device.serve(29)
     device.capture()
-    assert device.recorded[4:] == names([30])
+    assert device.captured[4:] == names([30])
     device = Device(graph_sizes=[1, 2, 4, 57]).start()
     device.serve(57)
     device.capture()
-    assert device.recorded == names([64, 4, 2, 1]), "64 rows for 57 are few more, too"
+    assert device.captured == names([64, 4, 2, 1]), "64 rows for 57 are few more, too"
     device.capture()
-    assert device.recorded[4:] == names([57]), "while nothing is served, all are"
+    assert device.captured[4:] == names([57]), "while nothing is served, all are"
     device = Device(graph_sizes=[1, 2, 4, 30, 57]).start()
     device.serve(29)
     device.serve(57)
     for _ in range(3):
         device.capture()
         device.serve(64)
-    assert device.recorded[4:] == names([30]), "and not the one that was asked for last"
+    assert device.captured[4:] == names([30]), "and not the one that was asked for last"
 
 
 def test_dropped_pieces_are_wanted_again() -> None:
@@ -339,14 +339,14 @@ def test_dropped_pieces_are_wanted_again() -> None:
     assert not device.graphs.wanted()
 
 
-@pytest.mark.parametrize("given", [{"deterministic": True}, {"record_prompts": False}, {"prompts": 0}])
+@pytest.mark.parametrize("given", [{"deterministic": True}, {"capture_prompts": False}, {"prompts": 0}])
 def test_where_steps_with_prompts_run_as_they_are_none_is_wanted(given: dict[str, object]) -> None:
     device = Device(**{"prompts": 64, **given}).start()
     assert not [name for name in device.finish() if name.startswith("pieces")]
 
 
 @pytest.mark.parametrize(("sizes", "budget"), [((0,), 0), ((MIB, MIB), 7 * MIB), ((1, None), None)])
-def test_where_memory_is_short_they_are_recorded_only_when_they_come(
+def test_where_memory_is_short_they_are_captured_only_when_they_come(
     sizes: tuple[int | None, ...], budget: int | None
 ) -> None:
     device = Device(*sizes, prompts=64, graph_memory_bytes=budget).start()
@@ -359,24 +359,24 @@ def test_where_memory_is_short_they_are_recorded_only_when_they_come(
 REFUSED = RuntimeError("operation not permitted when stream is capturing")
 
 
-def test_what_a_driver_refuses_first_is_recorded_the_next_time() -> None:
-    device = Device(prompts=64, tape=TapeRecorder(0, REFUSED, failures=1)).start()
+def test_what_a_driver_refuses_first_is_captured_the_next_time() -> None:
+    device = Device(prompts=64, tape=TapeCapturer(0, REFUSED, failures=1)).start()
     assert device.finish()[-4:] == names([64, 64, 32, 16], "pieces")
     assert not device.graphs.wanted()
 
 
 @pytest.mark.parametrize(("error", "tries"), [(REFUSED, 2), (None, 1)])
-def test_pieces_that_cannot_be_recorded_are_not_wanted_for_ever(
+def test_pieces_that_cannot_be_captured_are_not_wanted_for_ever(
     error: Exception | None, tries: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device = Device(prompts=64, tape=TapeRecorder(1, error)).start()
+    device = Device(prompts=64, tape=TapeCapturer(1, error)).start()
     assert device.finish()[-1 - tries :] == names([64, *[32] * tries], "pieces")
-    assert [line.split(":")[0] for line in caplog.messages] == ["steps with prompts are no longer recorded"]
+    assert [line.split(":")[0] for line in caplog.messages] == ["steps with prompts are no longer captured"]
     assert device.prefill(5) is None
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), ValueError("wrong")])
-def test_a_dummy_step_with_prompts_that_fails_ends_recording_and_no_request(
+def test_a_dummy_step_with_prompts_that_fails_ends_capture_and_no_request(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = Device(prompts=64).start()

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from frame.core.config.flat import from_flat
 from frame.plugins.platforms.cuda import platform as cuda
-from frame.plugins.platforms.cuda.graphs.capture import Recorder
+from frame.plugins.platforms.cuda.graphs.capture import Capturer
 from frame.plugins.platforms.cuda.platform import CudaPlatform
 from frame.testing import make_setup
 
@@ -33,12 +33,12 @@ def test_the_kernels_of_attention_are_where_a_start_looks_for_them() -> None:
     assert all(find_spec(f"frame.kernels.{name}") for name in cuda._ATTENTION)
 
 
-def test_recordings_that_were_tried_do_not_count_in_the_peak_of_the_largest_step(
+def test_graphs_that_were_tried_do_not_count_in_the_peak_of_the_largest_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They have a budget of their own, and what steps with prompts take is worked out from that peak."""
     done: list[str] = []
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: done.append(name))
-    Recorder(torch.device("cuda")).forget()
+    Capturer(torch.device("cuda")).forget()
     assert done == ["synchronize", "empty_cache", "reset_peak_memory_stats"]

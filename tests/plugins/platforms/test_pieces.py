@@ -1,4 +1,4 @@
-"""Steps that run as recorded pieces equal those that do not. Here recordings are tapes of torch's operators."""
+"""Steps that run as captured pieces equal those that do not. Here graphs are tapes of torch's operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from frame.core.interfaces.model import ForwardStep
 from frame.plugins.platforms.cuda.graphs.piecewise import SIZES, Pieces, sizes_for
-from tests.plugins.platforms.tape import TapeRecorder
+from tests.plugins.platforms.tape import TapeCapturer
 
 WIDTH, LAYERS = 8, 3
 
@@ -60,15 +60,15 @@ def toy() -> Iterator[Toy]:
         yield Toy()
 
 
-def pieces_of(recorder: TapeRecorder, limit: int = 64) -> Pieces:
-    pieces = Pieces(recorder)
+def pieces_of(capturer: TapeCapturer, limit: int = 64) -> Pieces:
+    pieces = Pieces(capturer)
     pieces.sizes = [size for size in SIZES if size <= limit]
     return pieces
 
 
-def test_a_recorded_step_equals_an_eager_one_on_new_inputs_and_plans(toy: Toy) -> None:
-    recorder = TapeRecorder()
-    pieces = pieces_of(recorder)
+def test_a_captured_step_equals_an_eager_one_on_new_inputs_and_plans(toy: Toy) -> None:
+    capturer = TapeCapturer()
+    pieces = pieces_of(capturer)
     buffer = torch.empty(64, WIDTH)
     for turn in range(5):
         for size in (16, 32):
@@ -78,21 +78,21 @@ def test_a_recorded_step_equals_an_eager_one_on_new_inputs_and_plans(toy: Toy) -
             found = pieces.run(size, Pass(toy, buffer, size, 0.1 * turn))
             torch.testing.assert_close(found, want)
             assert toy.attended == [0.1 * turn] * LAYERS
-    assert recorder.ended == 2 * (LAYERS + 1)  # each size once
+    assert capturer.ended == 2 * (LAYERS + 1)  # each size once
 
 
-def test_a_size_is_recorded_when_it_is_met_first(toy: Toy) -> None:
-    recorder = TapeRecorder()
-    pieces = pieces_of(recorder)
+def test_a_size_is_captured_when_it_is_met_first(toy: Toy) -> None:
+    capturer = TapeCapturer()
+    pieces = pieces_of(capturer)
     given = torch.randn(32, WIDTH)
     for number, size in enumerate((16, 32)):
         torch.testing.assert_close(pieces.run(size, Pass(toy, given, size, 1.0)), Pass(toy, given, size, 1.0)())
-        assert recorder.ended == (number + 1) * (LAYERS + 1)
+        assert capturer.ended == (number + 1) * (LAYERS + 1)
 
 
 def test_what_lacks_is_said_from_the_largest_on_until_all_is_there(toy: Toy) -> None:
-    recorder = TapeRecorder()
-    pieces = pieces_of(recorder)
+    capturer = TapeCapturer()
+    pieces = pieces_of(capturer)
     given = torch.randn(64, WIDTH)
     assert pieces.sizes == [16, 32, 64]
     assert pieces.lacking() == 64
@@ -101,31 +101,31 @@ def test_what_lacks_is_said_from_the_largest_on_until_all_is_there(toy: Toy) -> 
         assert pieces.lacking() == left
     pieces.drop()
     assert pieces.lacking() == 64
-    assert Pieces(recorder).lacking() == 0
+    assert Pieces(capturer).lacking() == 0
 
 
-def test_recordings_that_are_dropped_are_made_again(toy: Toy) -> None:
-    recorder = TapeRecorder()
-    pieces = pieces_of(recorder)
+def test_graphs_that_are_dropped_are_made_again(toy: Toy) -> None:
+    capturer = TapeCapturer()
+    pieces = pieces_of(capturer)
     for _ in range(2):
         moved = torch.randn(16, WIDTH)
         for _ in range(3):
             torch.testing.assert_close(pieces.run(16, Pass(toy, moved, 16, 1.0)), Pass(toy, moved, 16, 1.0)())
         pieces.drop()
-    assert (recorder.ended, recorder.forgotten) == (2 * (LAYERS + 1), 2)
+    assert (capturer.ended, capturer.forgotten) == (2 * (LAYERS + 1), 2)
 
 
 @pytest.mark.parametrize("fails_after", range(LAYERS + 1))
-def test_without_memory_a_step_is_eager_and_nothing_is_recorded_any_more(
+def test_without_memory_a_step_is_eager_and_nothing_is_captured_any_more(
     fails_after: int, toy: Toy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pieces = pieces_of(TapeRecorder(fails_after))
+    pieces = pieces_of(TapeCapturer(fails_after))
     given = torch.randn(16, WIDTH)
     want = Pass(toy, given, 16, 1.0)()
     with caplog.at_level(logging.INFO, "frame.platforms.cuda"):
         for _ in range(3):
             torch.testing.assert_close(pieces.run(16, Pass(toy, given, 16, 1.0)), want)
-    assert ["no longer recorded: OutOfMemoryError: no memory" in line for line in caplog.messages] == [True]
+    assert ["no longer captured: OutOfMemoryError: no memory" in line for line in caplog.messages] == [True]
     assert (pieces.padded(10), pieces.lacking()) == (0, 0)
 
 
@@ -133,47 +133,47 @@ REFUSED = RuntimeError("operation not permitted when stream is capturing")
 
 
 @pytest.mark.parametrize("fails_after", range(LAYERS + 1))
-def test_a_first_recording_that_fails_is_made_the_second_time(
+def test_a_first_capture_that_fails_is_made_the_second_time(
     fails_after: int, toy: Toy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By then the step has run once as it is."""
-    recorder = TapeRecorder(fails_after, REFUSED, failures=1)
-    pieces = pieces_of(recorder)
+    capturer = TapeCapturer(fails_after, REFUSED, failures=1)
+    pieces = pieces_of(capturer)
     given = torch.randn(16, WIDTH)
     want = Pass(toy, given, 16, 1.0)()
     with caplog.at_level(logging.INFO, "frame.platforms.cuda"):
         torch.testing.assert_close(pieces.run(16, Pass(toy, given, 16, 1.0)), want)
-        assert (pieces.padded(10), pieces.lacking(), recorder.ended) == (16, 64, fails_after)
-        assert recorder.forgotten == 1, "the next is to share no memory with what failed"
+        assert (pieces.padded(10), pieces.lacking(), capturer.ended) == (16, 64, fails_after)
+        assert capturer.forgotten == 1, "the next is to share no memory with what failed"
         for _ in range(2):
             torch.testing.assert_close(pieces.run(16, Pass(toy, given, 16, 1.0)), want)
-    assert recorder.ended == fails_after + LAYERS + 1
+    assert capturer.ended == fails_after + LAYERS + 1
     assert not caplog.messages
 
 
-def test_a_first_recording_that_fails_leaves_those_of_other_sizes(toy: Toy) -> None:
-    recorder = TapeRecorder(LAYERS + 1, REFUSED, failures=1)
-    pieces = pieces_of(recorder)
+def test_a_first_capture_that_fails_leaves_those_of_other_sizes(toy: Toy) -> None:
+    capturer = TapeCapturer(LAYERS + 1, REFUSED, failures=1)
+    pieces = pieces_of(capturer)
     given = torch.randn(32, WIDTH)
     for size in (16, 32, 16, 32, 32, 16):
         torch.testing.assert_close(pieces.run(size, Pass(toy, given, size, 1.0)), Pass(toy, given, size, 1.0)())
-    assert recorder.ended == 2 * (LAYERS + 1)
+    assert capturer.ended == 2 * (LAYERS + 1)
 
 
-def test_a_second_recording_of_a_size_that_fails_is_the_last(toy: Toy, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = TapeRecorder(LAYERS + 1, REFUSED)
-    pieces = pieces_of(recorder)
+def test_a_second_capture_of_a_size_that_fails_is_the_last(toy: Toy, caplog: pytest.LogCaptureFixture) -> None:
+    capturer = TapeCapturer(LAYERS + 1, REFUSED)
+    pieces = pieces_of(capturer)
     given = torch.randn(64, WIDTH)
     with caplog.at_level(logging.WARNING, "frame.platforms.cuda"):
         for number, size in enumerate((16, 32, 64, 32, 16)):
             torch.testing.assert_close(pieces.run(size, Pass(toy, given, size, 1.0)), Pass(toy, given, size, 1.0)())
             assert bool(pieces.sizes) == (number < 3)
-    assert ["no longer recorded: RuntimeError: operation not" in line for line in caplog.messages] == [True]
-    assert (pieces.padded(10), pieces.lacking(), recorder.ended) == (0, 0, LAYERS + 1)
+    assert ["no longer captured: RuntimeError: operation not" in line for line in caplog.messages] == [True]
+    assert (pieces.padded(10), pieces.lacking(), capturer.ended) == (0, 0, LAYERS + 1)
 
 
 def test_a_driver_that_refuses_four_sizes_is_asked_no_more(toy: Toy) -> None:
-    pieces = pieces_of(TapeRecorder(0, REFUSED), 512)
+    pieces = pieces_of(TapeCapturer(0, REFUSED), 512)
     given = torch.randn(96, WIDTH)
     for size in (16, 32, 64, 96):
         assert pieces.sizes
@@ -182,14 +182,14 @@ def test_a_driver_that_refuses_four_sizes_is_asked_no_more(toy: Toy) -> None:
 
 
 def test_sizes_hold_the_tokens_and_end_at_the_limit() -> None:
-    pieces = pieces_of(TapeRecorder(), 512)
+    pieces = pieces_of(TapeCapturer(), 512)
     for tokens in range(1, 513):
         assert pieces.padded(tokens) == min(size for size in SIZES if size >= tokens)
     assert {pieces.padded(tokens) for tokens in (513, 600, 8192, 100_000)} == {0}
 
 
 @pytest.mark.parametrize(("billions", "tokens"), [(0.6, 8192), (8.0, 512), (70.0, 64), (1000.0, 0)])
-def test_larger_models_are_recorded_for_fewer_tokens(billions: float, tokens: int) -> None:
+def test_larger_models_are_captured_for_fewer_tokens(billions: float, tokens: int) -> None:
     weights_bytes = int(billions * 2e9)
     assert max(sizes_for(weights_bytes, 16384), default=0) == tokens
     assert max(sizes_for(weights_bytes, 100), default=0) == min(tokens, 100), "a full step has its own size"

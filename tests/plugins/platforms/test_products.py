@@ -211,7 +211,7 @@ def test_cublaslt_is_asked_by_adding_zeros(dtype: torch.dtype, biases: list[Tens
     assert not any(zeros.any() for zeros in library._ZEROS.values()), "nothing was written to them"
 
 
-def test_zeros_are_not_made_while_a_step_is_recorded(biases: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeros_are_not_made_while_a_step_is_captured(biases: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(64, 16), torch.randn(8, 16)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     library.linear_lt(x, weight)

@@ -33,7 +33,7 @@ CASES = {
     "dense": (DENSE, {"max_model_len": 4096}),
     "dense, one request at a time": (DENSE, {"max_model_len": 2048, "max_num_seqs": 1}),
     "dense, four at a time": (DENSE, {"max_model_len": 4096, "max_num_seqs": 4, "max_num_batched_tokens": 2048}),
-    "small weights, nothing recorded": (
+    "small weights, nothing captured": (
         SMALL,
         {"max_model_len": 2048, "max_num_batched_tokens": 2048, "enforce_eager": True},
     ),

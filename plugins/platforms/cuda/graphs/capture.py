@@ -1,4 +1,4 @@
-"""Records launches on a CUDA device and replays them. Knows no step: that is `cuda_graphs`."""
+"""Captures launches on a CUDA device as graphs and replays them; `cuda_graphs` says which."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Recordings that the driver gave up: torch's allocators go on asking them which streams are recorded.
+#: Graphs whose capture the driver gave up; kept, since torch's allocators go on asking which streams they capture.
 _GIVEN_UP: list[torch.cuda.CUDAGraph] = []
 
 
 @dataclass(frozen=True)
-class Recorded:
+class CapturedGraph:
     """A CUDA graph: `replay` launches it again, into the same `result`; its capture took `num_bytes` of the device."""
 
     replay: Callable[[], None]
@@ -24,16 +24,16 @@ class Recorded:
     num_bytes: int
 
 
-class Recorder:
-    """Makes recordings that share one pool of memory, so that of a smaller one only its output is new."""
+class Capturer:
+    """Makes graphs that share one pool of memory, so that a smaller graph takes new memory for its output only."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None  # made with the first recording: until then there may be no device
+        self._pool: Any = None  # made with the first capture: until then there may be no device
 
-    def record(self, forward: Callable[[], Tensor]) -> Recorded:
-        """Records `forward`; its results are there after the first replay. Raises `torch.OutOfMemoryError`."""
-        # once eagerly first: kernels compile and libraries allocate outside the recording
+    def capture(self, forward: Callable[[], Tensor]) -> CapturedGraph:
+        """Captures `forward`; its results are there after the first replay. Raises `torch.OutOfMemoryError`."""
+        # once eagerly first: kernels compile and libraries allocate outside the capture
         forward()
         torch.cuda.synchronize(self._device)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -49,13 +49,13 @@ class Recorder:
                     self._end(graph)
                 raise
             self._end(graph)
-        return Recorded(graph.replay, result, max(0, before - self._free()))
+        return CapturedGraph(graph.replay, result, max(0, before - self._free()))
 
     def forget(self) -> None:
-        """All recordings are gone: the next ones get a pool of their own, and the old one's memory is given back.
+        """All graphs are gone: the next ones get a pool of their own, and the old one's memory is given back.
 
         Their memory does not count in torch's peak either: it has a budget of its own beside that of the largest step,
-        which is measured by the peak after recordings were tried at the start.
+        which is measured by the peak after graphs were tried at the start.
         """
         self._pool = None
         torch.cuda.synchronize(self._device)
@@ -71,13 +71,13 @@ class Recorder:
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
         try:
-            end_recording(graph, self._device, self._pool)
+            end_capture(graph, self._device, self._pool)
         except RuntimeError:
-            self._pool = None  # the next recording gets a pool of its own
+            self._pool = None  # the next capture gets a pool of its own
             raise
 
 
-def end_recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
+def end_capture(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
     """Ends a capture. Raises RuntimeError where the driver has given it up, after torch's state is put right.
 
     Torch's allocators keep what other streams used until that pool is closed, and ask the graph for good.

@@ -2,7 +2,7 @@
 
 Whole steps are captured where every row decodes one token: the rows lie in the runner's buffers at fixed addresses, so
 a replay needs no arguments. Each kind of draw that is common has a graph of its own beside it. Steps with
-prompts are recorded in pieces (`piecewise`) where that is worth it, everything else runs eagerly. Knows no model and
+prompts are captured in pieces (`piecewise`) where that is worth it, everything else runs eagerly. Knows no model and
 no device.
 """
 
@@ -20,42 +20,42 @@ from torch import Tensor
 from frame.interfaces import Compiler, Forward, Graphs, Model, Part, Result, Shapes, StepShape
 
 from ...options import CudaOptions
-from .capture import Recorded
+from .capture import CapturedGraph
 from .piecewise import Pieces, sizes_for
 from .shapes import MAX_ROWS, decode_shape, kind_of, name_of, prompt_shape
 
 logger = logging.getLogger("frame.platforms.cuda")
 
-#: The driver gives memory out in pieces of this size, so a recording that shows none may still take some.
+#: The driver gives out memory in pieces of this size, so that a capture which seems to take none may take some.
 LEAST_BYTES = 2 << 20
 #: Rows of a graph for each row of a batch, up to which the graph of the best size waits until nothing else is to do.
 MOST_PADDING = 1.125
 
 
-class StepRecorder(Protocol):
-    """What captures launches: `capture.Recorder`."""
+class StepCapturer(Protocol):
+    """What captures launches: `capture.Capturer`."""
 
-    def record(self, forward: Callable[[], Tensor]) -> Recorded:
-        """Records what `forward` launches."""
+    def capture(self, forward: Callable[[], Tensor]) -> CapturedGraph:
+        """Captures what `forward` launches."""
 
     def forget(self) -> None:
-        """Drops all recordings."""
+        """Drops all graphs."""
 
 
 class CudaGraphs(Graphs, Compiler):
-    """Recordings by batch size and kind of step, all in one memory pool.
+    """Graphs by batch size and kind of step, all in one memory pool.
 
-    Before the first request the largest size and the small ones are recorded, of the engine's own kind (`deterministic`
+    Before the first request the largest size and the small ones are captured, of the engine's own kind (`deterministic`
     or not); the others while nothing else is to do, or between steps for a batch that is padded by much. A batch runs
-    at the next larger size that is recorded; the size that it would rather have is recorded next. Where there is none
-    it runs eagerly. Ordinary steps of other shapes run in pieces, which are recorded when a step needs them, or when
+    at the next larger size that is captured; the size that it would rather have is captured next. Where there is none
+    it runs eagerly. Ordinary steps of other shapes run in pieces, which are captured when a step needs them, or when
     all else is, but not between steps that are served: that may take too long. `limit` rows and `max_tokens` tokens
     are the most of a step.
     """
 
     def __init__(
         self,
-        recorder: StepRecorder,
+        capturer: StepCapturer,
         options: CudaOptions,
         limit: int,
         *,
@@ -66,18 +66,18 @@ class CudaGraphs(Graphs, Compiler):
     ) -> None:
         sizes = {size for size in options.graph_sizes if size < limit} | {min(limit, MAX_ROWS)}
         self.sizes = sorted(size for size in sizes if size <= MAX_ROWS)
-        self.checks_inputs = options.check_recorded_inputs
-        self._records_draws = options.record_draws
-        self._recorder = recorder
+        self.checks_inputs = options.check_captured_inputs
+        self._captures_draws = options.capture_draws
+        self._capturer = capturer
         self._pieces = pieces
-        self._max_tokens = max_tokens if options.record_prompts and not deterministic else 0
+        self._max_tokens = max_tokens if options.capture_prompts and not deterministic else 0
         self.deterministic = deterministic
         self._num_kinds = 1 if deterministic else 2 + shares_prefixes
         self._at_start = options.graph_sizes_at_start
         self._budget = options.graph_memory_bytes
-        self._recorded: dict[StepShape, Recorded] = {}
-        self._draws: dict[StepShape, dict[str, Recorded]] = {}  # of a recorded step, by kind
-        self._recording: StepShape | None = None
+        self._captured: dict[StepShape, CapturedGraph] = {}
+        self._draws: dict[StepShape, dict[str, CapturedGraph]] = {}  # of a captured step, by kind
+        self._capturing: StepShape | None = None
         self._began = False  # steps before the first `capture` are those of a warm-up
         self._served = False  # a step since the last `capture`
         self._urgent: StepShape | None = None  # what a batch that has no graph, or is padded by much, wants
@@ -91,14 +91,14 @@ class CudaGraphs(Graphs, Compiler):
         self._used = 0
         self._exhausted = False
         self._pieces.drop()
-        if self._recorded:
-            self._recorded.clear()
+        if self._captured:
+            self._captured.clear()
             self._draws.clear()
-            self._recorder.forget()
-        self._ready: dict[str, list[int]] = {}  # by kind: the sizes that are recorded, ascending
+            self._capturer.forget()
+        self._ready: dict[str, list[int]] = {}  # by kind: the sizes that are captured, ascending
 
     def prepare(self, model: Model, shapes: Shapes) -> Model:
-        """Implements `Compiler`: from the model's weights follows which steps with prompts are worth recording."""
+        """Implements `Compiler`: from the model's weights follows which steps with prompts are worth a graph."""
         del shapes
         if not (model.whole_prompts or model.segments):
             weights_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
@@ -106,7 +106,7 @@ class CudaGraphs(Graphs, Compiler):
         return model
 
     def decode(self, rows: int, deterministic: bool, shared: bool) -> StepShape | None:
-        """The recording that serves a decode step of so many rows; which size it would rather have is remembered."""
+        """The shape of the graph that serves a decode step of `rows` rows; remembers the size that would fit best."""
         if rows > self.sizes[-1]:
             return None
         best = self.sizes[bisect_left(self.sizes, rows)]
@@ -130,9 +130,9 @@ class CudaGraphs(Graphs, Compiler):
             return cast(Result, self._draw(shape, kind, cast(Callable[[], Tensor], work)))
         return work()
 
-    def records(self, shape: StepShape, part: Part) -> bool:
+    def captures(self, shape: StepShape, part: Part) -> bool:
         if part == "forward":
-            return shape in self._recorded or shape == self._recording or self._in_pieces(shape)
+            return shape in self._captured or shape == self._capturing or self._in_pieces(shape)
         return part == "draw" and shape in self._draws
 
     def _in_pieces(self, shape: StepShape) -> bool:
@@ -140,28 +140,28 @@ class CudaGraphs(Graphs, Compiler):
         return prompts and self.padded(shape.padded_tokens) == shape.padded_tokens
 
     def _forward(self, shape: StepShape, forward: Forward) -> Tensor:
-        self._served = self._served or self._recording is None
+        self._served = self._served or self._capturing is None
         if self._in_pieces(shape):
             return self._pieces.run(shape.padded_tokens, forward)
-        if self._recording == shape:
-            self._record(shape, forward)
-        recorded = self._recorded.get(shape)
-        if recorded is None:
+        if self._capturing == shape:
+            self._capture(shape, forward)
+        captured = self._captured.get(shape)
+        if captured is None:
             return forward()
-        recorded.replay()
-        return recorded.result
+        captured.replay()
+        return captured.result
 
     def _draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> Tensor:
-        if shape == self._recording and self._records_draws:
-            self._record_draw(shape, kind, draw)
-        recorded = self._draws.get(shape, {}).get(kind)
-        if recorded is None:
+        if shape == self._capturing and self._captures_draws:
+            self._capture_draw(shape, kind, draw)
+        captured = self._draws.get(shape, {}).get(kind)
+        if captured is None:
             return draw()
-        recorded.replay()
-        return recorded.result
+        captured.replay()
+        return captured.result
 
     def reserve(self, run_dummy: Callable[[StepShape], None]) -> int:
-        """Records the largest two and drops them: the second tells what each further one takes at most."""
+        """Captures the largest two and drops them: the second tells what each further one takes at most."""
         if self._budget is None:
             try:
                 taken = [self._measure(size, run_dummy) for size in reversed(self.sizes[-2:])]
@@ -171,9 +171,9 @@ class CudaGraphs(Graphs, Compiler):
             finally:
                 self.drop()
             further = len(self.sizes) * self._num_kinds - 1
-            self._budget = taken[0] + further * max(taken[-1], LEAST_BYTES * (1 + self._records_draws))
+            self._budget = taken[0] + further * max(taken[-1], LEAST_BYTES * (1 + self._captures_draws))
             logger.info(
-                "recorded steps: %d MiB reserved; the largest took %.1f MiB, the next %.1f MiB",
+                "captured steps: %d MiB reserved; the largest took %.1f MiB, the next %.1f MiB",
                 self._budget >> 20, taken[0] / 2**20, taken[-1] / 2**20,
             )  # fmt: skip
         return self._budget
@@ -182,9 +182,9 @@ class CudaGraphs(Graphs, Compiler):
         return bool(self._todo) or self._lacking() > 0
 
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
-        """Records the shape asked for last (at the start: the largest, then small ones); False when there was none.
+        """Captures the shape asked for last (at the start: the largest, then small ones); False when there was none.
 
-        If a step was served since the last call, it records only for a batch that has no graph or is padded by much:
+        If a step was served since the last call, it captures only for a batch that has no graph or is padded by much:
         other requests wait meanwhile, up to 0.1 s for a model of 14B, and steps without requests come.
         """
         self._began = True
@@ -197,15 +197,15 @@ class CudaGraphs(Graphs, Compiler):
         self._num_first -= 1
         start = time.perf_counter()
         try:
-            self._run_recording(shape, run_dummy)
+            self._run_capture(shape, run_dummy)
             seconds = time.perf_counter() - start
-            logger.debug("%s recorded in %.0f ms; all take %d MiB", name_of(shape), 1e3 * seconds, self._used >> 20)
+            logger.debug("%s captured in %.0f ms; all take %d MiB", name_of(shape), 1e3 * seconds, self._used >> 20)
         except torch.OutOfMemoryError:
             self._stop("the device has no memory left")
         except Exception as error:
             if self._num_first >= 0:
                 raise  # at the start somebody looks
-            self._stop(f"{name_of(shape)} was not recorded: {type(error).__name__}: {error}")
+            self._stop(f"{name_of(shape)} was not captured: {type(error).__name__}: {error}")
         return bool(self._todo) and self._num_first > 0
 
     def _next(self, served: bool) -> StepShape | None:
@@ -220,7 +220,7 @@ class CudaGraphs(Graphs, Compiler):
         return prompt_shape(size) if size else None
 
     def _lacking(self) -> int:
-        """Tokens of a step with prompts that is to be recorded, 0 for none.
+        """Tokens of a step with prompts that is to be captured, 0 for none.
 
         What such a step takes is not counted: the budget is for decodes, measured by theirs, and the platform sets
         memory aside for prompts beside it. But a budget that is spent says that memory is short.
@@ -232,31 +232,31 @@ class CudaGraphs(Graphs, Compiler):
 
     def _measure(self, size: int, run_dummy: Callable[[StepShape], None]) -> int:
         before = self._used
-        self._run_recording(decode_shape(size, self.deterministic), run_dummy)
+        self._run_capture(decode_shape(size, self.deterministic), run_dummy)
         return self._used - before
 
-    def _run_recording(self, shape: StepShape, run_dummy: Callable[[StepShape], None]) -> None:
-        self._recording = shape
+    def _run_capture(self, shape: StepShape, run_dummy: Callable[[StepShape], None]) -> None:
+        self._capturing = shape
         try:
             run_dummy(shape)
         finally:
-            self._recording = None
+            self._capturing = None
 
-    def _record(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
-        recorded = self._recorder.record(forward)
-        self._recorded[shape] = recorded
-        self._used += recorded.num_bytes
+    def _capture(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
+        captured = self._capturer.capture(forward)
+        self._captured[shape] = captured
+        self._used += captured.num_bytes
         insort(self._ready.setdefault(kind_of(shape.deterministic, shape.shared), []), shape.padded_rows)
 
-    def _record_draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> None:
-        """Where a model's logits cannot be recorded, no draw is, and steps are all the same."""
+    def _capture_draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> None:
+        """Captures a draw; if the first fails, no draw is captured from then on, and steps run without."""
         try:
-            made = self._recorder.record(draw)
+            made = self._capturer.capture(draw)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            logger.warning("draws are not recorded: %s: %s", type(error).__name__, error)
-            self._records_draws = False
+            logger.warning("draws are not captured: %s: %s", type(error).__name__, error)
+            self._captures_draws = False
             self._draws.clear()
             return
         self._draws.setdefault(shape, {})[kind] = made
@@ -273,7 +273,7 @@ class CudaGraphs(Graphs, Compiler):
     def _stop(self, reason: str) -> None:
         """Captures nothing from now on."""
         if not self._exhausted:
-            sizes = len(self._recorded)
-            logger.warning("%s: %d recorded steps stay, others are padded to them or run eagerly", reason, sizes)
+            sizes = len(self._captured)
+            logger.warning("%s: %d captured steps stay, others are padded to them or run eagerly", reason, sizes)
         self._exhausted = True
         self._todo.clear()

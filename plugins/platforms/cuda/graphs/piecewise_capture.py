@@ -1,4 +1,4 @@
-"""Records the pieces of a forward pass on a CUDA device. Knows no step: that is `piecewise`."""
+"""Captures the pieces of a forward pass on a CUDA device. Knows no step: that is `piecewise`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capture import end_recording
+from .capture import end_capture
 
 #: Arrays of other types than those that the interface knows are seen as integers of their size.
 _TYPES = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}
 
 
-class PieceRecorder:
-    """Makes recordings of what lies between `begin` and `end`, in one pool of memory, on a stream of its own."""
+class PieceCapturer:
+    """Makes graphs of what lies between `begin` and `end`, in one pool of memory, on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None  # made with the first recording: until then there may be no device
+        self._pool: Any = None  # made with the first capture: until then there may be no device
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @cached_property
@@ -29,7 +29,7 @@ class PieceRecorder:
         return torch.cuda.Stream(self._device)
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def capture(self) -> Iterator[None]:
         """What is launched inside follows what was launched before, and comes before what is launched afterwards."""
         main = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(main)
@@ -54,15 +54,15 @@ class PieceRecorder:
         graph, self._graph = self._graph, None
         if graph is None:
             raise RuntimeError("no piece was begun")
-        end_recording(graph, self._device, self._pool)
+        end_capture(graph, self._device, self._pool)
         return graph.replay
 
     def forget(self) -> None:
-        """The next recordings get a pool of their own: one that has lost all of its own cannot be used again."""
+        """The next graphs get a pool of their own: one that has lost all of its own cannot be used again."""
         self._pool = None
 
     def see(self, tensor: Tensor) -> Tensor:
-        """The same memory, not kept: what is recorded later uses it again, when its time is over."""
+        """The same memory, not kept: what is captured later uses it again, when its time is over."""
         if not tensor.numel():
             return tensor
         seen: Tensor = torch.as_tensor(_Memory(tensor), device=tensor.device)
@@ -72,7 +72,7 @@ class PieceRecorder:
         graph, self._graph = self._graph, None
         if graph is not None:
             with suppress(RuntimeError):
-                end_recording(graph, self._device, self._pool)
+                end_capture(graph, self._device, self._pool)
 
 
 class _Memory:

@@ -44,7 +44,7 @@ MARGIN = 0.98
 #: Weights are read in turn, from more memory than the L2 cache holds.
 _CACHE_BYTES = 120 << 20
 _MOST_COPIES = 64
-#: What is timed is recorded: so many launches, or as many as take about so long at the rates of an H200. Kernels of few
+#: What is timed is captured: so many launches, or as many as take about so long at the rates of an H200. Kernels of few
 #: rows begin while the one before them ends, so that a single launch would say little.
 _MOST_LAUNCHES, _TIMED_SECONDS, _TIMED_SECONDS_OF_FEW = 8, 60e-6, 300e-6
 _BYTES_A_SECOND, _OPERATIONS_A_SECOND = 4.27e12, 690e12
@@ -102,15 +102,15 @@ def time_candidates(shape: Shape, weight: Tensor, wanted: Iterable[int]) -> dict
     x = torch.randn(max(wanted), shape.inputs, dtype=shape.dtype, device=device)
     copies = max(1, min(_MOST_COPIES, -(-_CACHE_BYTES // weight.nbytes)))
     weights = cycle([weight, *(weight.clone() for _ in range(copies - 1))])
-    recorded: list[tuple[int, str, int, torch.cuda.CUDAGraph]] = []
+    captured: list[tuple[int, str, int, torch.cuda.CUDAGraph]] = []
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
     for rows in wanted:
         for name, call in candidates(rows, shape, device).items():
             call(x[:rows], weight, None)  # the library loads a kernel with its first launch
-            recorded.append((rows, name, *_record(call, x[:rows], weights, stream, pool)))
+            captured.append((rows, name, *_record(call, x[:rows], weights, stream, pool)))
     times: dict[int, dict[str, float]] = {rows: {} for rows in wanted}
     with torch.cuda.stream(stream):
-        for rows, name, count, graph in recorded:
+        for rows, name, count, graph in captured:
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 1)]
             marks[0].record()
             for mark in marks[1:]:
@@ -124,7 +124,7 @@ def time_candidates(shape: Shape, weight: Tensor, wanted: Iterable[int]) -> dict
 def _record(
     call: Product, x: Tensor, weights: Iterator[Tensor], stream: torch.cuda.Stream, pool: Any
 ) -> tuple[int, torch.cuda.CUDAGraph]:
-    """(launches, their recording): replayed, they take the device's time, without what the host takes to launch."""
+    """(launches, their capture): replayed, they take the device's time, without what the host takes to launch."""
     weight = next(weights)
     least = max(weight.nbytes / _BYTES_A_SECOND, 2 * len(x) * weight.numel() / _OPERATIONS_A_SECOND)
     seconds = _TIMED_SECONDS_OF_FEW if len(x) <= MOST_SOME_ROWS else _TIMED_SECONDS

@@ -1,4 +1,4 @@
-"""A whole engine on recorded steps, on a CPU: a recorder that replays what the host believed at the recording."""
+"""A whole engine on captured steps, on a CPU: a capturer that replays what the host believed at the capture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from frame.core.config.flat import from_flat
-from frame.core.engine import idle_capture as recording
+from frame.core.engine import idle_capture as capture
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.model import ForwardStep
 from frame.core.interfaces.platform_steps import (
@@ -32,7 +32,7 @@ from frame.core.worker.worker import Worker
 from frame.interfaces import pool_bytes
 from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform, HostMemory
-from frame.plugins.platforms.cuda.graphs.capture import Recorded
+from frame.plugins.platforms.cuda.graphs.capture import CapturedGraph
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import CudaGraphs
 from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, decode_shape
@@ -40,8 +40,8 @@ from frame.plugins.platforms.options import CudaOptions
 from frame.testing.engines import drain, greedy, prompts, request, running, tokens_of
 from frame.testing.reference_attention import ReferenceAttention
 from frame.testing.tiny import write_tiny
-from tests.plugins.platforms.recorder import FakeRecorder
-from tests.plugins.platforms.tape import TapeRecorder
+from tests.plugins.platforms.capturer import FakeCapturer
+from tests.plugins.platforms.tape import TapeCapturer
 
 SETTINGS = {"max_model_len": 96, "max_num_seqs": 8, "num_gpu_blocks_override": 80, "dtype": "float32"}
 GIVEN = prompts(512, (3, 17, 40, 1, 9, 22))
@@ -55,48 +55,48 @@ class Launched(ReferenceAttention):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recorded")
+    folder = tmp_path_factory.mktemp("captured")
     write_tiny(folder, "LlamaForCausalLM")
     return folder
 
 
 @pytest.fixture
 def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Starts an engine: (engine, its worker, its recorder, the plans that it launches)."""
+    """Starts an engine: (engine, its worker, its capturer, the plans that it launches)."""
     monkeypatch.setattr(torch_attention, "TorchAttention", Launched)
 
     @contextmanager
     def started(
         *sizes: int | None, settings: dict[str, Any] | None = None, max_tokens: int = 0, **options: Any
     ) -> Iterator[Any]:
-        recorder = FakeRecorder(*sizes)
-        sized = {"graph_sizes": [1, 2, 4, 8], "graph_sizes_at_start": 1, "record_draws": False}
+        capturer = FakeCapturer(*sizes)
+        sized = {"graph_sizes": [1, 2, 4, 8], "graph_sizes_at_start": 1, "capture_draws": False}
         given = CudaOptions(**{**sized, **options})
-        pieces = Pieces(TapeRecorder())
-        graphs = partial(CudaGraphs, recorder, given, 8, pieces=pieces, max_tokens=max_tokens)
-        monkeypatch.setattr(CpuPlatform, "steps", lambda self: recorded_steps(graphs()))
+        pieces = Pieces(TapeCapturer())
+        graphs = partial(CudaGraphs, capturer, given, 8, pieces=pieces, max_tokens=max_tokens)
+        monkeypatch.setattr(CpuPlatform, "steps", lambda self: captured_steps(graphs()))
         config = from_flat({"model": str(folder), **SETTINGS, "attention_backend": "torch", **(settings or {})})
         plans: list[StepPlan] = []
         with running(config, Registry.load()) as engine:
             execute = engine.executor.execute
             monkeypatch.setattr(engine.executor, "execute", lambda plan: (plans.append(plan), execute(plan))[1])
             worker = engine.executor.call("run", {"function": lambda worker: worker})[0]
-            yield engine, worker, recorder, plans
+            yield engine, worker, capturer, plans
 
     return started
 
 
 @pytest.fixture
 def wanted(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The tokens of an engine that records nothing."""
-    with start() as (engine, worker, recorder, _):
+    """The tokens of an engine that captures nothing."""
+    with start() as (engine, worker, capturer, _):
         worker.runner.device.graphs = EagerGraphs()
         tokens = greedy(engine, GIVEN)
-        assert recorder.num_replayed == recorder.num_recorded == 2
+        assert capturer.num_replayed == capturer.num_captured == 2
     return tokens
 
 
-def recorded_steps(graphs: CudaGraphs) -> Steps:
+def captured_steps(graphs: CudaGraphs) -> Steps:
     return Steps(shapes=CudaShapes(graphs), graphs=graphs, compiler=graphs)
 
 
@@ -110,39 +110,39 @@ def idle(engine: Engine, limit: int = 20) -> int:
     raise AssertionError("there is no end to it")
 
 
-def test_the_rest_is_recorded_while_nothing_else_is_to_do(start: Callable[..., Any], wanted: list[list[int]]) -> None:
-    with start() as (engine, worker, recorder, plans):
-        assert recorder.num_recorded == 2
+def test_the_rest_is_captured_while_nothing_else_is_to_do(start: Callable[..., Any], wanted: list[list[int]]) -> None:
+    with start() as (engine, worker, capturer, plans):
+        assert capturer.num_captured == 2
         assert idle(engine) == 2
-        assert recorder.num_recorded == 4
+        assert capturer.num_captured == 4
         assert [(len(plan.slots), plan.capture) for plan in plans] == [(0, True)] * 2
         assert not worker.runner.device.graphs.wanted()
-        before = recorder.num_replayed
+        before = capturer.num_replayed
         assert greedy(engine, GIVEN) == wanted
-        assert recorder.num_replayed > before + 5
+        assert capturer.num_replayed > before + 5
         assert not any(plan.capture for plan in plans[2:])
         assert idle(engine) == 0
 
 
-def test_while_requests_run_steps_are_recorded_now_and_then(
+def test_while_requests_run_steps_are_captured_now_and_then(
     start: Callable[..., Any], wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then a batch is padded to a larger size, and the tokens are the same."""
-    monkeypatch.setattr(recording, "BUSY_STEPS", 3)
-    with start() as (engine, _, recorder, plans):
+    monkeypatch.setattr(capture, "BUSY_STEPS", 3)
+    with start() as (engine, _, capturer, plans):
         assert greedy(engine, GIVEN) == wanted
-        assert recorder.num_recorded == 2, "all batches were of the largest size or of one row"
+        assert capturer.num_captured == 2, "all batches were of the largest size or of one row"
         assert greedy(engine, GIVEN[:3]) == wanted[:3]
         assert greedy(engine, GIVEN[:2]) == wanted[:2]
-        assert recorder.num_recorded == 4
+        assert capturer.num_captured == 4
         asked = [place for place, plan in enumerate(plans) if plan.capture]
         assert asked[0] >= 3
         assert all(later - earlier > 3 for earlier, later in pairwise(asked))
         assert greedy(engine, GIVEN) == wanted
 
 
-def test_a_kind_that_comes_later_is_recorded_later(start: Callable[..., Any], wanted: list[list[int]]) -> None:
-    with start() as (engine, worker, recorder, _):
+def test_a_kind_that_comes_later_is_captured_later(start: Callable[..., Any], wanted: list[list[int]]) -> None:
+    with start() as (engine, worker, capturer, _):
         idle(engine)
         monkey = request("strict", GIVEN[0], 8, deterministic=True)
         monkey.params.deterministic = False  # the reference cannot: only the plan says so
@@ -156,30 +156,30 @@ def test_a_kind_that_comes_later_is_recorded_later(start: Callable[..., Any], wa
         found = tokens_of(drain(engine, [monkey])["strict"])
         assert found == wanted[0][:8]
         assert idle(engine) == 1
-        assert recorder.num_recorded == 5
+        assert capturer.num_captured == 5
         assert greedy(engine, GIVEN[:1]) == wanted[:1]
 
 
-def test_memory_for_recordings_is_not_the_caches(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_graphs_is_not_the_caches(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostMemory, "kv_bytes", lambda self, *given: 128 << 20)
     found = []
     for each, given in ((2 << 20, None), (8 << 20, None), (8 << 20, 14 << 20)):
         with start(each, settings={"num_gpu_blocks_override": None}, graph_memory_bytes=given) as (
             engine,
             _,
-            recorder,
+            capturer,
             _,
         ):
             layout = engine.executor.call("run", {"function": lambda worker: worker.started.memory.layout})[0]
             (block,) = pool_bytes(layout)
-            found.append((recorder.num_forgotten, recorder.num_recorded, round(engine.info.num_blocks * block / 2**20)))
-    # two are recorded on trial, of the eight that may come: four sizes, deterministic and not
+            found.append((capturer.num_forgotten, capturer.num_captured, round(engine.info.num_blocks * block / 2**20)))
+    # two are captured on trial, of the eight that may come: four sizes, deterministic and not
     assert found == [(1, 4, 112), (1, 4, 64), (0, 2, 114)]
 
 
 @pytest.mark.parametrize("moved", ["input_ids", "layers.0", "KV cache"])
 def test_a_replay_that_would_read_where_nothing_is_any_more_is_an_error(moved: str, start: Callable[..., Any]) -> None:
-    with start(check_recorded_inputs=True) as (engine, worker, recorder, _):
+    with start(check_captured_inputs=True) as (engine, worker, capturer, _):
         found = greedy(engine, GIVEN[:1])
         runner = worker.runner
         if moved == "input_ids":
@@ -192,46 +192,44 @@ def test_a_replay_that_would_read_where_nothing_is_any_more_is_an_error(moved: s
         else:
             weight = next(iter(runner.model.parameters()))
             weight.data = weight.data.clone()
-        with pytest.raises(RuntimeError, match=r"recorded step of 1 tokens would read .* has moved"):
-            runner.recorded_inputs.check(decode_shape(1))
-        worker._drop_stale_recordings()
-        before = recorder.num_recorded
+        with pytest.raises(RuntimeError, match=r"captured step of 1 tokens would read .* has moved"):
+            runner.captured_inputs.check(decode_shape(1))
+        worker._drop_stale_graphs()
+        before = capturer.num_captured
         assert greedy(engine, GIVEN[:1]) == found
         idle(engine)
-        assert recorder.num_recorded == before + 4
+        assert capturer.num_captured == before + 4
         assert greedy(engine, GIVEN[:1]) == found
 
 
-def test_recordings_are_dropped_where_memory_moved_in_its_sleep(
-    start: Callable[..., Any], wanted: list[list[int]]
-) -> None:
-    with start(check_recorded_inputs=True) as (engine, worker, recorder, _):
+def test_graphs_are_dropped_where_memory_moved_in_its_sleep(start: Callable[..., Any], wanted: list[list[int]]) -> None:
+    with start(check_captured_inputs=True) as (engine, worker, capturer, _):
         idle(engine)
         assert greedy(engine, GIVEN) == wanted
-        before = worker.runner.recorded_inputs.addresses()
+        before = worker.runner.captured_inputs.addresses()
         sizes = [one.untyped_storage().nbytes() for one in worker.started.memory.slots]
         engine.call("sleep")
-        assert not engine.has_idle_work(), "what recorded steps read is not there"
+        assert not engine.has_idle_work(), "what captured steps read is not there"
         held = [torch.empty(size, dtype=torch.uint8) for size in sizes]  # where the cache was, in all likelihood
         engine.call("wake_up")
-        moved = worker.runner.recorded_inputs.addresses() != before
-        assert recorder.num_forgotten == moved
+        moved = worker.runner.captured_inputs.addresses() != before
+        assert capturer.num_forgotten == moved
         assert greedy(engine, GIVEN) == wanted
         idle(engine)
-        assert recorder.num_recorded == (8 if moved else 4)
+        assert capturer.num_captured == (8 if moved else 4)
         assert greedy(engine, GIVEN) == wanted
         del held
 
 
-def test_new_weights_are_read_by_the_recordings_there_are(start: Callable[..., Any]) -> None:
-    with start(check_recorded_inputs=True) as (engine, _, recorder, _):
+def test_new_weights_are_read_by_the_graphs_there_are(start: Callable[..., Any]) -> None:
+    with start(check_captured_inputs=True) as (engine, _, capturer, _):
         idle(engine)
         old = greedy(engine, GIVEN)
         engine.call("update_weights", {"load_format": "dummy"})
         new = greedy(engine, GIVEN)
         engine.call("update_weights", {"load_format": "auto"})
         assert greedy(engine, GIVEN) == old != new
-        assert (recorder.num_forgotten, recorder.num_recorded) == (0, 4)
+        assert (capturer.num_forgotten, capturer.num_captured) == (0, 4)
 
 
 def test_a_worker_says_whether_it_has_more_to_record(start: Callable[..., Any]) -> None:
@@ -254,10 +252,10 @@ ASKED: list[list[dict[str, Any]]] = [
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 @pytest.mark.parametrize("at_start", [1, 8])
-def test_draws_recorded_beside_their_steps_give_the_same_tokens(
+def test_draws_captured_beside_their_steps_give_the_same_tokens(
     start: Callable[..., Any], asked: list[dict[str, Any]], at_start: int
 ) -> None:
-    """Also while other sizes are recorded between the steps of requests that live, and where rows come and go."""
+    """Also while other sizes are captured between the steps of requests that live, and where rows come and go."""
     given = [
         request(f"{number}", prompt, 6 + 5 * number, seed=number, **asked[number % len(asked)])
         for number, prompt in enumerate(GIVEN)
@@ -265,7 +263,7 @@ def test_draws_recorded_beside_their_steps_give_the_same_tokens(
     with start() as (engine, worker, _, _):
         worker.runner.device.graphs = EagerGraphs()
         wanted = {name: tokens_of(outputs) for name, outputs in drain(engine, given).items()}
-    with start(record_draws=True, graph_sizes_at_start=at_start) as (engine, worker, recorder, _):
+    with start(capture_draws=True, graph_sizes_at_start=at_start) as (engine, worker, capturer, _):
         drawn, run = [], worker.runner.plain_draw.run
         worker.runner.plain_draw.run = lambda *args: (drawn.append(run(*args)), drawn[-1])[1]
         for _ in range(2):
@@ -273,11 +271,11 @@ def test_draws_recorded_beside_their_steps_give_the_same_tokens(
         plain = all(one.keys() <= {"temperature"} for one in asked)
         assert any(drawn) if plain else None in drawn
         idle(engine)
-        assert recorder.num_recorded == 3 * 4, "a step, its greedy and its random draw"
+        assert capturer.num_captured == 3 * 4, "a step, its greedy and its random draw"
 
 
-def test_a_recorded_draw_that_is_not_finite_ends_its_request_alone(start: Callable[..., Any]) -> None:
-    with start(record_draws=True, graph_sizes_at_start=8) as (engine, worker, _, plans):
+def test_a_captured_draw_that_is_not_finite_ends_its_request_alone(start: Callable[..., Any]) -> None:
+    with start(capture_draws=True, graph_sizes_at_start=8) as (engine, worker, _, plans):
         engine.add(request("good", GIVEN[0]))
         engine.add(request("bad", GIVEN[1]))
         outputs = [*engine.step(), *engine.step()]
@@ -299,7 +297,7 @@ def test_a_recorded_draw_that_is_not_finite_ends_its_request_alone(start: Callab
 def test_steps_with_prompts_run_in_pieces(
     start: Callable[..., Any], wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks of prompts beside decodes, padded: the tokens are those of an engine that records nothing."""
+    """Chunks of prompts beside decodes, padded: the tokens are those of an engine that captures nothing."""
     monkeypatch.setattr(CpuPlatform, "ops", lambda self: Ops())  # on a tape are torch's operators only
     budget = {"max_num_batched_tokens": 24, "enable_prefix_caching": False}
     with start(settings=budget, max_tokens=24) as (engine, worker, _, plans):
@@ -307,31 +305,31 @@ def test_steps_with_prompts_run_in_pieces(
         assert pieces.sizes == [16, 24]
         for _ in range(2):
             assert greedy(engine, GIVEN) == wanted
-            assert set(pieces._recordings) == {16, 24}
-        recorder = pieces._recorder
-        before, recorder.fails_after = recorder.ended, recorder.ended
+            assert set(pieces._graphs) == {16, 24}
+        capturer = pieces._capturer
+        before, capturer.fails_after = capturer.ended, capturer.ended
         assert greedy(engine, GIVEN) == wanted
-        assert recorder.ended == before, "what is recorded is not recorded again"
+        assert capturer.ended == before, "what is captured is not captured again"
         assert any(len(plan.slots) < plan.num_tokens <= 24 for plan in plans)
 
 
-def test_steps_with_prompts_are_recorded_while_nothing_else_is_to_do(
+def test_steps_with_prompts_are_captured_while_nothing_else_is_to_do(
     start: Callable[..., Any], wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By steps of padding, which leave the cache as it was: every size is there when its first prompt comes."""
     monkeypatch.setattr(CpuPlatform, "ops", lambda self: Ops())
     budget = {"max_num_batched_tokens": 24, "enable_prefix_caching": False}
-    with start(settings=budget, max_tokens=24) as (engine, worker, recorder, plans):
+    with start(settings=budget, max_tokens=24) as (engine, worker, capturer, plans):
         pieces = worker.runner.device.graphs._pieces
-        assert (recorder.num_recorded, pieces._recordings) == (2, {}), "none is recorded before the first request"
+        assert (capturer.num_captured, pieces._graphs) == (2, {}), "none is captured before the first request"
         before = [slot.clone() for slot in worker.started.memory.slots]
         assert idle(engine) == 4
-        assert (recorder.num_recorded, list(pieces._recordings)) == (4, [24, 16])
+        assert (capturer.num_captured, list(pieces._graphs)) == (4, [24, 16])
         assert all(torch.equal(slot, old) for slot, old in zip(worker.started.memory.slots, before, strict=True))
         assert [(len(plan.slots), plan.capture) for plan in plans] == [(0, True)] * 4
-        made = pieces._recorder.ended
+        made = pieces._capturer.ended
         assert greedy(engine, GIVEN) == wanted
-        assert pieces._recorder.ended == made
+        assert pieces._capturer.ended == made
         assert not any(plan.capture for plan in plans[4:])
         assert idle(engine) == 0
         worker.runner.device.graphs.drop()
@@ -344,17 +342,17 @@ def test_while_requests_run_no_step_of_padding_with_prompts_does(
     start: Callable[..., Any], wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuPlatform, "ops", lambda self: Ops())
-    monkeypatch.setattr(recording, "BUSY_STEPS", 3)
+    monkeypatch.setattr(capture, "BUSY_STEPS", 3)
     budget = {"max_num_batched_tokens": 24, "enable_prefix_caching": False}
     with start(settings=budget, max_tokens=24, graph_sizes_at_start=8) as (engine, worker, _, plans):
         pieces = worker.runner.device.graphs._pieces
         assert greedy(engine, GIVEN[3:4]) == wanted[3:4]  # of one token
         assert any(plan.capture for plan in plans)
-        assert all(len(plan.slots) for plan in plans), "a recording that is not made takes no step of its own"
-        assert not pieces._recordings
+        assert all(len(plan.slots) for plan in plans), "a capture that is not made takes no step of its own"
+        assert not pieces._graphs
         assert engine.has_idle_work()
         assert idle(engine) in (2, 3), "of which the first may only see that a request was served"
-        assert set(pieces._recordings) == {16, 24}
+        assert set(pieces._graphs) == {16, 24}
         assert greedy(engine, GIVEN) == wanted
 
 
@@ -397,41 +395,41 @@ def test_a_step_of_prompts_may_be_run_on_padding(start: Callable[..., Any]) -> N
         worker.runner.run_dummy(StepShape(64, 8))
 
 
-def test_where_logits_cannot_be_recorded_draws_are_not(
+def test_where_logits_cannot_be_captured_draws_are_not(
     start: Callable[..., Any],
     wanted: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    record = FakeRecorder.record
+    record = FakeCapturer.capture
 
-    def refusing(self: FakeRecorder, forward: Callable[[], torch.Tensor]) -> Recorded:
+    def refusing(self: FakeCapturer, forward: Callable[[], torch.Tensor]) -> CapturedGraph:
         if isinstance(forward, partial):  # a draw
             raise RuntimeError("operation not permitted when stream is capturing")
         return record(self, forward)
 
-    monkeypatch.setattr(FakeRecorder, "record", refusing)
-    with start(record_draws=True, graph_sizes_at_start=8) as (engine, worker, recorder, _):
+    monkeypatch.setattr(FakeCapturer, "capture", refusing)
+    with start(capture_draws=True, graph_sizes_at_start=8) as (engine, worker, capturer, _):
         assert greedy(engine, GIVEN) == wanted
-        assert recorder.num_recorded > 1
+        assert capturer.num_captured > 1
         assert not worker.runner.device.graphs._draws
-    assert sum("draws are not recorded: RuntimeError: operation not permitted" in line for line in caplog.messages) == 1
+    assert sum("draws are not captured: RuntimeError: operation not permitted" in line for line in caplog.messages) == 1
 
 
-def test_a_closed_engine_keeps_nothing_that_its_recordings_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though somebody still holds it: recorded steps with prompts hold layers, and those their KV cache."""
+def test_a_closed_engine_keeps_nothing_that_its_graphs_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though somebody still holds it: captured steps with prompts hold layers, and those their KV cache."""
     monkeypatch.setattr(torch_attention, "TorchAttention", Launched)
-    options = CudaOptions(graph_sizes=[1, 2], graph_sizes_at_start=1, record_draws=False)
+    options = CudaOptions(graph_sizes=[1, 2], graph_sizes_at_start=1, capture_draws=False)
 
     def steps(self: CpuPlatform) -> Steps:
-        return recorded_steps(CudaGraphs(FakeRecorder(), options, 8, pieces=Pieces(TapeRecorder()), max_tokens=128))
+        return captured_steps(CudaGraphs(FakeCapturer(), options, 8, pieces=Pieces(TapeCapturer()), max_tokens=128))
 
     monkeypatch.setattr(CpuPlatform, "steps", steps)
     config = from_flat({"model": str(folder), **SETTINGS, "attention_backend": "torch"})
     with running(config, Registry.load()) as engine:
         greedy(engine, GIVEN)
         worker = engine.executor.call("run", {"function": lambda worker: worker})[0]
-        assert worker.started.opened.steps.graphs._pieces._recordings
+        assert worker.started.opened.steps.graphs._pieces._graphs
         cache = weakref.ref(worker.started.memory)
         layer = weakref.ref(next(iter(worker.started.model.modules())))
     assert cache() is None

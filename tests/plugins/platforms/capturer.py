@@ -1,4 +1,4 @@
-"""Stands for the CUDA recorder on a CPU: replays with what the host believed when the recording was made."""
+"""Stands for the CUDA capturer on a CPU: replays with what the host believed when the capture was made."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from frame.plugins.platforms.cuda.graphs.capture import Recorded
+from frame.plugins.platforms.cuda.graphs.capture import CapturedGraph
 
 
-class FakeRecorder:
-    """`sizes` are the bytes that recordings take, in order (the last one goes on); None: the device has none left."""
+class FakeCapturer:
+    """`sizes` are the bytes that graphs take, in order (the last one goes on); None: the device has none left."""
 
     def __init__(self, *sizes: int | None) -> None:
         self.sizes = list(sizes or (0,))
-        self.num_recorded = self.num_forgotten = self.num_replayed = 0
+        self.num_captured = self.num_forgotten = self.num_replayed = 0
 
-    def record(self, forward: Callable[[], Tensor]) -> Recorded:
+    def capture(self, forward: Callable[[], Tensor]) -> CapturedGraph:
         forward()
         size = self.sizes.pop(0) if len(self.sizes) > 1 else self.sizes[0]
         if size is None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         hidden = torch.zeros_like(forward())
-        self.num_recorded += 1
+        self.num_captured += 1
 
         def replay() -> None:
             self.num_replayed += 1
             hidden.copy_(forward())
 
-        return Recorded(replay, hidden, size)
+        return CapturedGraph(replay, hidden, size)
 
     def forget(self) -> None:
         self.num_forgotten += 1

@@ -1,8 +1,8 @@
-"""Host time of one decode step where the device's work is recorded and takes no time: what is left is Python.
+"""Host time of one decode step where the device's work is captured and takes no time: what is left is Python.
 
-    python benchmarks/recorded_step.py [--batches 1 64 256] [--steps 400] [--temperature 0.6]
+    python benchmarks/captured_step.py [--batches 1 64 256] [--steps 400] [--temperature 0.6]
 
-An `LLMEngine` on the CPU platform with the CUDA platform's recordings, whose replay does nothing; ids in and out, final
+An `LLMEngine` on the CPU platform with the CUDA platform's graphs, whose replay does nothing; ids in and out, final
 outputs only, prompts of 128 tokens. On a GPU's host come on top, for each step, two graph launches, a copy each way and
 the wait for the tokens. Milliseconds: the quickest twentieth and the median of all steps, then of parts, on further
 steps, the cost of their clocks included.
@@ -30,7 +30,7 @@ from frame.core.worker.start.profile import NoAttention
 from frame.offline.engine import LLMEngine
 from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform
-from frame.plugins.platforms.cuda.graphs.capture import Recorded
+from frame.plugins.platforms.cuda.graphs.capture import Captured
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import CudaGraphs
 from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes
@@ -40,28 +40,28 @@ from frame.testing.checkpoints import make_checkpoint
 PROMPT_LEN, MAX_LEN, WARM_STEPS = 128, 4096, 100
 
 
-class Recorder:
-    """What is recorded runs once."""
+class Capturer:
+    """What is captured runs once."""
 
-    def record(self, forward: Callable[[], Tensor]) -> Recorded:
-        """As `cuda_recorder.Recorder`."""
-        return Recorded(lambda: None, forward(), 0)
+    def capture(self, forward: Callable[[], Tensor]) -> Captured:
+        """As `cuda_capturer.Capturer`."""
+        return Captured(lambda: None, forward(), 0)
 
     def forget(self) -> None:
         """There is nothing to forget."""
 
 
 class Unattended(NoAttention):
-    """Attention that nobody computes, and that may be recorded."""
+    """Attention that nobody computes, and that may be captured."""
 
     needs_python = False
 
 
 def make_steps(platform: CpuPlatform) -> Steps:
-    """Steps of which every size is recorded before the first request."""
+    """Steps of which every size is captured before the first request."""
     most = platform.config.scheduler.max_num_seqs
     options = CudaOptions(graph_sizes_at_start=most)
-    graphs = CudaGraphs(Recorder(), options, most, pieces=Pieces(Recorder()), max_tokens=0)  # type: ignore[arg-type]
+    graphs = CudaGraphs(Capturer(), options, most, pieces=Pieces(Capturer()), max_tokens=0)  # type: ignore[arg-type]
     return Steps(CudaShapes(graphs), graphs, compiler=graphs)
 
 
@@ -121,7 +121,7 @@ def measure(folder: Path, batch: int, steps: int, temperature: float) -> dict[st
     engine = start(folder, batch, steps, temperature)
     core: Any = engine.core
     runner = core.executor._worker.runner
-    runner.device.ops.write_rows = lambda *_: None  # the one launch of some steps that is not recorded
+    runner.device.ops.write_rows = lambda *_: None  # the one launch of some steps that is not captured
     for _ in range(WARM_STEPS):
         engine.step()
     whole = []

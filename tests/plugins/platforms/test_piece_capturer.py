@@ -1,4 +1,4 @@
-"""What the recorder of pieces leaves behind where the driver gives a recording up. The device is made up."""
+"""What the capturer of pieces leaves behind where the driver gives a capture up. The device is made up."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from frame.plugins.platforms.cuda.graphs import capture as cuda_recorder
-from frame.plugins.platforms.cuda.graphs.capture import Recorder
-from frame.plugins.platforms.cuda.graphs.piecewise_capture import PieceRecorder
+from frame.plugins.platforms.cuda.graphs import capture as cuda_capturer
+from frame.plugins.platforms.cuda.graphs.capture import Capturer
+from frame.plugins.platforms.cuda.graphs.piecewise_capture import PieceCapturer
 
 
 class Driver:
-    """Ends recordings with `errors`, in order, and notes what is asked of the allocator."""
+    """Ends graphs with `errors`, in order, and notes what is asked of the allocator."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.errors: list[Exception | None] = []
@@ -41,23 +41,23 @@ class Driver:
         """Nothing."""
 
 
-def test_a_pool_is_closed_where_the_driver_gives_a_recording_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_is_closed_where_the_driver_gives_a_capture_up(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch)
-    recorder = PieceRecorder(torch.device("cuda", 1))
+    capturer = PieceCapturer(torch.device("cuda", 1))
     invalid = RuntimeError("operation failed due to a previous error during capture")
 
     def record(error: Exception | None = None) -> None:
-        with recorder.recording():
-            recorder.begin()
+        with capturer.capture():
+            capturer.begin()
             if error:
                 raise error
-            recorder.end()
+            capturer.end()
 
     driver.errors = [None, None]
     record()
     with pytest.raises(ValueError, match="wrong"):
         record(ValueError("wrong"))
-    assert not driver.done, "a recording that ends as it should needs nothing"
+    assert not driver.done, "a capture that ends as it should needs nothing"
     shared = driver.pool
     for error in (None, ValueError("wrong")):
         driver.errors = [invalid]
@@ -65,7 +65,7 @@ def test_a_pool_is_closed_where_the_driver_gives_a_recording_up(monkeypatch: pyt
             record(error)
         assert driver.done == [("end", 1, shared), ("release", 1, shared)]
         driver.done.clear()
-    recorder.forget()
+    capturer.forget()
     driver.errors = [None]
     record()
     assert driver.pool is not shared
@@ -78,21 +78,21 @@ def test_a_decode_that_the_driver_gives_up_leaves_as_little(
     driver = Driver(monkeypatch)
     for name in ("synchronize", "mem_get_info"):
         monkeypatch.setattr(torch.cuda, name, lambda device: (0, 0))
-    recorder, invalid = Recorder(torch.device("cuda", 1)), RuntimeError("previous error during capture")
+    capturer, invalid = Capturer(torch.device("cuda", 1)), RuntimeError("previous error during capture")
     calls = list[int]()
 
     def forward() -> torch.Tensor:
         calls.append(1)
-        if error and len(calls) == 2:  # while it is recorded
+        if error and len(calls) == 2:  # while it is captured
             raise error
         return torch.zeros(1)
 
     driver.errors = [invalid]
     with pytest.raises(type(error or invalid)):
-        recorder.record(forward)
+        capturer.capture(forward)
     given_up = driver.pool
     assert driver.done == [("end", 1, given_up), ("release", 1, given_up)]
-    assert cuda_recorder._GIVEN_UP[-1] is driver, "torch asks it for good"
+    assert cuda_capturer._GIVEN_UP[-1] is driver, "torch asks it for good"
     driver.errors = [None]
-    recorder.record(forward)
+    capturer.capture(forward)
     assert driver.pool is not given_up

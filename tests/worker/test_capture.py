@@ -1,4 +1,4 @@
-"""Steps are recorded unless a collaborator of the runner is against it, and then one line says which."""
+"""Steps are captured unless a collaborator of the runner is against it, and then one line says which."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.plugins.attention.batches import SPEC
 from tests.plugins.attention.stand_ins import CudnnOnCpu
 
 
-class Recording(Graphs):
+class CapturingGraphs(Graphs):
     """Runs every step as it is, but could do otherwise."""
 
     run = EagerGraphs.run
@@ -67,14 +67,14 @@ class Watching(Prompts):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recording")
+    folder = tmp_path_factory.mktemp("capture")
     write_tiny(folder, "LlamaForCausalLM")
     return folder
 
 
 @pytest.fixture(autouse=True)
 def recordable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(graphs=Recording()))
+    monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(graphs=CapturingGraphs()))
     monkeypatch.setattr(TorchAttention, "needs_python", False)
 
 
@@ -85,22 +85,22 @@ def chosen(folder: Path, caplog: pytest.LogCaptureFixture, **settings: object) -
         running(from_flat({**SMALL, "model": str(folder), "dtype": "float32", **settings}), Registry.load()) as engine,
     ):
         kind = engine.executor.call("run", {"function": lambda worker: type(worker.runner.device.graphs)})[0]
-    return kind, [line for line in caplog.messages if "recorded" in line]
+    return kind, [line for line in caplog.messages if "captured" in line]
 
 
 def test_nobody_is_against_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert chosen(folder, caplog) == (Recording, [])
+    assert chosen(folder, caplog) == (CapturingGraphs, [])
 
 
 def test_attention(folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchAttention, "needs_python", True)
-    line = "no step is recorded: attention backend 'torch' needs Python in each step"
+    line = "no step is captured: attention backend 'torch' needs Python in each step"
     assert chosen(folder, caplog, attention_backend="torch") == (EagerGraphs, [line])
 
 
 def test_the_model(folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaForCausalLM, "needs_python", True)
-    line = "no step is recorded: model LlamaForCausalLM needs Python in each step"
+    line = "no step is captured: model LlamaForCausalLM needs Python in each step"
     assert chosen(folder, caplog) == (EagerGraphs, [line])
 
 
@@ -111,7 +111,7 @@ def test_hooks_of_a_connector(
     """Also those that are set in `register`."""
     monkeypatch.setattr(NullConnectorWorker, "register", lambda self, caches: setattr(self, "hooks", hooks()))
     kind, lines = chosen(folder, caplog)
-    assert (kind, len(lines)) == ((EagerGraphs, 1) if hooks is Watching else (Recording, 0))
+    assert (kind, len(lines)) == ((EagerGraphs, 1) if hooks is Watching else (CapturingGraphs, 0))
     assert all("needs Python in each layer of decode steps" in line for line in lines)
 
 
@@ -126,7 +126,7 @@ def test_all_reasons_are_one_line(
 
 
 class Capturing(EagerGraphs):
-    """Records nothing of its own, and yet runs steps of padding when it is asked to record."""
+    """Captures nothing, and yet runs steps of padding when it is asked to capture."""
 
     def __init__(self) -> None:
         self.ran: list[StepShape] = []
@@ -207,7 +207,7 @@ def test_an_output_of_another_length_is_refused(folder: Path, monkeypatch: pytes
 
 
 def test_what_the_backends_of_frame_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A foreign backend that says nothing is not recorded: what its plan decides on the host would go stale."""
+    """A foreign backend that says nothing is not captured: what its plan decides on the host would go stale."""
     monkeypatch.undo()
     kinds = [AttentionBackend, TorchAttention, TritonAttention, FlashAttention]
     assert [kind.needs_python for kind in kinds] == [True, True, False, False]
@@ -216,7 +216,7 @@ def test_what_the_backends_of_frame_say(monkeypatch: pytest.MonkeyPatch) -> None
     assert CudnnAttention.inner is TritonAttention
 
 
-def test_an_engine_that_is_not_recorded_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_not_captured_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = from_flat({**SMALL, "model": str(folder), "dtype": "float32"})
     found = []
     for needs in (False, True):
