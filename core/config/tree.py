@@ -10,92 +10,76 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_serializer, model_validator
+from pydantic import field_serializer, model_validator
 from pydantic_core import PydanticSerializationError
 
 from .errors import ConfigError
-from .section import Section
+from .section import Section, setting
 from .server import ServerConfig
 
 
 class ModelConfig(Section):
     """The model, and how requests become its tokens and its tokens become text."""
 
-    model: str = Field(
+    model: str = setting(
         "",
-        description="Folder of a Hugging Face checkpoint, or the name of a model (org/model), which a model source "
-        "fetches; without one, or demo: the demo model that ships with frame.",
+        "Folder of a Hugging Face checkpoint, or the name of a model (org/model), which a model source fetches; "
+        "without one, or demo: the demo model that ships with frame.",
     )
-    model_plugin: str | None = Field(
+    model_plugin: str | None = setting(
         None,
-        description="Model plugin (PACKAGE:NAME) that serves the checkpoint, whatever its config.json says; "
-        "default: the "
-        "plugin of that name as its architecture, frame's own before those of other packages.",
+        "Model plugin (PACKAGE:NAME) that serves the checkpoint, whatever its config.json says; default: the plugin "
+        "of that name as its architecture, frame's own before those of other packages.",
     )
-    revision: str | None = Field(
+    revision: str | None = setting(
+        None, "Branch, tag or commit of a model that is named; of a folder: a subfolder, or a name under `snapshots/`."
+    )
+    tokenizer: str | None = setting(
+        None, "Folder of the tokenizer, or the name of a model that has it; default: the model's."
+    )
+    skip_tokenizer_init: bool = setting(False, "Load no tokenizer: prompts and outputs are token ids.")
+    served_model_name: list[str] = setting([], "Names by which requests may ask for the model; answers hold the first.")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = setting(
+        "auto", "Type of weights and activations; auto: the checkpoint's, or one that suits the platform."
+    )
+    max_model_len: int | None = setting(
         None,
-        description="Branch, tag or commit of a model that is named; of a folder: a subfolder, or a name under "
-        "`snapshots/`.",
-    )
-    tokenizer: str | None = Field(
-        None, description="Folder of the tokenizer, or the name of a model that has it; default: the model's."
-    )
-    skip_tokenizer_init: bool = Field(False, description="Load no tokenizer: prompts and outputs are token ids.")
-    served_model_name: list[str] = Field(
-        default_factory=list, description="Names by which requests may ask for the model; answers hold the first."
-    )
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        "auto", description="Type of weights and activations; auto: the checkpoint's, or one that suits the platform."
-    )
-    max_model_len: int | None = Field(
-        None,
+        "Most tokens of prompt and output together; default: as many as the model was made for; -1: as fit in memory.",
         ge=-1,
-        description="Most tokens of prompt and output together; default: as many as the model was made for; -1: "
-        "as fit in memory.",
     )
-    hf_overrides: Mapping[str, Any] = Field(
-        default_factory=dict, description="Values that replace those of the checkpoint's config.json, nested ones too."
+    hf_overrides: Mapping[str, Any] = setting(
+        {}, "Values that replace those of the checkpoint's config.json, nested ones too."
     )
-    generation_config: str = Field(
-        "auto", description="Source of default sampling values: auto (the checkpoint), frame (none) or a folder."
+    generation_config: str = setting(
+        "auto", "Source of default sampling values: auto (the checkpoint), frame (none) or a folder."
     )
-    override_generation_config: Mapping[str, Any] = Field(
-        default_factory=dict, description="Values that replace those of the generation config."
+    override_generation_config: Mapping[str, Any] = setting({}, "Values that replace those of the generation config.")
+    runner: Literal["auto", "generate", "pooling"] = setting(
+        "auto", "Whether the engine generates text or pools (embeds, classifies); auto: as the checkpoint says."
     )
-    runner: Literal["auto", "generate", "pooling"] = Field(
-        "auto",
-        description="Whether the engine generates text or pools (embeds, classifies); auto: as the checkpoint says.",
+    convert: Literal["auto", "none", "embed", "classify", "reward"] = setting(
+        "auto", "What a pooling engine uses the model for; auto: as its architecture says."
     )
-    convert: Literal["auto", "none", "embed", "classify", "reward"] = Field(
-        "auto", description="What a pooling engine uses the model for; auto: as its architecture says."
-    )
-    max_logprobs: int = Field(
+    max_logprobs: int = setting(
         20,
+        "Most log-probabilities of a token that a request may ask for; -1: as many as the vocabulary has tokens.",
         ge=-1,
-        description="Most log-probabilities of a token that a request may ask for; -1: as many as the "
-        "vocabulary has tokens.",
     )
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = Field(
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = setting(
         "raw_logprobs",
-        description="What log-probabilities are: of logits before or after processors and penalties; "
-        "normalised, or the logits.",
+        "What log-probabilities are: of logits before or after processors and penalties; normalised, or the logits.",
     )
-    logits_processors: list[Any] = Field(
-        default_factory=list,
-        description="Logits processors to load: plugin names, dotted paths, or classes (Python only).",
+    logits_processors: list[Any] = setting(
+        [], "Logits processors to load: plugin names, dotted paths, or classes (Python only)."
     )
-    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
-        "auto",
-        description="Form of message content for chat templates: joined text (string), parts (openai), or as "
-        "sent (auto).",
+    chat_template_content_format: Literal["auto", "string", "openai"] = setting(
+        "auto", "Form of message content for chat templates: joined text (string), parts (openai), or as sent (auto)."
     )
-    chat_template: str | None = Field(
-        None, description="Chat template: a file or the template itself; default: the checkpoint's."
+    chat_template: str | None = setting(
+        None, "Chat template: a file or the template itself; default: the checkpoint's."
     )
-    seed: int = Field(0, description="Seed of requests that give none.")
-    deterministic: bool = Field(
-        False, description="Give every request the same bits, whatever other requests are in its batch."
-    )
+    seed: int = setting(0, "Seed of requests that give none.")
+    deterministic: bool = setting(False, "Give every request the same bits, whatever other requests are in its batch.")
 
     @field_serializer("logits_processors", when_used="json")
     def _name_classes(self, processors: list[Any]) -> list[str]:
@@ -112,97 +96,75 @@ class ModelConfig(Section):
 class PoolerConfig(Section):
     """How pooling models make vectors; a setting that is not given follows the checkpoint."""
 
-    pooling_type: str = Field("auto", description="Pooler plugin: cls, last, mean, all or step.")
-    normalize: bool | None = Field(None, description="Scale embeddings to length 1.")
-    dimensions: int | None = Field(
-        None, ge=1, description="Length of embeddings, for Matryoshka models: the first numbers are kept."
+    pooling_type: str = setting("auto", "Pooler plugin: cls, last, mean, all or step.")
+    normalize: bool | None = setting(None, "Scale embeddings to length 1.")
+    dimensions: int | None = setting(
+        None, "Length of embeddings, for Matryoshka models: the first numbers are kept.", ge=1
     )
-    use_activation: bool | None = Field(None, description="Turn the scores of classes into probabilities.")
-    pooler_logit_bias: float | None = Field(
-        None, description="Number that is subtracted from the scores of classes before they become probabilities."
+    use_activation: bool | None = setting(None, "Turn the scores of classes into probabilities.")
+    pooler_logit_bias: float | None = setting(
+        None, "Number that is subtracted from the scores of classes before they become probabilities."
     )
-    step_tag_id: int | None = Field(None, ge=0, description="Token at whose positions the step pooler takes scores.")
-    returned_token_ids: list[int] | None = Field(
-        None, description="Indices of the scores to return, for reward models that score the vocabulary."
+    step_tag_id: int | None = setting(None, "Token at whose positions the step pooler takes scores.", ge=0)
+    returned_token_ids: list[int] | None = setting(
+        None, "Indices of the scores to return, for reward models that score the vocabulary."
     )
-    enable_chunked_processing: bool = Field(
-        False,
-        description="Embed a text that is longer than max_model_len in parts, and average their embeddings by length.",
+    enable_chunked_processing: bool = setting(
+        False, "Embed a text that is longer than max_model_len in parts, and average their embeddings by length."
     )
-    max_embed_len: int | None = Field(
-        None,
-        ge=1,
-        description="Most tokens of a text that is embedded in parts; default: as many as a request may have.",
+    max_embed_len: int | None = setting(
+        None, "Most tokens of a text that is embedded in parts; default: as many as a request may have.", ge=1
     )
 
 
 class CacheConfig(Section):
     """The KV cache."""
 
-    block_size: int = Field(
-        0, ge=0, le=256, description="Tokens in a block; 0 or auto: 16, or as many as the attention backend needs."
+    block_size: int = setting(
+        0, "Tokens in a block; 0 or auto: 16, or as many as the attention backend needs.", ge=0, le=256
     )
-    gpu_memory_utilization: float = Field(
-        0.9,
-        gt=0,
-        le=1,
-        description="Share of the device's memory that this engine may take, weights and KV cache together.",
+    gpu_memory_utilization: float = setting(
+        0.9, "Share of the device's memory that this engine may take, weights and KV cache together.", gt=0, le=1
     )
-    kv_cache_memory_bytes: int | None = Field(
-        None, ge=1, description="Bytes of KV cache; overrides gpu_memory_utilization."
+    kv_cache_memory_bytes: int | None = setting(None, "Bytes of KV cache; overrides gpu_memory_utilization.", ge=1)
+    num_gpu_blocks_override: int | None = setting(
+        None, "Blocks of KV cache; overrides gpu_memory_utilization and kv_cache_memory_bytes.", ge=2
     )
-    num_gpu_blocks_override: int | None = Field(
-        None, ge=2, description="Blocks of KV cache; overrides gpu_memory_utilization and kv_cache_memory_bytes."
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = setting(
+        "auto", "Type of cached keys and values; auto: the model's; fp8 types hold twice as many tokens as 16-bit ones."
     )
-    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = Field(
-        "auto",
-        description="Type of cached keys and values; auto: the model's; fp8 types hold twice as many tokens as "
-        "16-bit ones.",
-    )
-    enable_prefix_caching: bool = Field(
-        True, description="Reuse the KV blocks of prompts that begin with the same tokens."
-    )
-    prefix_caching_hash_algo: Literal["sha256", "xxhash"] = Field(
+    enable_prefix_caching: bool = setting(True, "Reuse the KV blocks of prompts that begin with the same tokens.")
+    prefix_caching_hash_algo: Literal["sha256", "xxhash"] = setting(
         "sha256",
-        description="Hash by which blocks are found; xxhash needs the package of that name, and is for callers "
-        "that are all trusted.",
+        "Hash by which blocks are found; xxhash needs the package of that name, and is for callers that are all "
+        "trusted.",
     )
 
 
 class SchedulerConfig(Section):
     """Which requests and tokens go into a step."""
 
-    max_num_batched_tokens: int = Field(
-        0, ge=0, description="Most tokens in a step; 0: as many as the platform suggests."
+    max_num_batched_tokens: int = setting(0, "Most tokens in a step; 0: as many as the platform suggests.", ge=0)
+    max_num_seqs: int = setting(
+        0, "Most requests that run at once; 0: as many as the platform suggests.", ge=0, le=65535
     )
-    max_num_seqs: int = Field(
-        0, ge=0, le=65535, description="Most requests that run at once; 0: as many as the platform suggests."
+    enable_chunked_prefill: bool = setting(True, "Compute a long prompt in several steps.")
+    max_num_partial_prefills: int = setting(1, "Most prompts that are partly computed at the same time.", ge=1)
+    max_long_partial_prefills: int = setting(
+        1, "Most long prompts that are partly computed at the same time; fewer let short prompts overtake.", ge=1
     )
-    enable_chunked_prefill: bool = Field(True, description="Compute a long prompt in several steps.")
-    max_num_partial_prefills: int = Field(
-        1, ge=1, description="Most prompts that are partly computed at the same time."
+    long_prefill_token_threshold: int = setting(
+        0, "Tokens above which a prompt is long, and most tokens of one prompt in a step; 0: no limit.", ge=0
     )
-    max_long_partial_prefills: int = Field(
-        1,
-        ge=1,
-        description="Most long prompts that are partly computed at the same time; fewer let short prompts overtake.",
+    scheduling_policy: str = setting(
+        "fcfs", "Scheduling policy plugin, which orders requests; with API keys the default is fair."
     )
-    long_prefill_token_threshold: int = Field(
-        0,
-        ge=0,
-        description="Tokens above which a prompt is long, and most tokens of one prompt in a step; 0: no limit.",
+    async_scheduling: bool = setting(
+        True, "Plan the next step before the tokens of the running one have reached the host."
     )
-    scheduling_policy: str = Field(
-        "fcfs", description="Scheduling policy plugin, which orders requests; with API keys the default is fair."
-    )
-    async_scheduling: bool = Field(
-        True, description="Plan the next step before the tokens of the running one have reached the host."
-    )
-    stream_interval: int = Field(1, ge=1, description="Tokens in each piece of a streamed output.")
-    max_queue: int = Field(
-        4096,
-        ge=1,
-        description="Most requests that wait for the engine; more are refused, but of keys with a small share.",
+    stream_interval: int = setting(1, "Tokens in each piece of a streamed output.", ge=1)
+    max_queue: int = setting(
+        4096, "Most requests that wait for the engine; more are refused, but of keys with a small share.", ge=1
     )
 
     @model_validator(mode="after")
@@ -218,113 +180,103 @@ class SchedulerConfig(Section):
 class ExecutorConfig(Section):
     """The device, and the workers that compute on it."""
 
-    platform: str = Field("auto", description="Platform plugin; auto: the preferred one whose device is here.")
-    executor: str = Field("inline", description="Executor plugin: inline (this process) or process.")
-    tensor_parallel_size: int = Field(1, ge=1, description="Devices that share each layer.")
-    pipeline_parallel_size: int = Field(1, ge=1, description="Devices that share the layers in stages.")
-    enforce_eager: bool = Field(False, description="Capture no CUDA graphs: launch every step kernel by kernel.")
-    num_threads: int | None = Field(
-        None,
-        ge=1,
-        description="CPU threads that a worker computes with; default: one for each processor that it may use.",
+    platform: str = setting("auto", "Platform plugin; auto: the preferred one whose device is here.")
+    executor: str = setting("inline", "Executor plugin: inline (this process) or process.")
+    tensor_parallel_size: int = setting(1, "Devices that share each layer.", ge=1)
+    pipeline_parallel_size: int = setting(1, "Devices that share the layers in stages.", ge=1)
+    enforce_eager: bool = setting(False, "Capture no CUDA graphs: launch every step kernel by kernel.")
+    num_threads: int | None = setting(
+        None, "CPU threads that a worker computes with; default: one for each processor that it may use.", ge=1
     )
 
 
 class AttentionConfig(Section):
     """How attention is computed."""
 
-    attention_backend: str = Field(
-        "auto", description="Attention backend plugin; auto: the preferred one that supports the layers."
+    attention_backend: str = setting(
+        "auto", "Attention backend plugin; auto: the preferred one that supports the layers."
     )
-    shared_prefix_min_tokens: int | None = Field(
+    shared_prefix_min_tokens: int | None = setting(
         None,
-        ge=0,
-        description="Where running requests share a prefix, a decode step reads its keys and values once for "
-        "many of them if "
+        "Where running requests share a prefix, a decode step reads its keys and values once for many of them if "
         "that saves reading at least so many tokens. 0: never. Default: where it is faster by the backend's costs.",
+        ge=0,
     )
 
 
 class SpeculationConfig(Section):
     """Drafts: several guessed tokens that one step of the model checks; outputs stay the same."""
 
-    speculator: str | None = Field(None, description="Speculator plugin, which drafts tokens; default: none.")
-    num_speculative_tokens: int = Field(5, ge=1, le=64, description="Most draft tokens of a request in a step.")
-    disable_by_batch_size: int | None = Field(
-        None, ge=1, description="Draft no tokens while more requests than this run; default: no limit."
+    speculator: str | None = setting(None, "Speculator plugin, which drafts tokens; default: none.")
+    num_speculative_tokens: int = setting(5, "Most draft tokens of a request in a step.", ge=1, le=64)
+    disable_by_batch_size: int | None = setting(
+        None, "Draft no tokens while more requests than this run; default: no limit.", ge=1
     )
 
 
 class LoadConfig(Section):
     """Fetching models and reading weights."""
 
-    model_source: str = Field(
-        "auto", description="Model source plugin that fetches models by name; auto takes one that knows such names."
+    model_source: str = setting(
+        "auto", "Model source plugin that fetches models by name; auto takes one that knows such names."
     )
-    load_format: str = Field(
-        "auto",
-        description="Weight loader plugin; auto: the preferred one that supports the folder; dummy makes random "
-        "weights.",
+    load_format: str = setting(
+        "auto", "Weight loader plugin; auto: the preferred one that supports the folder; dummy makes random weights."
     )
-    download_dir: str | None = Field(
-        None, description="Folder for fetched models; default: the model source's own (hub: Hugging Face's cache)."
+    download_dir: str | None = setting(
+        None, "Folder for fetched models; default: the model source's own (hub: Hugging Face's cache)."
     )
-    offline: bool = Field(False, description="Fetch no files of models; use those that were fetched before.")
+    offline: bool = setting(False, "Fetch no files of models; use those that were fetched before.")
 
 
 class TransferConfig(Section):
     """Moving KV blocks between this engine and disks, host memory or other engines."""
 
-    kv_connector: str | None = Field(None, description="KV connector plugin; default: none.")
-    kv_role: Literal["both", "producer", "consumer"] = Field(
-        "both", description="Whether this engine saves KV blocks (producer), loads them (consumer), or both."
+    kv_connector: str | None = setting(None, "KV connector plugin; default: none.")
+    kv_role: Literal["both", "producer", "consumer"] = setting(
+        "both", "Whether this engine saves KV blocks (producer), loads them (consumer), or both."
     )
-    kv_load_failure_policy: Literal["recompute", "fail"] = Field(
+    kv_load_failure_policy: Literal["recompute", "fail"] = setting(
         "recompute",
-        description="Whether a request whose KV blocks could not be loaded computes them (recompute) or ends "
-        "with an error (fail).",
+        "Whether a request whose KV blocks could not be loaded computes them (recompute) or ends with an error (fail).",
     )
 
 
 class StructuredOutputsConfig(Section):
     """JSON schemas, regular expressions and grammars that outputs must obey."""
 
-    structured_outputs_backend: str = Field("auto", description="Grammar backend plugin.")
-    disable_any_whitespace: bool = Field(
-        False, description="Let JSON have no white space between its parts, unless a request allows it."
+    structured_outputs_backend: str = setting("auto", "Grammar backend plugin.")
+    disable_any_whitespace: bool = setting(
+        False, "Let JSON have no white space between its parts, unless a request allows it."
     )
-    any_whitespace: bool = Field(
+    any_whitespace: bool = setting(
         False,
-        description="Let JSON have up to 64 characters of any white space between its parts; else only a space "
-        "after , and :.",
+        "Let JSON have up to 64 characters of any white space between its parts; else only a space after , and :.",
     )
-    disable_additional_properties: bool = Field(
-        False, description="Let JSON objects have no properties that their schema does not name, unless it allows them."
+    disable_additional_properties: bool = setting(
+        False, "Let JSON objects have no properties that their schema does not name, unless it allows them."
     )
-    max_grammar_length: int = Field(
-        1 << 18, ge=1, description="Most characters of a schema, grammar, regular expression or list of choices."
+    max_grammar_length: int = setting(
+        1 << 18, "Most characters of a schema, grammar, regular expression or list of choices.", ge=1
     )
-    grammar_compile_seconds: float = Field(
-        5.0, gt=0, le=3600, description="Seconds that a grammar may take to compile before it is refused."
+    grammar_compile_seconds: float = setting(
+        5.0, "Seconds that a grammar may take to compile before it is refused.", gt=0, le=3600
     )
-    grammar_compile_bytes: int = Field(
-        1 << 30, ge=1, description="Bytes of memory that a grammar may take to compile before it is refused."
+    grammar_compile_bytes: int = setting(
+        1 << 30, "Bytes of memory that a grammar may take to compile before it is refused.", ge=1
     )
-    grammar_cache_bytes: int = Field(
-        256 << 20, ge=0, description="Bytes of compiled grammars that are kept for later requests."
-    )
+    grammar_cache_bytes: int = setting(256 << 20, "Bytes of compiled grammars that are kept for later requests.", ge=0)
 
 
 class ObservabilityConfig(Section):
     """Statistics, metrics and profiles."""
 
-    disable_log_stats: bool = Field(True, description="Keep no statistics, so that `LLM.get_metrics` has none.")
-    metrics_sinks: list[str] = Field(
-        default_factory=list,
-        description="Metrics sink plugins, which get a report of every finished request, such as log and otel.",
+    disable_log_stats: bool = setting(True, "Keep no statistics, so that `LLM.get_metrics` has none.")
+    metrics_sinks: list[str] = setting(
+        [], "Metrics sink plugins, which get a report of every finished request, such as log and otel."
     )
-    vllm_metrics: bool = Field(False, description="Expose metrics under vLLM's names (`vllm:…`) as well.")
-    profile_dir: str | None = Field(None, description="Folder for profiler traces, an absolute path.")
+    vllm_metrics: bool = setting(False, "Expose metrics under vLLM's names (`vllm:…`) as well.")
+    profile_dir: str | None = setting(None, "Folder for profiler traces, an absolute path.")
 
     @model_validator(mode="after")
     def _check_profile_dir(self) -> Self:
@@ -348,7 +300,7 @@ class FrameConfig(Section):
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
-    plugin: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict, description="Settings of plugins by name.")
+    plugin: Mapping[str, Mapping[str, Any]] = setting({}, "Settings of plugins by name.")
 
     @classmethod
     def from_flat(cls, **values: Any) -> FrameConfig:
