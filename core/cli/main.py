@@ -23,7 +23,6 @@ from ..startup.logging import configure_logging
 #: Subcommands that are part of frame: name → module and class. They come before those of plugins.
 BUILT_IN: Mapping[str, str] = MappingProxyType({
     "serve": "serve:ServeCommand",
-    "plugins": "plugins:PluginsCommand",
     "engine": "children:EngineCommand",
     "api": "children:ApiCommand",
     "worker": "children:WorkerCommand",

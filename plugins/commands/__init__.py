@@ -19,6 +19,11 @@ _COMMANDS = (
         f"{_HERE}.models:ModelsCommand",
         "List architectures, look into a checkpoint, or ask a server: frame models [FOLDER].",
     ),
+    (
+        "plugins",
+        f"{_HERE}.plugins:PluginsCommand",
+        "List installed plugins, or check one: frame plugins check NAME.",
+    ),
     ("collect-env", f"{_HERE}.collect_env:CollectEnvCommand", "Print versions and hardware for a bug report."),
     (
         "completion",

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from frame.core.interfaces.provider import (
         PluginError as PluginError,
     )
+    from frame.core.plugin_host.kinds import (
+        KINDS as KINDS,
+    )
     from frame.core.plugin_host.model_sources import (
         fetch_model as fetch_model,
     )

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..config.errors import near
-from ..interfaces.endpoint import Command
-from ..plugin_host.kinds import KINDS
-from ..plugin_host.offers import Failure, Offer, PluginError
-from ..plugin_host.registry import Registry
-from ..plugin_host.trial import TRIED
-from ..processes.python_command import python_command
-from ..startup.openmp import child_environment
+from frame.interfaces import Command
+from frame.settings import KINDS, PluginError, Registry, near
+
+#: Kinds of which a class says by itself whether it can be used, and those that are loaded without being named.
+_TRIED = ("platform", "grammar", "processor", "endpoint", "command")
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,16 @@ def table(registry: Registry) -> list[Row]:
     """Every provider and every package that failed, by kind and name."""
     order = list(KINDS)
     offers = sorted(registry.offers, key=lambda offer: (order.index(offer.kind), offer.provider.name, offer.package))
-    return [_row(offer) for offer in offers] + [_failed(failure) for failure in registry.failures]
+    rows = []
+    for offer in offers:
+        own, why = offer.provider, offer.problem or ""
+        status = "failed" if why else "loaded"
+        rows.append(
+            Row(offer.kind, own.name, offer.package, offer.version, own.api, status, why, own.summary, own.target)
+        )
+    return rows + [
+        Row("-", one.entry, one.package, one.version, "-", "failed", one.reason) for one in registry.failures
+    ]
 
 
 def check(registry: Registry, name: str | None, kind: str | None = None, *, verbose: bool = False) -> int:
@@ -112,25 +119,15 @@ def _run_suite(kind: str, plugin: str, *, verbose: bool) -> int:
     return print_check(kind, plugin, KINDS[kind].noun, verbose=verbose)
 
 
-def _row(offer: Offer) -> Row:
-    provider = offer.provider
-    status = "loaded" if offer.problem is None else "failed"
-    return Row(
-        offer.kind, provider.name, offer.package, offer.version, provider.api, status, offer.problem or "",
-        provider.summary, provider.target,
-    )  # fmt: skip
-
-
 def _with_trials(rows: list[Row]) -> list[Row]:
     """The rows with the findings of a child process, which may import what this process must not, such as torch."""
-    keys = [[row.kind, f"{row.package}:{row.name}"] for row in rows if row.status == "loaded" and row.kind in TRIED]
+    keys = [[row.kind, f"{row.package}:{row.name}"] for row in rows if row.status == "loaded" and row.kind in _TRIED]
     if not keys:
         return rows
     done = subprocess.run(
-        python_command("frame.core.plugin_host.trial", json.dumps(keys)),
+        [sys.executable, "-P", "-m", "frame.plugins.commands.plugin_trial", json.dumps(keys)],
         capture_output=True,
         text=True,
-        env=child_environment(),
         check=False,
     )
     found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout.strip() else {}
@@ -140,10 +137,6 @@ def _with_trials(rows: list[Row]) -> list[Row]:
         else row
         for row in rows
     ]
-
-
-def _failed(failure: Failure) -> Row:
-    return Row("-", failure.entry, failure.package, failure.version, "-", "failed", failure.reason)
 
 
 def _text(rows: list[Row]) -> str:

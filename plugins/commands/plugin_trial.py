@@ -1,6 +1,6 @@
 """Finds out whether plugins can be used on this machine by importing their classes, in a process of its own.
 
-Run as `python -m frame.core.plugin_host.trial KEYS`, JSON of [kind, "package:name"]; prints an object of
+Run as `python -m frame.plugins.commands.plugin_trial KEYS`, JSON of [kind, "package:name"]; prints an object of
 "kind package:name" → "" or why not, on its last line.
 """
 
@@ -10,11 +10,7 @@ import json
 import logging
 import sys
 
-from .offers import one_line
-from .registry import Registry
-
-#: Kinds of which a class says by itself whether it can be used, and those that are loaded without being named.
-TRIED = ("platform", "grammar", "processor", "endpoint", "command")
+from frame.settings import PluginError, Registry
 
 
 def reason_against(registry: Registry, kind: str, name: str) -> str:
@@ -24,7 +20,8 @@ def reason_against(registry: Registry, kind: str, name: str) -> str:
         ask = {"platform": "probe", "grammar": "supports"}.get(kind)
         return (getattr(found, ask)() or "") if ask is not None else ""
     except (Exception, SystemExit) as error:  # a foreign class may raise anything
-        return one_line(error)
+        cause = " ".join(str(error).split())
+        return cause if isinstance(error, PluginError) else f"{type(error).__name__}: {cause}"
 
 
 def main(keys: list[list[str]]) -> None:
