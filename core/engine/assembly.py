@@ -31,7 +31,7 @@ from ..plugin_host.setups import connector_setup, engine_setup, executor_setup, 
 from ..startup.bytecode import report_missing_bytecode
 from .agreement import agreed_layout
 from .engine import Engine
-from .grammar.compiler import GrammarCompiler, make_compiler
+from .grammar.compiler import make_compiler
 from .merging import ResultMerge
 from .schedule.scheduler import Scheduler
 from .schedule.step_budget import resolve_budget
@@ -78,65 +78,46 @@ class EngineStart:
 
     def finish(self) -> Engine:
         """Starts the workers and returns the engine; raises as the constructor does, and then nothing is left."""
-        executor, config = self._executor, self._config
+        executor, config, make = self._executor, self._config, self._registry.make
         with ExitStack() as undo:
             undo.callback(executor.close)
             facts = executor.load()
             layout = agreed_layout(config, mesh_of(config), facts)
             ready = executor.allocate(layout)
             self._progress("scheduler")
-            compiler, no_grammars = make_compiler(config, self._registry, self._vocabulary)
+            compiler = make_compiler(config, self._registry, self._vocabulary)
             info = _describe(config, layout, facts[0], ready[0], self._checkpoint)
-            connector = self._connector(layout, info)
+            setup = connector_setup(config, info.max_model_len, layout, self._engine_id)
+            connector: ConnectorScheduler = NullConnectorScheduler(setup)
+            if config.transfer.kv_connector is not None:
+                connector = make("connector", config.transfer.kv_connector, setup, config)
             undo.callback(connector.close)
             connector.connect({rank: one.handshake for rank, one in enumerate(ready)})
+            depth = executor.max_in_flight if config.scheduler.async_scheduling else 1
+            policy_setup = engine_setup(config, info.max_model_len)
+            scheduler = Scheduler(
+                config=config,
+                layout=layout,
+                policy=make("scheduler", config.scheduler.scheduling_policy, policy_setup, config),
+                connector=connector,
+                max_model_len=info.max_model_len,
+                max_in_flight=depth,
+                compiler=compiler,
+                prefix_tile_rows=info.prefix_tile_rows,
+                prefix_costs=info.prefix_costs,
+            )
             engine = Engine(
-                scheduler=self._scheduler(layout, info, connector, compiler, no_grammars),
+                scheduler=scheduler,
                 executor=executor,
                 connector=connector,
                 info=info,
-                depth=self._depth,
+                depth=depth,
                 merge=ResultMerge(sum(fact.answers for fact in facts)),
                 culprit=partial(culprit, self._registry),
                 wants_capture=any(one.wants_capture for one in ready),
             )
             undo.pop_all()
         return engine
-
-    @property
-    def _depth(self) -> int:
-        return self._executor.max_in_flight if self._config.scheduler.async_scheduling else 1
-
-    def _connector(self, layout: KVLayout, info: EngineInfo) -> ConnectorScheduler:
-        setup = connector_setup(self._config, info.max_model_len, layout, self._engine_id)
-        name = self._config.transfer.kv_connector
-        if name is None:
-            return NullConnectorScheduler(setup)
-        connector: ConnectorScheduler = self._registry.make("connector", name, setup, self._config)
-        return connector
-
-    def _scheduler(
-        self,
-        layout: KVLayout,
-        info: EngineInfo,
-        connector: ConnectorScheduler,
-        compiler: GrammarCompiler | None,
-        no_grammars: str,
-    ) -> Scheduler:
-        config = self._config
-        setup = engine_setup(config, info.max_model_len)
-        return Scheduler(
-            config=config,
-            layout=layout,
-            policy=self._registry.make("scheduler", config.scheduler.scheduling_policy, setup, config),
-            connector=connector,
-            max_model_len=info.max_model_len,
-            max_in_flight=self._depth,
-            compiler=compiler,
-            no_grammars=no_grammars,
-            prefix_tile_rows=info.prefix_tile_rows,
-            prefix_costs=info.prefix_costs,
-        )
 
 
 def _describe(

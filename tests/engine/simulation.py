@@ -21,6 +21,7 @@ from frame.core.interfaces.scheduling import SchedulerPolicy
 from frame.core.interfaces.step import StepPlan, StepResult
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.testing import make_setup
+from frame.testing.engines import no_grammars
 from frame.testing.fake_cache import make_layout as layout_of, next_token, prefixes_of
 from frame.testing.fake_worker import BrokenStepError, FakeWorker
 from tests.engine.fake_connector import FakeConnector
@@ -116,6 +117,7 @@ class Simulation:
             connector=connector or NullConnectorScheduler(make_setup("connector", config=self.config, layout=layout)),
             max_model_len=max_model_len,
             max_in_flight=max_in_flight,
+            compiler=no_grammars(),
         )
         speculation = self.config.speculation
         self.broken: set[int] = set()  # steps that raise

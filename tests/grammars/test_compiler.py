@@ -11,8 +11,7 @@ import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.engine.grammar.compiler import MAX_PENDING, NUM_COMPILERS, WORN_BYTES, GrammarCompiler, make_compiler
-from frame.core.engine.grammar.masks import Pace
-from frame.core.engine.grammar.progress import GrammarProgress
+from frame.core.engine.grammar.progress import GrammarProgress, Pace
 from frame.core.engine.grammar.trial import GrammarTrial
 from frame.core.engine.request import QueueFullError
 from frame.core.plugin_host.registry import PluginError, Registry
@@ -110,10 +109,10 @@ def test_the_least_recently_used_goes_first(parts):
     compiler, backend, _ = parts
     for text in "abcd":
         done(compiler.compile(regex(text)))
-    until(lambda: compiler.num_kept == 4)
+    until(lambda: len(compiler.kept_bytes) == 4)
     done(compiler.compile(regex("a")))
     done(compiler.compile(regex("e")))
-    until(lambda: compiler.num_kept == 4)
+    until(lambda: len(compiler.kept_bytes) == 4)
     for text in "acde":
         done(compiler.compile(regex(text)))
     assert backend.compiled == list("abcde")
@@ -125,7 +124,7 @@ def test_what_is_kept_stays_within_its_bytes(parts):
     compiler, _, _ = parts
     for number in range(300):
         done(compiler.compile(regex(f"a{number}")))
-    until(lambda: compiler.num_kept <= 4)
+    until(lambda: len(compiler.kept_bytes) <= 4)
 
 
 def test_a_refusal_that_is_kept_holds_nothing_of_its_constraint(parts):
@@ -140,13 +139,13 @@ def test_a_grammar_that_grew_is_counted_and_at_last_compiled_anew(parts):
     grown = done(compiler.compile(regex("a")))
     for text in "bcd":
         done(compiler.compile(regex(text)))
-    until(lambda: compiler.num_kept == 4)
+    until(lambda: len(compiler.kept_bytes) == 4)
     done(compiler.compile(regex("a")))  # so that it goes last
     grown.num_bytes = 330
-    assert compiler.num_kept_bytes == 630
+    assert sum(compiler.kept_bytes.values()) == 630
     done(compiler.compile(regex("e")))
-    until(lambda: compiler.num_kept == 2)
-    assert compiler.num_kept_bytes == 430
+    until(lambda: len(compiler.kept_bytes) == 2)
+    assert sum(compiler.kept_bytes.values()) == 430
     assert done(compiler.compile(regex("a"))) is grown
     grown.num_bytes = WORN_BYTES + 1
     assert done(compiler.compile(regex("a"))) is not grown
@@ -158,7 +157,7 @@ def test_refusals_are_kept_and_accidents_are_not(parts):
     future = compiler.compile(regex("("))
     with pytest.raises(ValueError, match="unclosed group"):
         done(future)
-    until(lambda: compiler.num_kept == 0)  # one refusal is larger than this cache
+    until(lambda: len(compiler.kept_bytes) == 0)  # one refusal is larger than this cache
     accident = compiler.compile(regex("!"))
     with pytest.raises(RuntimeError):
         done(accident)
@@ -261,8 +260,11 @@ def test_a_backend_asked_for_by_name_must_be_there():
     registry = Registry.load()
     with pytest.raises(PluginError, match="no grammar backend 'xgrammar'; there are: guidance"):
         make_compiler(from_flat({"structured_outputs_backend": "xgrammar"}), registry, None)
-    compiler, reason = make_compiler(from_flat({"skip_tokenizer_init": True}), registry, None)
-    assert (compiler, reason) == (None, "the engine has no tokenizer")
+    compiler = make_compiler(from_flat({"skip_tokenizer_init": True}), registry, None)
+    refusal = compiler.compile(regex("a")).exception(10)
+    compiler.close()
+    assert isinstance(refusal, ValueError)
+    assert str(refusal) == "structured_outputs cannot be served: the engine has no tokenizer"
 
 
 @pytest.fixture(scope="module")

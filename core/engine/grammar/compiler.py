@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import cast
@@ -37,8 +38,31 @@ _REFUSAL_BYTES = 1024
 WORN_BYTES = 16 << 20
 
 
+@dataclass(eq=False)
+class _Entry:
+    """A grammar that is kept or on its way, or the refusal of one; `fresh_bytes`: what it took once it was done."""
+
+    future: Future[Grammar]
+    fresh_bytes: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes now, 0 while it is on its way."""
+        if self.fresh_bytes is None:
+            return 0
+        return _REFUSAL_BYTES if self.future.exception() is not None else self.future.result().num_bytes
+
+    @property
+    def worn(self) -> bool:
+        """Whether it has grown so much with use that its outputs might come to its limits."""
+        return self.num_bytes > max(WORN_BYTES, 2 * (self.fresh_bytes or 0))
+
+
 class GrammarCompiler:
-    """Called by the engine's thread. `build` makes the backend and `trial` a child, both when first needed."""
+    """Called by the engine's thread. `build` makes the backend and `trial` a child, both when first needed.
+
+    Where the engine has no grammars `build` raises `ValueError`, with which every constraint is then refused.
+    """
 
     def __init__(
         self, build: Callable[[], GrammarBackend], trial: Callable[[], GrammarTrial], *, cache_bytes: int
@@ -50,26 +74,15 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._build_lock = threading.Lock()
         self._backend: GrammarBackend | None = None
-        self._futures: OrderedDict[bytes, Future[Grammar]] = OrderedDict()
-        self._sizes: dict[bytes, int] = {}  # of all that is done
-        self._grammars: dict[bytes, Grammar] = {}
-        self._fresh_bytes: dict[bytes, int] = {}  # what they took when they were new
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the least recently used first
         self._idle: SimpleQueue[GrammarTrial] = SimpleQueue()
         self._trials: list[GrammarTrial] = []
 
     @property
-    def num_kept_bytes(self) -> int:
-        """Bytes of the grammars and refusals that are kept; grammars grow while they are used."""
-        with self._lock:
-            return sum(
-                size if key not in self._grammars else self._grammars[key].num_bytes
-                for key, size in self._sizes.items()
-            )
-
-    @property
-    def num_kept(self) -> int:
-        """Grammars and refusals that are kept."""
-        return len(self._sizes)
+    def kept_bytes(self) -> dict[bytes, int]:
+        """Bytes of each grammar and refusal that is kept, the least recently used first; grammars grow with use."""
+        entries = list(self._entries.items())
+        return {key: entry.num_bytes for key, entry in entries if entry.fresh_bytes is not None}
 
     def compile(self, params: StructuredOutputsParams, *, owner: str = "", bounded: bool = True) -> Future[Grammar]:
         """The grammar of a constraint, compiled or on its way; its error is a `ValueError` when the caller is at fault.
@@ -78,18 +91,22 @@ class GrammarCompiler:
         """
         key = _key(params)
         with self._lock:
-            known = self._futures.get(key)
-            if known is not None and not self._worn(key):
-                self._futures.move_to_end(key)
+            entry = self._entries.get(key)
+            if entry is not None and entry.worn:
+                del self._entries[key]
+                entry = None
+            if entry is not None:
+                self._entries.move_to_end(key)
+                known = entry.future
                 if known.running() or known.done() or self._threads.waits(owner, known):
                     return known
-            else:
-                known = None
             if bounded and self._threads.is_full(owner, MAX_PENDING):
                 raise QueueFullError(f"{MAX_PENDING} grammars wait to be compiled; try again later")
-            if known is not None:  # it may stand far back in the line of another owner
-                return self._threads.submit(owner, partial(self._compile, params), known)
-            future = self._futures[key] = self._threads.submit(owner, partial(self._compile, params))
+            work = partial(self._compile, params)
+            if entry is not None:  # it may stand far back in the line of another owner
+                return self._threads.submit(owner, work, entry.future)
+            future = self._threads.submit(owner, work)
+            self._entries[key] = _Entry(future)
         future.add_done_callback(lambda done: self._keep(key, done))
         return future
 
@@ -110,9 +127,7 @@ class GrammarCompiler:
             self._backend.close()
 
     def _close_trials(self) -> None:
-        with self._lock:
-            trials = list(self._trials)
-        for trial in trials:
+        for trial in list(self._trials):
             trial.close()
 
     def _compile(self, params: StructuredOutputsParams) -> Grammar:
@@ -129,49 +144,29 @@ class GrammarCompiler:
             return self._idle.get_nowait()
         except Empty:
             trial = self._make_trial()
-            with self._lock:
-                self._trials.append(trial)
+            self._trials.append(trial)
             return trial
 
     def _keep(self, key: bytes, done: Future[Grammar]) -> None:
+        """Counts a grammar or a refusal that is there now, and drops the least recently used until the rest fits."""
         with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or entry.future is not done:
+                return  # a newer one of the same
             error = None if done.cancelled() else done.exception()
             if done.cancelled() or (error is not None and not isinstance(error, ValueError)):
-                self._futures.pop(key, None)  # the next request with it compiles it again
+                del self._entries[key]  # the next request with it compiles it again
                 return
-            if self._futures.get(key) is not done:
-                return  # a newer one of the same
-            self._sizes[key] = _REFUSAL_BYTES
-            if error is None:
-                self._grammars[key] = done.result()
-            else:  # the frames of its traceback hold the whole constraint
+            if error is not None:  # the frames of its traceback hold the whole constraint
                 error.__traceback__ = error.__context__ = error.__cause__ = None
-            self._trim()
-
-    def _worn(self, key: bytes) -> bool:
-        """Drops a kept grammar that has grown so much with use that its outputs might come to its limits."""
-        grammar = self._grammars.get(key)
-        if grammar is None or grammar.num_bytes <= max(WORN_BYTES, self._fresh_bytes.get(key, 0) * 2):
-            return False
-        self._drop(key)
-        return True
-
-    def _trim(self) -> None:
-        """Drops the least recently used until the rest fits; counts all anew, since grammars grow in use."""
-        for key, grammar in self._grammars.items():
-            self._sizes[key] = grammar.num_bytes
-            self._fresh_bytes.setdefault(key, grammar.num_bytes)
-        total = sum(self._sizes.values())
-        for old in [old for old in self._futures if old in self._sizes]:
-            if total <= self.cache_bytes:
-                break
-            total -= self._sizes[old]
-            self._drop(old)
-
-    def _drop(self, key: bytes) -> None:
-        del self._futures[key], self._sizes[key]
-        self._grammars.pop(key, None)
-        self._fresh_bytes.pop(key, None)
+            entry.fresh_bytes = _REFUSAL_BYTES if error is not None else done.result().num_bytes
+            kept = self.kept_bytes
+            total = sum(kept.values())
+            for old, num_bytes in kept.items():
+                if total <= self.cache_bytes:
+                    break
+                total -= num_bytes
+                del self._entries[old]
 
 
 def _key(params: StructuredOutputsParams) -> bytes:
@@ -181,9 +176,10 @@ def _key(params: StructuredOutputsParams) -> bytes:
 
 def make_compiler(
     config: FrameConfig, registry: Registry, vocabulary: Callable[[], Vocabulary] | None
-) -> tuple[GrammarCompiler | None, str]:
-    """The compiler of an engine, or None and why; raises `PluginError` when a backend that was named is missing."""
+) -> GrammarCompiler:
+    """The compiler of an engine; raises `PluginError` when a backend that was named is missing."""
     settings = config.structured_outputs
+    against = ""
     try:
         provider = registry.select(
             "grammar", settings.structured_outputs_backend, lambda backend: cast("str | None", backend.supports())
@@ -191,14 +187,13 @@ def make_compiler(
     except PluginError as error:
         if settings.structured_outputs_backend != "auto":
             raise
-        return None, str(error)
-    if vocabulary is None or config.model.skip_tokenizer_init:
-        return None, "the engine has no tokenizer"
-    read: Callable[[], Vocabulary] = vocabulary
+        against = str(error)
+    choices = registry.choices(config)
 
     def build() -> GrammarBackend:
-        return cast("GrammarBackend", registry.make("grammar", provider, grammar_setup(config, read()), config))
+        if against or vocabulary is None or config.model.skip_tokenizer_init:
+            raise ValueError(f"structured_outputs cannot be served: {against or 'the engine has no tokenizer'}")
+        setup = grammar_setup(config, vocabulary())
+        return cast("GrammarBackend", registry.make("grammar", provider, setup, config))
 
-    choices = registry.choices(config)
-    compiler = GrammarCompiler(build, lambda: GrammarTrial(config, choices), cache_bytes=settings.grammar_cache_bytes)
-    return compiler, ""
+    return GrammarCompiler(build, lambda: GrammarTrial(config, choices), cache_bytes=settings.grammar_cache_bytes)

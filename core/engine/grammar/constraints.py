@@ -6,19 +6,21 @@ Only the engine's thread calls this; compiling and filling go on beside it. Know
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from weakref import WeakKeyDictionary
 
 from ...interfaces.engine import EngineOutput
-from ...interfaces.grammar import Grammar, GrammarMatcher
+from ...interfaces.grammar import Grammar
+from ...interfaces.sampling import StructuredOutputsParams
 from ..lifecycle import Lifecycle
 from ..request import Request, RequestState
 from ..schedule.planned_step import LaunchedStep
 from .compiler import GrammarCompiler
-from .masks import Ahead, MaskFill, MaskFiller, Pace
-from .progress import GrammarProgress
+from .masks import MaskFill, MaskFiller
+from .progress import Ahead, GrammarProgress, Pace
 
 logger = logging.getLogger("frame.engine")
 
@@ -29,22 +31,13 @@ _FILLS_PER_LOOK = 16
 
 
 class Constraints:
-    """Without a `compiler`, requests with a grammar are refused for the reason `against`.
-
-    `roll_back` takes a request out of the launched steps, to be planned anew.
-    """
+    """Follows the requests of one engine. `roll_back` takes one out of the launched steps, to be planned anew."""
 
     def __init__(
-        self,
-        lifecycle: Lifecycle,
-        compiler: GrammarCompiler | None,
-        against: str = "",
-        max_slots: int = 0,
-        roll_back: Callable[[Request], None] = lambda request: None,
+        self, lifecycle: Lifecycle, compiler: GrammarCompiler, max_slots: int, roll_back: Callable[[Request], None]
     ) -> None:
         self._lifecycle = lifecycle
         self._compiler = compiler
-        self._against = against
         self._roll_back = roll_back
         self._compiling: dict[str, tuple[Request, Future[Grammar]]] = {}
         self._news = threading.Event()  # a grammar is compiled, or a mask filled ahead
@@ -52,16 +45,11 @@ class Constraints:
         self._paces: WeakKeyDictionary[Grammar, Pace] = WeakKeyDictionary()
         self._num_fills = 0
 
-    def submit(self, request: Request) -> None:
-        """Begins to compile what the request asks for; `admit` queues it afterwards.
+    def submit(self, request: Request, params: StructuredOutputsParams) -> None:
+        """Begins to compile the constraint of a request, which `admit` queues afterwards.
 
-        Raises `ValueError` when there are no grammars here, `QueueFullError` when too many wait.
+        Raises `QueueFullError` when too many wait.
         """
-        params = request.params.structured_outputs
-        if params is None:
-            raise ValueError(f"request {request.request_id!r} has no constraint")
-        if self._compiler is None:
-            raise ValueError(f"structured_outputs cannot be served: {self._against}")
         future = self._compiler.compile(params, owner=request.source.owner, bounded=not request.source.replayed)
         request.state = RequestState.COMPILING
         self._compiling[request.request_id] = request, future
@@ -74,10 +62,10 @@ class Constraints:
             return []
         outputs = []
         for request_id, (request, future) in list(self._compiling.items()):
-            if request.state is RequestState.FINISHED:  # aborted meanwhile
+            aborted = request.state is RequestState.FINISHED
+            if aborted or future.done():
                 del self._compiling[request_id]
-            elif future.done():
-                del self._compiling[request_id]
+            if future.done() and not aborted:
                 outputs += self._admit(request, future)
         return outputs
 
@@ -89,7 +77,7 @@ class Constraints:
     def must_wait(self, request: Request) -> bool:
         """Whether a request must not be planned yet, because its grammar is slow and its next mask is not filled."""
         grammar = request.grammar
-        if grammar is None or not grammar.begun or self._compiler is None:
+        if grammar is None or not grammar.begun:
             return False
         if request.num_unanswered:
             return True  # preempted a moment ago: its matcher is yet to take the token that is in flight
@@ -97,25 +85,24 @@ class Constraints:
             grammar.ahead = self._filler.ahead(
                 self._compiler.backend(), grammar.matcher, grammar.pace, request.source.owner
             )
-        return grammar.ahead is not None and not grammar.ahead.done
+        return grammar.ahead is not None and not grammar.ahead.filled.done()
 
     def begin(self, step: LaunchedStep, beside: bool) -> MaskFill | None:
         """Fills the masks of a step's rows, all earlier tokens of which are known; None: nothing is masked.
 
         With `beside` another thread does it while the caller goes on.
         """
-        quick: list[tuple[Request, int]] = []
-        ready: list[tuple[Request, int]] = []
-        for request, slot, samples in zip(
-            step.requests, step.plan.slots.tolist(), step.plan.samples.tolist(), strict=True
-        ):
+        rows: list[tuple[Request, GrammarProgress, int]] = []
+        plan = step.plan
+        for request, slot, samples in zip(step.requests, plan.slots.tolist(), plan.samples.tolist(), strict=True):
             if not samples or request is None or request.state is RequestState.FINISHED:
                 continue
             if request.grammar is not None and request.grammar.begun:
-                (quick if request.grammar.ahead is None else ready).append((request, slot))
-        if not (quick or ready) or self._compiler is None:
+                rows.append((request, request.grammar, slot))
+        if not rows:
             return None
-        return self._filler.fill(self._compiler.backend(), quick, ready, beside)
+        rows.sort(key=lambda row: row[1].ahead is not None)
+        return self._filler.fill(self._compiler.backend(), rows, beside)
 
     def finish(self, fill: MaskFill) -> tuple[bytes, list[EngineOutput]]:
         """The masks of a step as a message, and the last outputs of requests that no mask could be made for.
@@ -125,16 +112,15 @@ class Constraints:
         first = 0 if self._filler.await_step(fill) else self._set_aside(fill)
         rows, outputs = [], []
         for row, request in enumerate(fill.requests[first:], first):
-            matcher: GrammarMatcher | None = request.grammar.matcher if request.grammar is not None else None
-            if request.state is RequestState.FINISHED or matcher is None:
+            if request.state is RequestState.FINISHED or request.grammar is None:
                 continue
-            error = fill.error(row)
+            error = fill.filled[row].exception()
             if error is not None:
                 logger.error("grammar masks failed", exc_info=error)
                 cause = "structured_outputs: an internal error; the engine's log has the cause"
                 outputs.append(self._lifecycle.finish(request, "error", error=cause))
-            elif matcher.error is not None:
-                outputs.append(self._refuse(request, matcher.error))
+            elif (reason := request.grammar.matcher.error) is not None:
+                outputs.append(self._refuse(request, reason))
             else:
                 rows.append(row)
         return fill.encoded(rows), outputs + self._bound_memory()
@@ -143,15 +129,15 @@ class Constraints:
         """Takes the rows that are still being filled out of the step; returns how many."""
         for row, request in enumerate(fill.requests[: fill.num_filling]):
             if request.grammar is not None and request.state is not RequestState.FINISHED:
-                request.grammar.pace.note_slow()
-                request.grammar.ahead = Ahead(fill.words[row], fill.filled)
+                request.grammar.pace.note(math.inf)
+                request.grammar.ahead = Ahead(fill.words[row], fill.filled[row])
                 self._roll_back(request)
         return fill.num_filling
 
     def _bound_memory(self) -> list[EngineOutput]:
         """Ends the requests of the largest grammar in use while all take too much; looks every few fills."""
         self._num_fills += 1
-        if self._num_fills % _FILLS_PER_LOOK or self._compiler is None:
+        if self._num_fills % _FILLS_PER_LOOK:
             return []
         users: dict[Grammar, list[Request]] = {}
         for request in self._lifecycle.requests.values():
@@ -174,8 +160,7 @@ class Constraints:
 
     def close(self) -> None:
         """Ends threads and child processes."""
-        if self._compiler is not None:
-            self._compiler.close()
+        self._compiler.close()
         self._filler.close()
 
     def _admit(self, request: Request, future: Future[Grammar]) -> list[EngineOutput]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,14 +17,11 @@ from ...interfaces.grammar import GrammarBackend, GrammarMatcher
 from ...interfaces.step import TokenMasks
 from ..request import Request
 from .fair_threads import FairThreads
+from .progress import Ahead, GrammarProgress, Pace
 
-#: A mask that takes longer makes its grammar a slow one.
-QUICK_SECONDS = 0.005
 #: The longest that a step waits for masks of grammars that were quick so far, and how much more for each row.
 PATIENCE_SECONDS = 0.05
 _ROW_SECONDS = 0.002
-#: Quick fills in a row after which a new grammar, and one that was slow, counts as quick.
-_NEW_PROOF, _SLOW_PROOF = 2, 8
 #: Rows that are filled without another thread where nothing else is to be done meanwhile.
 _FEW_ROWS = 4
 #: Masks that are filled ahead at a time: of grammars that were slow, and of new ones, which do not queue behind those.
@@ -31,78 +29,30 @@ _FEW_ROWS = 4
 _NUM_AHEAD = 2
 
 
-class Pace:
-    """How long the masks of one grammar take; `slow` until it has proved otherwise."""
-
-    def __init__(self) -> None:
-        self.slow = True
-        self.was_slow = False
-        self._quick = 0
-        self._proof = _NEW_PROOF
-
-    def note(self, seconds: float) -> None:
-        """Counts a mask that took so many seconds."""
-        if seconds > QUICK_SECONDS:
-            self.note_slow()
-            return
-        self._quick += 1
-        if self._quick >= self._proof:
-            self.slow = False
-
-    def note_slow(self) -> None:
-        """Counts a mask that took too long: the grammar is slow until several quick ones follow."""
-        self.slow = self.was_slow = True
-        self._quick, self._proof = 0, _SLOW_PROOF
-
-
-class Ahead:
-    """A mask int32 [ceil(vocab_size / 32)] that is filled before its step is planned."""
-
-    def __init__(self, words: np.ndarray, filled: Future[None]) -> None:
-        self.words = words
-        self.filled = filled
-
-    @property
-    def done(self) -> bool:
-        """Whether `words` may be used, or filling them failed."""
-        return self.filled.done()
-
-
+@dataclass
 class MaskFill:
     """The masks of one step while they are filled: `requests` [n] by row of `words` [n, ceil(vocab_size / 32)].
 
-    The first `num_filling` rows are being filled; the others were filled ahead, and `errors` has the outcome of each.
+    `filled` [n] are done with the rows, or fail with them. The first `num_filling` rows are filled for this step, the
+    others were filled ahead.
     """
 
-    def __init__(
-        self,
-        requests: list[Request],
-        slots: np.ndarray,
-        words: np.ndarray,
-        filled: Future[None],
-        errors: list[BaseException | None],
-    ) -> None:
-        self.requests = requests
-        self.words = words
-        self.filled = filled
-        self.errors = errors
-        self.num_filling = len(requests) - len(errors)
-        self._slots = slots
+    requests: list[Request]
+    slots: np.ndarray
+    words: np.ndarray
+    filled: list[Future[None]]
+    num_filling: int
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until all rows are filled, at most `seconds`; returns whether they are."""
-        return bool(wait([self.filled], seconds).done)
-
-    def error(self, row: int) -> BaseException | None:
-        """The error of filling a row; None without one."""
-        return self.filled.exception() if row < self.num_filling else self.errors[row - self.num_filling]
+        return not wait(self.filled, seconds).not_done
 
     def encoded(self, rows: Sequence[int]) -> bytes:
         """The masks of these rows as a message."""
         if not rows:
             return b""
         whole = len(rows) == len(self.requests)
-        slots, words = (self._slots, self.words) if whole else (self._slots[rows], self.words[rows])
+        slots, words = (self.slots, self.words) if whole else (self.slots[rows], self.words[rows])
         return TokenMasks(slots=slots, words=words).packed()
 
 
@@ -139,22 +89,19 @@ class MaskFiller:
         filled.add_done_callback(self._arrived)
         return Ahead(words[0], filled)
 
-    def fill(
-        self, backend: GrammarBackend, quick: list[tuple[Request, int]], ready: list[tuple[Request, int]], beside: bool
-    ) -> MaskFill:
-        """Fills the masks of a step's `quick` rows (request, slot), and takes those of `ready` ones.
+    def fill(self, backend: GrammarBackend, rows: list[tuple[Request, GrammarProgress, int]], beside: bool) -> MaskFill:
+        """Makes the masks of a step's `rows` (request, progress, slot), of which those that were filled ahead are last.
 
         With `beside` another thread does it while the caller goes on.
         """
-        rows = quick + ready
         words = self._rows(len(rows), backend.vocabulary.size)
-        errors: list[BaseException | None] = []
-        for row, (request, _) in enumerate(ready, len(quick)):
-            ahead = request.grammar.ahead if request.grammar is not None else None
-            errors.append(None if ahead is None else ahead.filled.exception())
-            if ahead is not None:
-                words[row] = ahead.words
-        matchers = [request.grammar.matcher for request, _ in quick if request.grammar is not None]
+        matchers, ready = [], []
+        for row, (_, progress, _) in enumerate(rows):
+            if progress.ahead is None:
+                matchers.append(progress.matcher)
+            else:
+                words[row] = progress.ahead.words
+                ready.append(progress.ahead.filled)
         filled: Future[None] = Future()
         if not matchers:
             filled.set_result(None)
@@ -167,8 +114,9 @@ class MaskFiller:
                 filled.set_result(backend.fill_masks(matchers, words[: len(matchers)]))
             except Exception as error:  # judged as that of another thread
                 filled.set_exception(error)
-        slots = np.array([slot for _, slot in rows], np.int32)
-        return MaskFill([request for request, _ in rows], slots, words, filled, errors)
+        slots = np.array([slot for _, _, slot in rows], np.int32)
+        futures = [filled] * len(matchers) + ready
+        return MaskFill([request for request, _, _ in rows], slots, words, futures, len(matchers))
 
     def await_step(self, fill: MaskFill) -> bool:
         """Waits for the masks of a step; False when they take too long, and then its rows are filled ahead."""
@@ -177,8 +125,8 @@ class MaskFiller:
         if self._beside is not None:  # the next step needs another thread and another place
             self._beside.shutdown(wait=False)
             self._beside, self._words = None, np.zeros((0, 0), np.int32)
-        self._ahead.add(fill.filled)
-        fill.filled.add_done_callback(self._arrived)
+        self._ahead.add(fill.filled[0])
+        fill.filled[0].add_done_callback(self._arrived)
         return False
 
     def close(self) -> None:

@@ -1,12 +1,44 @@
-"""Where one output stands in its grammar, and when the grammar begins. Knows ids only."""
+"""Where one output stands in its grammar, when the grammar begins, and how long its masks take. Knows ids only."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
 
 from ...interfaces.grammar import Grammar
-from .masks import Ahead, Pace
+
+#: A mask that takes longer makes its grammar a slow one.
+QUICK_SECONDS = 0.005
+#: Quick fills in a row after which a new grammar, and one that was slow, counts as quick.
+_NEW_PROOF, _SLOW_PROOF = 2, 8
+
+
+class Pace:
+    """How long the masks of one grammar take; `slow` until it has proved otherwise."""
+
+    def __init__(self) -> None:
+        self.slow = True
+        self.was_slow = False
+        self._missing = _NEW_PROOF  # quick masks that it must still show
+
+    def note(self, seconds: float) -> None:
+        """Counts a mask that took so many seconds; after a slow one the grammar must show several quick ones."""
+        if seconds > QUICK_SECONDS:
+            self.was_slow, self._missing = True, _SLOW_PROOF
+        else:
+            self._missing -= 1
+        self.slow = self._missing > 0
+
+
+class Ahead(NamedTuple):
+    """A mask int32 [ceil(vocab_size / 32)] that is filled before its step is planned, and valid when `filled` is."""
+
+    words: np.ndarray
+    filled: Future[None]
 
 
 class GrammarProgress:

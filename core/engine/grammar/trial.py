@@ -1,6 +1,6 @@
 """Trying grammars in a process of their own: one that hangs, crashes or eats memory there costs one request an error.
 
-Parent side, child side, and what they tell each other. Knows no request.
+The engine sends a constraint; the child compiles it, and answers with its normal form or a refusal. Knows no request.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from ...config.tree import FrameConfig
@@ -21,18 +20,6 @@ from ...processes.bounded_process import BoundedProcess, OutOfBoundsError, Ready
 _STACK_BYTES = 1 << 20
 
 
-class Try(msgspec.Struct, tag=True):
-    """Engine to child: compile this."""
-
-    params: StructuredOutputsParams
-
-
-class Tried(msgspec.Struct, tag=True):
-    """Child to engine: it compiles; `text` is the normal form."""
-
-    text: str
-
-
 class GrammarTrial:
     """A child process that tries one grammar at a time. It starts with the first, and again after it was killed."""
 
@@ -42,18 +29,18 @@ class GrammarTrial:
             "config": config.model_dump(mode="json"),
             "plugins": [list(choice) for choice in choices if choice.kind == "grammar"],
         }
-        self._process = BoundedProcess("grammar", start, Ready | Tried | Refused)
+        self._process = BoundedProcess("grammar", start, Ready | str | Refused)
 
     def check(self, params: StructuredOutputsParams) -> str:
         """The normal form of a constraint that compiles within its bounds; raises `ValueError` for any other."""
         name = f"structured_outputs.{params.constraint}"
         try:
-            answer = self._process.ask(Try(params), self._settings.grammar_compile_seconds)
+            answer: str | Refused = self._process.ask(params, self._settings.grammar_compile_seconds)
         except OutOfBoundsError as error:
             raise ValueError(f"{name} {self._excess(error.late)}") from None
         if isinstance(answer, Refused):
             raise ValueError(f"{name}: {answer.error}")
-        return str(answer.text)
+        return answer
 
     def _excess(self, late: bool) -> str:
         if late:
@@ -75,12 +62,12 @@ def serve_trials(descriptor: int, build: Callable[[FrameConfig, list[Any]], Gram
     def prepare(start: dict[str, Any]) -> tuple[Callable[[Any], Any], int]:
         config = FrameConfig.model_validate(start["config"])
         backend = build(config, start["plugins"])
-        return lambda message: _try(backend, message.params), config.structured_outputs.grammar_compile_bytes
+        return lambda params: _try(backend, params), config.structured_outputs.grammar_compile_bytes
 
-    return serve_questions(descriptor, Try, prepare, _STACK_BYTES)
+    return serve_questions(descriptor, StructuredOutputsParams, prepare, _STACK_BYTES)
 
 
-def _try(backend: GrammarBackend, params: StructuredOutputsParams) -> Tried | Refused:
+def _try(backend: GrammarBackend, params: StructuredOutputsParams) -> str | Refused:
     """Compiles, and fills the first mask, which shows a grammar that allows nothing at all."""
     try:
         text = backend.normalize(params)
@@ -92,4 +79,4 @@ def _try(backend: GrammarBackend, params: StructuredOutputsParams) -> Tried | Re
         return Refused("it takes more memory to compile than grammar_compile_bytes")
     if matcher.error is not None:
         return Refused(f"no output can satisfy it, or the first token is too hard to find: {matcher.error}")
-    return Tried(text)
+    return text

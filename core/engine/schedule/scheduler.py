@@ -51,8 +51,7 @@ class Scheduler:
         connector: ConnectorScheduler,
         max_model_len: int,
         max_in_flight: int,
-        compiler: GrammarCompiler | None = None,
-        no_grammars: str = "the engine was built without a vocabulary",
+        compiler: GrammarCompiler,
         prefix_tile_rows: int = 0,
         prefix_costs: PrefixCosts | None = None,
     ) -> None:
@@ -75,9 +74,7 @@ class Scheduler:
         self._waiting = WaitingQueue(policy)
         self._transfers = Transfers(connector, self._kv)
         self._lifecycle = Lifecycle(kv=self._kv, batch=self._batch, waiting=self._waiting, transfers=self._transfers)
-        self.constraints = Constraints(
-            self._lifecycle, compiler, no_grammars, self._config.max_num_seqs, self._roll_back
-        )
+        self.constraints = Constraints(self._lifecycle, compiler, self._config.max_num_seqs, self._roll_back)
         self.quarantine = Quarantine()
         self._admission = Admission(self._config, self._lifecycle, self.quarantine, self.constraints.must_wait)
         self._answers = Answers(self._lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
@@ -123,10 +120,11 @@ class Scheduler:
         request = Request(
             source, sequence=self._num_added, max_len=max_len, num_groups=len(self._layout.groups), root=root
         )
-        if source.params.structured_outputs is not None:
-            self.constraints.submit(request)
+        constraint = source.params.structured_outputs
+        if constraint is not None:
+            self.constraints.submit(request, constraint)
         lifecycle.turns.enter(request)
-        if source.params.structured_outputs is None:
+        if constraint is None:
             self._waiting.add(request)
         self._num_added += 1
         lifecycle.requests[request.request_id] = request

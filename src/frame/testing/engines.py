@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -152,6 +152,15 @@ def pooled(engine: Engine, given: Sequence[Sequence[int]]) -> list[np.ndarray]:
     return [row[0] for row in rows if row is not None]
 
 
+def no_grammars() -> GrammarCompiler:
+    """Returns a compiler that refuses every constraint."""
+
+    def refuse() -> NoReturn:
+        raise ValueError("structured_outputs cannot be served: the engine was built without a vocabulary")
+
+    return GrammarCompiler(refuse, refuse, cache_bytes=0)
+
+
 def fake_engine(
     config: FrameConfig,
     executor: Executor,
@@ -173,7 +182,7 @@ def fake_engine(
         connector=connector,
         max_model_len=max_model_len,
         max_in_flight=depth,
-        compiler=compiler,
+        compiler=compiler or no_grammars(),
     )
     info = EngineInfo(
         max_model_len=max_model_len,
