@@ -17,7 +17,6 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from frame.core.cli.main import BUILT_IN, HIDDEN
 from frame.core.config.flag_parser import FlagParser
 from frame.core.config.flat import from_flat
 from frame.core.config.leaves import Leaf, leaves, sections
@@ -203,7 +202,7 @@ def _default(value: Any) -> str:
 
 def _command_line() -> str:
     parts = ["# Commands"]
-    targets = {name: f"frame.core.cli.{target}" for name, target in BUILT_IN.items() if name not in HIDDEN}
+    targets = {"serve": "frame.core.cli.serve:ServeCommand"}
     targets |= {provider.name: provider.target for provider in _ours("command")}
     for name, target in targets.items():
         module, _, kind = target.partition(":")

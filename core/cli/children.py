@@ -1,16 +1,15 @@
-"""The subcommands that frame starts itself as child processes. They read what to do from inherited descriptors."""
+"""The processes that frame starts itself, by the name that follows `frame` on their command line."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..config.tree import FrameConfig
-from ..interfaces.endpoint import Command
 from ..startup.logging import configure_logging
 
 if TYPE_CHECKING:
@@ -18,122 +17,95 @@ if TYPE_CHECKING:
     from ..interfaces.grammar import GrammarBackend, Vocabulary
 
 
-class ApiCommand(Command):
-    """`frame api`: an API process, which serves HTTP on an inherited socket."""
+class Child(NamedTuple):
+    """What runs in the process, and the arguments that its parent passes: name → type. `_fd`: an inherited descriptor.
 
-    help = "Internal: an API process, started by frame serve."
+    `run` gets them as keywords; those that are `optional` only if the parent passes them.
+    """
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Where the configuration and the sockets are; the names are those of `run_api_process`."""
-        parser.add_argument("--config-file", type=Path, required=True, help="The configuration as JSON.")
-        parser.add_argument("--listen-fd", type=int, required=True, help="Inherited socket to accept from.")
-        parser.add_argument("--control-fd", type=int, required=True, help="Inherited socket to the parent.")
-        parser.add_argument("--metrics-fd", type=int, help="Inherited file in which API processes count together.")
-        parser.add_argument("--limits-fd", type=int, help="Inherited file in which they count what each key does.")
-        parser.add_argument("--admin-fd", type=int, help="Inherited socket to accept admin requests from.")
-        parser.add_argument("--index", type=int, default=0, help="The number of this API process, from 0.")
-        parser.add_argument("--successor", action="store_true", help="It takes the place of one that died.")
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Serves until told to stop."""
-        values = vars(arguments)
-        config = _read_config(values.pop("config_file"))
-        from ..processes.api_process import run_api_process
-
-        return run_api_process(config, **values)
+    run: Callable[..., int]
+    needed: Mapping[str, type]
+    optional: Mapping[str, type] = MappingProxyType({})
 
 
-class EngineCommand(Command):
-    """`frame engine`: builds the engine of a configuration and serves it on a Unix socket."""
-
-    help = "Internal: an engine process, started by frame serve and AsyncLLM."
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Where the configuration, the plugins and the sockets are."""
-        parser.add_argument("--config-file", type=Path, required=True, help="The configuration as JSON.")
-        parser.add_argument("--plugins-file", type=Path, required=True, help="The parent's choice of plugins.")
-        parser.add_argument("--socket", required=True, help="Unix socket to listen on.")
-        parser.add_argument("--control-fd", type=int, required=True, help="Inherited socket to the parent.")
-        parser.add_argument("--journal-fd", type=int, help="Inherited memory for the journal of steps.")
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Waits until the parent orders the engine, then serves until the parent hangs up."""
-        from ..processes.engine_process import EngineProcess
-
-        config = _read_config(arguments.config_file)
-        plugins = json.loads(arguments.plugins_file.read_text())
-
-        def prepare(config: FrameConfig, stage: Callable[[str], None]) -> Callable[[], EngineCore]:
-            stage("libraries")
-            from ..plugin_host.registry import Registry
-            from ..startup.early import begin_platforms
-
-            registry = Registry.load(plugins)
-            begin_platforms(config, registry)
-            from ..config.checkpoint import read_checkpoint
-            from ..engine.assembly import EngineStart
-            from ..front.vocabulary import read_vocabulary
-            from ..worker.factory import Workers
-
-            def vocabulary() -> Vocabulary:
-                return read_vocabulary(config, read_checkpoint(config))
-
-            return EngineStart(config, registry, Workers, stage, vocabulary).finish
-
-        return EngineProcess(config, arguments.socket, arguments.control_fd, prepare, arguments.journal_fd).run()
+def run_child(name: str, arguments: Sequence[str]) -> int:
+    """Runs the process `name` of `CHILDREN` until its parent ends it; returns the exit status."""
+    child = CHILDREN[name]
+    about = "Internal: frame starts this process itself."
+    parser = argparse.ArgumentParser(prog=f"frame {name}", description=about, argument_default=argparse.SUPPRESS)
+    for argument, kind in {**child.needed, **child.optional}.items():
+        flag = "--" + argument.replace("_", "-")
+        if argument == "descriptor":
+            parser.add_argument(argument, type=int)
+        elif kind is bool:
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=kind, required=argument in child.needed)
+    return child.run(**vars(parser.parse_args(arguments)))
 
 
-class _SocketCommand(Command):
-    """A process whose only argument is its socket to the process that started it; it ends when that hangs up."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares the inherited socket."""
-        parser.add_argument("descriptor", type=int, help="File descriptor of an inherited socket.")
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Serves until the starter hangs up."""
-        return self.serve(arguments.descriptor)
-
-    @abstractmethod
-    def serve(self, descriptor: int) -> int:
-        """Answers what arrives on the socket; returns the exit status."""
+def _read_config(file: Path) -> FrameConfig:
+    """The configuration that the parent wrote; logging is set up as it says."""
+    config = FrameConfig.model_validate_json(file.read_text())
+    configure_logging(config.server.log_level)
+    return config
 
 
-class WorkerCommand(_SocketCommand):
-    """`frame worker FD`: a worker process, started by an executor."""
+def _serve_http(config_file: Path, **inherited: Any) -> int:
+    config = _read_config(config_file)
+    from ..processes.api_process import run_api_process
 
-    help = "Internal: a worker process, started by an executor."
-
-    def serve(self, descriptor: int) -> int:
-        from ..worker.worker_process import serve_worker
-
-        return serve_worker(descriptor)
+    return run_api_process(config, **inherited)
 
 
-class TemplateCommand(_SocketCommand):
-    """`frame template FD`: a process that renders chat templates of clients, started by an API process."""
+def _serve_engine(
+    config_file: Path, plugins_file: Path, socket: str, control_fd: int, journal_fd: int | None = None
+) -> int:
+    """`plugins_file` holds the parent's choice of plugins, `socket` is the path of the Unix socket to listen on."""
+    from ..processes.engine_process import EngineProcess
 
-    help = "Internal: a process that renders chat templates of clients, started by a server."
+    plugins = json.loads(plugins_file.read_text())
 
-    def serve(self, descriptor: int) -> int:
-        from ..front.template_process import serve_renderings
-        from ..processes.child_process import die_with_parent
+    def prepare(config: FrameConfig, stage: Callable[[str], None]) -> Callable[[], EngineCore]:
+        stage("libraries")
+        from ..plugin_host.registry import Registry
+        from ..startup.early import begin_platforms
 
-        die_with_parent()
-        return serve_renderings(descriptor)
+        registry = Registry.load(plugins)
+        begin_platforms(config, registry)
+        from ..config.checkpoint import read_checkpoint
+        from ..engine.assembly import EngineStart
+        from ..front.vocabulary import read_vocabulary
+        from ..worker.factory import Workers
+
+        def vocabulary() -> Vocabulary:
+            return read_vocabulary(config, read_checkpoint(config))
+
+        return EngineStart(config, registry, Workers, stage, vocabulary).finish
+
+    return EngineProcess(_read_config(config_file), socket, control_fd, prepare, journal_fd).run()
 
 
-class GrammarCommand(_SocketCommand):
-    """`frame grammar FD`: a process that tries grammars, started by an engine."""
+def _serve_worker(descriptor: int) -> int:
+    from ..worker.worker_process import serve_worker
 
-    help = "Internal: a process that tries grammars, started by an engine."
+    return serve_worker(descriptor)
 
-    def serve(self, descriptor: int) -> int:
-        from ..engine.grammar.trial import serve_trials
-        from ..processes.child_process import die_with_parent
 
-        die_with_parent()
-        return serve_trials(descriptor, _build_grammars)
+def _render_templates(descriptor: int) -> int:
+    from ..front.template_process import serve_renderings
+    from ..processes.child_process import die_with_parent
+
+    die_with_parent()
+    return serve_renderings(descriptor)
+
+
+def _try_grammars(descriptor: int) -> int:
+    from ..engine.grammar.trial import serve_trials
+    from ..processes.child_process import die_with_parent
+
+    die_with_parent()
+    return serve_trials(descriptor, _build_grammars)
 
 
 def _build_grammars(config: FrameConfig, choices: list[Any]) -> GrammarBackend:
@@ -148,8 +120,21 @@ def _build_grammars(config: FrameConfig, choices: list[Any]) -> GrammarBackend:
     return cast("GrammarBackend", registry.make("grammar", provider, grammar_setup(config, vocabulary), config))
 
 
-def _read_config(file: Path) -> FrameConfig:
-    """The configuration that the parent wrote; logging is set up as it says."""
-    config = FrameConfig.model_validate_json(file.read_text())
-    configure_logging(config.server.log_level)
-    return config
+_FROM_PARENT = {"config_file": Path, "control_fd": int}
+_SOCKET = {"descriptor": int}
+CHILDREN: Mapping[str, Child] = MappingProxyType({
+    # an API process of `frame serve`; `successor`: it takes the place of one that died
+    "api": Child(
+        _serve_http,
+        {**_FROM_PARENT, "listen_fd": int},
+        {"metrics_fd": int, "limits_fd": int, "admin_fd": int, "index": int, "successor": bool},
+    ),
+    # the engine of `frame serve` and `AsyncLLM`
+    "engine": Child(_serve_engine, {**_FROM_PARENT, "plugins_file": Path, "socket": str}, {"journal_fd": int}),
+    # a worker of the executor `process`
+    "worker": Child(_serve_worker, _SOCKET),
+    # renders the chat templates of clients for an API process
+    "template": Child(_render_templates, _SOCKET),
+    # tries grammars for an engine
+    "grammar": Child(_try_grammars, _SOCKET),
+})  # fmt: skip

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from ..config.errors import ConfigError, near
 from ..config.flag_parser import FlagParser
@@ -19,19 +17,7 @@ from ..interfaces.setup import Setup
 from ..plugin_host.offers import PluginError
 from ..plugin_host.registry import Registry
 from ..startup.logging import configure_logging
-
-#: Subcommands that are part of frame: name → module and class. They come before those of plugins.
-BUILT_IN: Mapping[str, str] = MappingProxyType({
-    "serve": "serve:ServeCommand",
-    "engine": "children:EngineCommand",
-    "api": "children:ApiCommand",
-    "worker": "children:WorkerCommand",
-    "grammar": "children:GrammarCommand",
-    "template": "children:TemplateCommand",
-})  # fmt: skip
-#: Subcommands that frame starts itself, as child processes.
-HIDDEN = frozenset(("engine", "api", "worker", "grammar", "template"))
-
+from .children import CHILDREN, run_child
 
 _HELP = """\
 usage: frame COMMAND [ARGUMENTS]
@@ -88,9 +74,11 @@ def _run(arguments: list[str]) -> int:
         print(f"frame {version('frame-llm')}")
         return 0
     name, *rest = arguments
+    if name in CHILDREN:
+        return run_child(name, rest)
     command = _find(name)
     if command is None:
-        known = sorted({*BUILT_IN, *(provider.name for provider in Registry.load().providers("command"))} - HIDDEN)
+        known = sorted(_summaries())
         noun = "flag" if name.startswith("-") else "command"
         listed = f"commands come first: {', '.join(known)}" if noun == "flag" else f"there are: {', '.join(known)}"
         print(f"frame: no {noun} {name!r}{near(name, known)}; {listed}", file=sys.stderr)
@@ -104,8 +92,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _find(name: str) -> Command | None:
-    if name in BUILT_IN:
-        return _built_in(name)
+    if name == "serve":  # part of frame itself, so that no package can take its place
+        return _serve()
     registry = Registry.load()
     bare = name.rpartition(":")[2]
     if not any(offer.kind == "command" and offer.provider.name == bare for offer in registry.offers):
@@ -114,15 +102,15 @@ def _find(name: str) -> Command | None:
     return command
 
 
-def _built_in(name: str) -> Command:
-    module, _, kind = BUILT_IN[name].partition(":")
-    command: Command = getattr(import_module(f".{module}", __package__), kind)(Setup())
-    return command
+def _serve() -> Command:
+    from .serve import ServeCommand
+
+    return ServeCommand(Setup())
 
 
 def commands() -> dict[str, Command]:
     """Every command that a person may type, ours first; those of plugins that cannot be built are left out."""
-    found = {name: _built_in(name) for name in BUILT_IN if name not in HIDDEN}
+    found = {"serve": _serve()}
     registry = Registry.load()
     for provider in registry.providers("command"):
         with contextlib.suppress(PluginError):
@@ -134,15 +122,14 @@ def _examples(command: Command) -> str:
     return "examples:\n" + "\n".join(f"  {line}" for line in command.examples) if command.examples else ""
 
 
+def _summaries() -> dict[str, str]:
+    """Every command that a person may type, with its line in `frame --help`."""
+    offered = Registry.load().providers("command")
+    return {"serve": _serve().help} | {one.name: one.summary for one in offered if one.name != "serve"}
+
+
 def _help() -> str:
-    lines = {name: _built_in(name).help for name in BUILT_IN if name not in HIDDEN}
-    registry = Registry.load()
-    for provider in registry.providers("command"):
-        lines.setdefault(provider.name, provider.summary)
+    lines = _summaries()
     width = max(map(len, lines))
     listed = "\n".join(f"  {name:<{width}}  {about}" for name, about in lines.items())
     return _HELP.format(commands=listed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
