@@ -28,13 +28,14 @@ class Answers:
         plan, kv = step.plan, self._lifecycle.kv
         if not len(plan.slots):
             return []
+        verified = result.num_drafts is not None
         blocks = ((plan.num_computed + plan.num_scheduled) // kv.block_size).tolist()
-        tokens = result.token_ids[:, 0].tolist()
-        rare = bool(result.logprobs or result.prompt_logprobs or result.failed)
-        plain = not rare and np.count_nonzero(result.num_tokens) == np.count_nonzero(plan.samples) == len(tokens)
+        firsts = result.token_ids[:, 0].tolist()
+        rare = verified or bool(result.logprobs or result.prompt_logprobs or result.failed)
+        plain = not rare and np.count_nonzero(result.num_tokens) == np.count_nonzero(plan.samples) == len(firsts)
         finished = RequestState.FINISHED
         outputs: list[EngineOutput] = []
-        for row, (request, token, full) in enumerate(zip(step.requests, tokens, blocks, strict=True)):
+        for row, (request, token, full) in enumerate(zip(step.requests, firsts, blocks, strict=True)):
             if request is None or request.state is finished:
                 continue
             if request.batch is None:
@@ -42,7 +43,8 @@ class Answers:
             else:
                 if request.transfer.unconfirmed:
                     request.transfer.await_step(False)
-                if full > request.cache.num_published:
+                # of a row with drafts `_append` publishes what those that hold have filled
+                if full > request.cache.num_published and not (verified and plan.samples[row]):
                     kv.publish(request, full * kv.block_size)
             # most rows of most steps: one more token, after which the request goes on
             if plain and request.reported.plain and token not in request.stop_ids:
@@ -52,34 +54,15 @@ class Answers:
                     self.generated_tokens += 1
                     outputs.append(EngineOutput(request_id=request.request_id, token_ids=[token]))
                     continue
-            tokens = [token] if plain or result.num_tokens[row] else []
+            tokens = [token] if plain else result.token_ids[row, : result.num_tokens[row]].tolist()
             if (output := self._accept_row(step, row, result, request, tokens, rare=rare)) is not None:
-                outputs.append(output)
-        return outputs
-
-    def accept_several(self, step: LaunchedStep, result: StepResult) -> list[EngineOutput]:
-        """As `accept`, for a step that verified drafts: a row gets as many tokens as the result has for it."""
-        plan, kv = step.plan, self._lifecycle.kv
-        computed = (plan.num_computed + plan.num_scheduled).tolist()
-        outputs: list[EngineOutput] = []
-        for row, request in enumerate(step.requests):
-            if request is None or request.state is RequestState.FINISHED:
-                continue
-            if request.batch is None:
-                request.num_unanswered -= 1
-            else:
-                request.transfer.await_step(False)
-                if not plan.samples[row]:
-                    kv.publish(request, computed[row])
-            tokens = result.token_ids[row, : result.num_tokens[row]].tolist()
-            if (output := self._accept_row(step, row, result, request, tokens, rare=True)) is not None:
                 outputs.append(output)
         return outputs
 
     def _accept_row(
         self, step: LaunchedStep, row: int, result: StepResult, request: Request, tokens: list[int], *, rare: bool
     ) -> EngineOutput | None:
-        """The output of one row, if it has any; with `rare` the row may have failed or bring log-probabilities."""
+        """The output of one row, if it has any; with `rare` it may have failed, verify drafts, or bring logprobs."""
         if rare and row in result.failed:
             return self._fail(request, result.failed[row])
         if request.pools:
@@ -88,31 +71,23 @@ class Answers:
         if step.plan.samples[row]:
             if not tokens:
                 return self._fail(request, "the step returned no token for the request")
-            if result.num_drafts is None:
-                output = self._append(request, tokens[0])
-            else:
-                output = self._append_several(request, tokens)
+            output = self._append(request, tokens)
+            if result.num_drafts is not None:
                 output.num_drafts, output.num_accepted = int(result.num_drafts[row]), len(tokens) - 1
         return self._add_logprobs(output, request, step, row, result) if rare else output
 
-    def _append_several(self, request: Request, tokens: list[int]) -> EngineOutput:
-        """Tokens up to the first that ends the output; all that are known before the last are computed."""
-        kept, length = tokens, len(request.token_ids)
+    def _append(self, request: Request, tokens: list[int]) -> EngineOutput:
+        """Adds tokens up to the first that ends the output; all that are known before the last are computed."""
+        ends, length = False, len(request.token_ids)
         for index, token in enumerate(tokens, 1):
-            if token in request.stop_ids and length + index >= request.min_len:
-                kept = tokens[:index]
+            ends = token in request.stop_ids and length + index >= request.min_len
+            if ends:
+                tokens = tokens[:index]
                 break
-        request.token_ids.extend(kept[:-1])
-        self.generated_tokens += len(kept) - 1
+        *before, token = tokens
+        request.token_ids.extend(before)
         if request.batch is not None:
             self._lifecycle.kv.publish(request, len(request.token_ids))
-        output = self._append(request, kept[-1])
-        if len(kept) > 1:
-            output.token_ids = kept
-        return output
-
-    def _append(self, request: Request, token: int) -> EngineOutput:
-        ends = token in request.stop_ids and len(request.token_ids) + 1 >= request.min_len
         if request.grammar is not None and not ends and not request.grammar.advance(token):
             cause = request.grammar.matcher.error
             wrong = f"token {token} does not continue the output"
@@ -120,18 +95,14 @@ class Answers:
             failed.fault = "engine" if cause is None else "request"
             return failed
         request.token_ids.append(token)
-        self.generated_tokens += 1
-        length = len(request.token_ids)
-        output: EngineOutput
-        if ends:
-            reason = None if token in request.eos_ids else token
-            output = self._lifecycle.finish(request, "stop", token_ids=(token,), stop_reason=reason)
-        elif request.grammar is not None and request.grammar.finished:
-            output = self._lifecycle.finish(request, "stop", token_ids=(token,))
-        elif length >= request.max_len:
-            output = self._lifecycle.finish(request, "length", token_ids=(token,))
+        self.generated_tokens += len(tokens)
+        stops = ends or (request.grammar is not None and request.grammar.finished)
+        if stops or len(request.token_ids) >= request.max_len:
+            reason = token if ends and token not in request.eos_ids else None
+            output = self._lifecycle.finish(request, "stop" if stops else "length", stop_reason=reason)
+            output.token_ids = tokens
         else:
-            output = EngineOutput(request_id=request.request_id, token_ids=[token])
+            output = EngineOutput(request_id=request.request_id, token_ids=tokens)
         request.reported.begin(output, constrained=request.grammar is not None)
         return output
 

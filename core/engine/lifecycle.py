@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import copy
 
 import numpy as np
 
 from ..interfaces.engine import EngineOutput, FinishReason
 from .cache.kv_cache import KVCache
-from .cache.request_parts import CachedBlocks, TransferState
 from .cache.transfers import Transfers
-from .request import Request, RequestState
+from .request import CachedBlocks, Request, RequestState, TransferState
 from .schedule.batch import Batch
 from .schedule.planned_step import LaunchedStep, StepDraft
 from .schedule.turns import Turns
@@ -141,7 +140,6 @@ class Lifecycle:
         request: Request,
         reason: FinishReason,
         *,
-        token_ids: Sequence[int] = (),
         stop_reason: int | None = None,
         error: str | None = None,
     ) -> EngineOutput:
@@ -170,7 +168,6 @@ class Lifecycle:
             self._settle(request)
         return EngineOutput(
             request_id=request.request_id,
-            token_ids=list(token_ids),
             finish_reason=reason,
             stop_reason=stop_reason,
             error=error,

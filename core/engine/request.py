@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.step import NewRequest
-from .cache.request_parts import CachedBlocks, TransferState
 from .schedule.turns import Share
 
 if TYPE_CHECKING:
@@ -67,12 +66,83 @@ class Reported:
         self.num_prompt_logprobs += count
 
 
+@dataclass(slots=True)
+class CachedBlocks:
+    """The blocks of one request; `KVCache` alone changes them.
+
+    `blocks[g]` are the block ids of KV group g in order, 0 where a block fell out of the window; before `first_live[g]`
+    all are 0. `hashes` chain from `root`, one for each `block_size` tokens of the layout; the blocks of the first
+    `num_published` hashes are in the prefix cache, or could not be put there.
+    """
+
+    root: bytes
+    blocks: list[list[int]]
+    first_live: list[int]
+    hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+
+    @classmethod
+    def none(cls, num_groups: int, root: bytes) -> CachedBlocks:
+        """No block in any group."""
+        return cls(root, [[] for _ in range(num_groups)], [0] * num_groups)
+
+
+@dataclass(slots=True)
+class TransferState:
+    """What a KV connector does with the blocks of one request; changed by its own methods only.
+
+    `asks`: the connector is asked for its blocks. `loading`: it writes to them. `held`: it reads them after the
+    request's end, so they are kept. `unconfirmed`: a launched step, which was not answered yet, fills some of them.
+    `num_loaded`: computed tokens whose blocks the request holds while it has no slot; the batch counts those of a
+    request with one. `num_good`: tokens before the first block that failed to load; None where none did.
+    """
+
+    asks: bool
+    loading: bool = False
+    held: bool = False
+    unconfirmed: bool = False
+    num_loaded: int = 0
+    num_good: int | None = None
+
+    def give_up(self) -> None:
+        """Has the request computed without the connector."""
+        self.asks = False
+
+    def load(self, loading: bool) -> None:
+        """Notes whether the connector writes to the request's blocks."""
+        self.loading = loading
+
+    def hold(self, held: bool) -> None:
+        """Notes whether the connector reads the request's blocks, which are then kept after its end."""
+        self.held = held
+
+    def hold_loaded(self, num_tokens: int) -> None:
+        """Notes the computed tokens of a request without a slot; 0 once it has one, whose batch counts them."""
+        self.num_loaded = num_tokens
+
+    def await_step(self, fills: bool) -> None:
+        """Notes whether a launched step, which has no result yet, fills some of the request's blocks."""
+        self.unconfirmed = fills
+
+    def forget(self) -> None:
+        """Called when the request has given up its blocks."""
+        self.num_loaded, self.unconfirmed = 0, False
+
+    def lose(self, first: int) -> None:
+        """Notes that the block which begins with token `first` failed to load."""
+        self.num_good = first if self.num_good is None else min(first, self.num_good)
+
+    def take_losses(self) -> int | None:
+        """Returns, once, the number of tokens before the first block that failed to load; None where none did."""
+        found, self.num_good = self.num_good, None
+        return found
+
+
 class Request:
     """The state of one request. Only the scheduler's parts change it.
 
     `token_ids` (int32) holds the prompt and every output token that reached the host; tokens that were sampled but not
-    answered yet are counted by the batch alone. `max_len` is the most tokens of prompt and output together. `cache` is
-    changed by the KV cache alone, `transfer` and `reported` by their own methods.
+    answered yet are counted by the batch alone. `max_len` is the most tokens of prompt and output together.
     """
 
     def __init__(self, source: EngineRequest, *, sequence: int, max_len: int, num_groups: int, root: bytes) -> None:
@@ -82,6 +152,7 @@ class Request:
         self.pools = source.pooling is not None  # it ends with its prefill, without a token
         self.priority = source.priority
         self.arrival = source.arrival
+        self.owner = source.owner  # the key or client that it counts for; "" where owners are not told apart
         self.share = Share(source.owner, 0.0)  # until it has its owner's
         self.turn = 0.0
         self.sequence = sequence  # order of arrival at this engine; breaks ties
@@ -105,11 +176,6 @@ class Request:
         self.cache = CachedBlocks.none(num_groups, root)
         self.transfer = TransferState(asks=self.reads_cache)
         self.reported = Reported(source.num_prompt_logprobs)
-
-    @property
-    def owner(self) -> str:
-        """The key or client that the request counts for; "" where owners are not told apart."""
-        return self.source.owner
 
     @property
     def owner_running(self) -> int:

@@ -303,8 +303,7 @@ class Scheduler:
             if result.transfer is not None:
                 outputs += self._answers.apply_transfer(result.transfer, [step, *self._launched.values()])
             self._drafting.answer(step, result)
-            accept = self._answers.accept if result.num_drafts is None else self._answers.accept_several
-            outputs += accept(step, result)
+            outputs += self._answers.accept(step, result)
         finally:
             self._lifecycle.answer(plan.slots)
         return outputs
