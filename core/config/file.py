@@ -13,21 +13,20 @@ from .leaves import leaves, sections
 
 def read_config_file(path: str | Path) -> dict[str, Any]:
     """Returns the settings of a file by name. Raises `ConfigError` naming the file and what is wrong in it."""
-    content = _read(Path(path))
     flat: dict[str, Any] = {}
-    for key, value in content.items():
-        name = str(key).replace("-", "_")
-        grouped = name in sections() and isinstance(value, Mapping)
-        for inner, setting in value.items() if grouped else [(name, value)]:
-            own = str(inner).replace("-", "_")
-            if own not in known_names():
+    for key, value in _read(Path(path)).items():
+        section = str(key).replace("-", "_")
+        grouped = section in sections() and isinstance(value, Mapping)
+        for inner, setting in value.items() if grouped else [(key, value)]:
+            name = str(inner).replace("-", "_")
+            if name not in known_names():
                 where = f" in {key!r}" if grouped else ""
-                raise ConfigError(f"{path}: no setting {inner!r}{where}{near(own, known_names())}")
-            if grouped and (own not in leaves() or leaves()[own].section != name):
-                raise ConfigError(f"{path}: setting {own!r} does not belong to {name!r}")
-            if own in flat:
-                raise ConfigError(f"{path}: {own} is set twice")
-            flat[own] = setting
+                raise ConfigError(f"{path}: no setting {inner!r}{where}{near(name, known_names())}")
+            if grouped and (name not in leaves() or leaves()[name].section != section):
+                raise ConfigError(f"{path}: setting {name!r} does not belong to {section!r}")
+            if name in flat:
+                raise ConfigError(f"{path}: {name} is set twice")
+            flat[name] = setting
     return flat
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from .errors import ConfigError, near
 from .mappings import merge, put
-
-N = TypeVar("N")
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -24,14 +24,8 @@ class FlagParser(argparse.ArgumentParser):
     short flags to such destinations. `show_help` returns the text for `--help=NAME`.
     """
 
-    def __init__(self, *, prog: str | None = None, description: str | None = None, add_help: bool = True) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            add_help=add_help,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         self.mappings: dict[str, Callable[[str], Any]] = {}
         self.short_names: dict[str, str] = {}
         self.show_help: Callable[[str], str] | None = None
@@ -40,10 +34,13 @@ class FlagParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Like argparse, but also reads dotted keys, flags with underscores, and `--help=NAME`."""
-        import sys
-
+        items = [_dashes(item) for item in (sys.argv[1:] if args is None else args)]
+        named = next((item for item in items if item.startswith(("--help=", "-h="))), None)
         try:
-            plain, dotted = self._take_dotted([_dashes(item) for item in (sys.argv[1:] if args is None else args)])
+            if self.show_help is not None and named is not None:
+                print(self.show_help(named.partition("=")[2]), end="")
+                self.exit(0)
+            plain, dotted = self._take_dotted(items)
             found, rest = super().parse_known_args(plain, namespace)
             for name, value in dotted.items():
                 setattr(found, name, merge(getattr(found, name, None) or {}, value))
@@ -65,33 +62,26 @@ class FlagParser(argparse.ArgumentParser):
         """Prints one sentence and exits with status 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
-    def _take_dotted(self, args: list[str]) -> tuple[list[str], Mapping[str, dict[str, Any]]]:
+    def _take_dotted(self, args: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+        """Returns the arguments without those that set keys of mappings, and the mappings that these make."""
         plain: list[str] = []
         dotted: dict[str, dict[str, Any]] = {}
-        items = iter(range(len(args)))
-        for index in items:
-            item = args[index]
+        items = deque(args)
+        while items:
+            item = items.popleft()
             name, equals, value = item.partition("=")
-            if self.show_help is not None and equals and name in ("--help", "-h"):
-                print(self.show_help(value), end="")
-                self.exit(0)
             first, dot, path = name.removeprefix("--").partition(".")
             own = self.short_names.get(first, first.replace("-", "_") if name.startswith("--") else "")
             if not (dot and own in self.mappings):
                 plain.append(item)
                 continue
             if not equals:
-                following = args[index + 1 : index + 2]
-                if following and not following[0].startswith("--"):
-                    value = following[0]
-                    next(items)
-                else:
-                    value = "true"
-            parts = path.split(".")
+                value = items.popleft() if items and not items[0].startswith("--") else "true"
+            keys = path.split(".")
             keep = 1 if own == "plugin" else 0  # a plugin's name is as its package wrote it
-            keys = parts[:keep] + [part.replace("-", "_") for part in parts[keep:]]
-            if not all(part.rstrip("+") for part in parts) or len(parts) <= keep:
+            if not all(key.rstrip("+") for key in keys) or len(keys) <= keep:
                 raise ConfigError(f"{name}: write --{first}.{'NAME.FIELD' if keep else 'KEY'} VALUE")
+            keys[keep:] = [key.replace("-", "_") for key in keys[keep:]]
             put(dotted.setdefault(own, {}), keys, self.mappings[own](value))
         return plain, dotted
 

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from frame.vllm_names.arguments import SHORT_FLAGS, TRANSLATIONS, VALUES
+from frame.vllm_names.arguments import SHORT_FLAGS, TRANSLATIONS
 from frame.vllm_names.flags import add_foreign_flags
 from frame.vllm_names.unused import UNUSED
 
@@ -103,7 +103,7 @@ def _reader(own: Leaf) -> Any:
 
     def read(text: str) -> Any:
         try:
-            value = convert(own, VALUES.get((own.name, text), text))
+            value = convert(own, text)
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error).removeprefix(f"{own.name}: ")) from None
         return float(value) if own.kind == "float" else value

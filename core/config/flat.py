@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from frame.vllm_names.arguments import TRANSLATIONS, VALUES, translate
+from frame.vllm_names.arguments import TRANSLATIONS, translate
 from frame.vllm_names.unused import UNUSED
 
 from .errors import ConfigError, near, sentence
@@ -65,9 +65,8 @@ def convert(own: Leaf, value: Any) -> Any:
         raise ConfigError(f"{own.name} must be an integer, got {value!r}")
     if own.kind == "list":
         return _list(own, [value] if isinstance(value, str) or callable(value) else value)
-    if own.kind in ("text", "choice") and not isinstance(value, str):
-        text = str(value).removeprefix("torch.") if own.name == "dtype" else str(value)
-        return VALUES.get((own.name, text), text)
+    if own.kind in ("text", "choice"):
+        return str(value).removeprefix("torch.") if own.name == "dtype" else str(value)
     return value
 
 

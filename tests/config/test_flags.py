@@ -28,6 +28,11 @@ def test_no_arguments_are_the_defaults(parser):
     assert parse(parser) == FrameConfig()
 
 
+def test_no_two_sections_have_a_setting_of_one_name():
+    fields = [type(getattr(FrameConfig(), section)).model_fields for section in sections()]
+    assert sum(map(len, fields)) == len(leaves())
+
+
 def test_every_setting_has_a_flag(parser):
     for own in leaves().values():
         assert own.flag in parser.format_help() or own.flag in parser._option_string_actions
