@@ -145,18 +145,17 @@ def offers_of_file(name: str) -> list[Offer]:
     if not path.is_file() or not path.stem.isidentifier():
         raise PluginError(f"{owner} must be an existing Python file whose name is an identifier")
     module = sys.modules.get(path.stem)
+    is_free = getattr(module, "__file__", None) == str(path) if module is not None else find_spec(path.stem) is None
+    spec = spec_from_file_location(path.stem, path)
+    if not is_free or spec is None or spec.loader is None:
+        raise PluginError(f"{owner} has the name of an installed module or is no Python file; rename it")
     if module is None:
-        spec = None if find_spec(path.stem) else spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None:
-            raise PluginError(f"{owner} has the name of an installed module or is no Python file; rename it")
         module = sys.modules[path.stem] = module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:  # a foreign module may raise anything
             del sys.modules[path.stem]
             raise PluginError(f"{owner} cannot be imported: {one_line(error)}") from error
-    elif getattr(module, "__file__", None) != str(path):
-        raise PluginError(f"{owner} has the name of an installed module; rename it")
     found = _offers(module, HERE, "")
     if not found:
         raise PluginError(f"{owner} offers nothing; it needs a hook such as frame_tool_parsers")
@@ -164,26 +163,24 @@ def offers_of_file(name: str) -> list[Offer]:
 
 
 def _api_problem(provider: Provider) -> str | None:
+    """Why a provider cannot be chosen by the versions that its API range has; None when it can."""
     try:
         if not isinstance(provider.api, str) or not provider.api.strip():
             raise InvalidSpecifier
         asked = SpecifierSet(provider.api, prereleases=True)
-        if API_VERSION in asked:
-            return None if NEXT_MINOR not in asked else _endless(provider.api)
     except InvalidSpecifier:
         return f"its API range {provider.api!r} is no version range; write one like '>=0.2,<0.3'"
-    return (
-        f"it was written for plugin API {provider.api}, this frame has {API_VERSION}; "
-        "install a version of the package made for it; its author finds what changed in docs/plugins/migrating.md"
-    )
-
-
-def _endless(api: str) -> str:
-    """Returns why an API range that goes past this minor version is refused: the next one may change anything."""
-    return (
-        f"its API range {api!r} goes past {NEXT_MINOR}, whatever that changes; its author must end it there: "
-        f"'>={API_VERSION},<{NEXT_MINOR}'"
-    )
+    if API_VERSION not in asked:
+        return (
+            f"it was written for plugin API {provider.api}, this frame has {API_VERSION}; "
+            "install a version of the package made for it; its author finds what changed in docs/plugins/migrating.md"
+        )
+    if NEXT_MINOR in asked:  # which may change anything
+        return (
+            f"its API range {provider.api!r} goes past {NEXT_MINOR}, whatever that changes; its author must end it "
+            f"there: '>={API_VERSION},<{NEXT_MINOR}'"
+        )
+    return None
 
 
 def import_target(target: str, owner: str) -> Any:

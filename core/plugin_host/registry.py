@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -55,7 +55,7 @@ class Registry:
         self.failures = list(failures)
         self._resolved: dict[str, type[Any]] = {}
         self._files: set[str] = set()
-        self._logged: set[str] = set()  # lines that were logged about choices
+        self._logged: set[str] = set()  # lines about choices, each of which is logged once
 
     @classmethod
     def load(cls, only: Iterable[Sequence[str]] | None = None) -> Registry:
@@ -129,10 +129,9 @@ class Registry:
         noun = KINDS[kind].noun
         if name != "auto":
             provider = self.choose(kind, name)
-            against = reason(self.resolve(provider))
-            if against is not None:
+            if (against := reason(self.resolve(provider))) is not None:
                 raise PluginError(f"{noun} {name!r} cannot be used here: {against}")
-            self._log_choice(noun, provider.name)
+            self._log_once(logging.INFO, f"{noun}: {provider.name}")
             return provider
         able: list[tuple[int, Provider]] = []
         unable: dict[str, str] = {}
@@ -151,40 +150,30 @@ class Registry:
             reasons = "; ".join(f"{other}: {against}" for other, against in unable.items()) or "none is installed"
             raise PluginError(f"no {noun} can be used here; {reasons}")
         best = max(rank for rank, _ in able)
-        names = [provider.name for rank, provider in able if rank == best]
-        if len(names) > 1:
-            raise PluginError(f"{noun}s {' and '.join(names)} have the same preference {best}; choose one by name")
-        provider = next(provider for rank, provider in able if rank == best)
-        self._log_choice(
-            noun, provider.name, unable, level=logging.INFO if len(able) + len(unable) > 1 else logging.DEBUG
-        )
-        return provider
+        chosen = [provider for rank, provider in able if rank == best]
+        if len(chosen) > 1:
+            names = " and ".join(provider.name for provider in chosen)
+            raise PluginError(f"{noun}s {names} have the same preference {best}; choose one by name")
+        whole = f"{noun}: {chosen[0].name} (auto{''.join(f'; not {name}: {why}' for name, why in unable.items())})"
+        level = logging.INFO if unable or len(able) > 1 else logging.DEBUG
+        if unable and len(whole) > _MAX_LINE:
+            names, level = ", ".join(unable), logging.DEBUG
+            line = f"{noun}: {chosen[0].name} (auto; {names} cannot be used, --log-level debug says why)"
+            self._log_once(logging.INFO, line)
+        self._log_once(level, whole)
+        return chosen[0]
 
     def _warn_of_twins(self, ours: Offer, usable: Sequence[Offer]) -> None:
         """Warns that other packages offer a model of the same name, which a checkpoint states and nobody typed."""
         name = ours.provider.name
         for package in sorted({offer.package for offer in usable} - {OURS}):
-            line = (
-                f"model {name!r} is also offered by package {package}; --model-plugin {package}:{name} takes that one"
-            )
-            if line not in self._logged:
-                self._logged.add(line)
-                logger.warning("%s", line)
+            also = f"model {name!r} is also offered by package {package}"
+            self._log_once(logging.WARNING, f"{also}; --model-plugin {package}:{name} takes that one")
 
-    def _log_choice(
-        self, noun: str, name: str, unable: Mapping[str, str] | None = None, *, level: int = logging.INFO
-    ) -> None:
-        """Logs once what was chosen by "auto" and what could not be; at DEBUG with all reasons against the others."""
-        short = whole = f"{noun}: {name}"
-        if unable is not None:
-            reasons = "".join(f"; not {other}: {against}" for other, against in unable.items())
-            short = whole = f"{short} (auto{reasons})"
-        if unable and len(whole) > _MAX_LINE:
-            short = f"{noun}: {name} (auto; {', '.join(unable)} cannot be used, --log-level debug says why)"
-        for at, line in ((level, short), (logging.DEBUG, whole)):
-            if line not in self._logged:
-                self._logged.add(line)
-                logger.log(at, "%s", line)
+    def _log_once(self, level: int, line: str) -> None:
+        if line not in self._logged:
+            self._logged.add(line)
+            logger.log(level, "%s", line)
 
     def offer_of(self, provider: Provider) -> Offer:
         """The offer that holds this very object; one of this process where no package offered it."""
@@ -264,14 +253,10 @@ class Registry:
         return self.offer(choice.kind, f"{choice.package}:{choice.name}")
 
     def _unknown(self, kind: str, name: str) -> str:
-        noun, wanted = KINDS[kind].noun, name.rpartition(":")[2]
-        known = [provider.name for provider in self.providers(kind)]
-        close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.5)
-        listed = (
-            f"near ones: {', '.join(close)}"
-            if close and len(known) > _MAX_LISTED
-            else f"there are: {', '.join(known) or 'none'}"
-        )
+        noun, known = KINDS[kind].noun, [provider.name for provider in self.providers(kind)]
+        close = difflib.get_close_matches(name.rpartition(":")[2], known, n=5, cutoff=0.5)
+        shown = close if len(known) > _MAX_LISTED and close else known
+        listed = f"{'near ones' if shown is close else 'there are'}: {', '.join(shown) or 'none'}"
         failed = "".join(f"; package {failure.package} failed: {failure.reason}" for failure in self.failures)
         return f"no {noun} {name!r}; {listed}{failed}"
 

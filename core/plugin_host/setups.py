@@ -32,23 +32,19 @@ def mesh_of(config: FrameConfig) -> Mesh:
 
 def engine_setup(config: FrameConfig, max_model_len: int) -> EngineSetup:
     """For scheduling policies. `config` has settled step sizes, and `max_model_len` is the checkpoint's."""
-    return EngineSetup(**_engine_fields(config, max_model_len))
-
-
-def _engine_fields(config: FrameConfig, max_model_len: int) -> dict[str, Any]:
-    return {
-        "max_num_seqs": config.scheduler.max_num_seqs,
-        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
-        "max_model_len": max_model_len,
-        "deterministic": config.model.deterministic,
-        "seed": config.model.seed,
-    }
+    return EngineSetup(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        deterministic=config.model.deterministic,
+        seed=config.model.seed,
+    )
 
 
 def platform_setup(config: FrameConfig, max_model_len: int, placement: Placement) -> PlatformSetup:
     """For the platform of one worker."""
     return PlatformSetup(
-        **_engine_fields(config, max_model_len),
+        **vars(engine_setup(config, max_model_len)),
         placement=placement,
         enforce_eager=config.executor.enforce_eager,
         shares_prefixes=config.attention.shared_prefix_min_tokens != 0,
@@ -61,14 +57,14 @@ def executor_setup(
 ) -> ExecutorSetup:
     """For the executor of an engine."""
     return ExecutorSetup(
-        **_engine_fields(config, max_model_len), mesh=mesh_of(config), placements=placements, workers=workers
+        **vars(engine_setup(config, max_model_len)), mesh=mesh_of(config), placements=placements, workers=workers
     )
 
 
 def connector_setup(config: FrameConfig, max_model_len: int, layout: KVLayout, engine_id: str = "") -> ConnectorSetup:
     """For the connector's scheduler side."""
     role, mesh = config.transfer.kv_role, mesh_of(config)
-    fields = _engine_fields(config, max_model_len)
+    fields = vars(engine_setup(config, max_model_len))
     return ConnectorSetup(**fields, layout=layout, role=role, engine_id=engine_id, mesh=mesh)
 
 
