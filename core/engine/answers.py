@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 
@@ -140,17 +140,15 @@ class Answers:
             output.logprobs = None if rows is None else rows_of(rows, slice(len(output.token_ids)))
         return output
 
-    def fail_step(
-        self, step: LaunchedStep, later: Sequence[LaunchedStep], error: str, spared: Collection[Request] = ()
-    ) -> list[EngineOutput]:
+    def fail_step(self, step: LaunchedStep, error: str, spared: Collection[Request] = ()) -> list[EngineOutput]:
         """A launched step raised: its requests end unless `spared`; spared and later ones are computed again.
 
         What the connector was to load for them is computed, too: it may be the connector that raised. Later ones may
         have read its blocks, unless it was rolled back before they were planned.
         """
-        lifecycle = self._lifecycle
-        if all(request is None for request in step.requests):
-            later = ()
+        lifecycle, number, later = self._lifecycle, step.plan.step, list[LaunchedStep]()
+        if any(request is not None for request in step.requests):
+            later = [one for one in lifecycle.launched.values() if one.plan.step > number]
         for launched in (step, *later):
             lifecycle.kv.withdraw(launched.publications)
         outputs = []
@@ -160,7 +158,7 @@ class Answers:
             if request in spared:
                 if request.transfer.unconfirmed:
                     request.transfer.give_up()
-                lifecycle.roll_back(request, (step, *later))
+                lifecycle.roll_back(request, number)
             else:
                 outputs.append(lifecycle.finish(request, "error", error=error))
         for request in step.loads:
@@ -169,16 +167,16 @@ class Answers:
         for launched in later:
             for request in launched.requests:
                 if request is not None and request.state is not RequestState.FINISHED:
-                    lifecycle.roll_back(request, later)
+                    lifecycle.roll_back(request, number)
         return outputs
 
-    def apply_transfer(self, report: TransferReport, launched: Sequence[LaunchedStep]) -> list[EngineOutput]:
-        """Loads and saves that ended. Must come before the rows of the same result: it may drop some of them."""
+    def apply_transfer(self, report: TransferReport, step: LaunchedStep) -> list[EngineOutput]:
+        """Loads and saves that ended. Must come before the rows of the same `step`: it may drop some of them."""
         lifecycle = self._lifecycle
         lifecycle.transfers.report(report)
         outputs = []
         if report.failed_blocks and (bad := lifecycle.transfers.failed_blocks(report)):
-            outputs = self._lose_blocks(bad, launched)
+            outputs = self._lose_blocks(bad, step)
         for request_id in report.received:
             request = lifecycle.loading.get(request_id) or lifecycle.abandoned.get(request_id)
             if request is not None:
@@ -202,7 +200,7 @@ class Answers:
         lifecycle.loaded(request)
         return outputs
 
-    def _lose_blocks(self, bad: set[tuple[int, int]], launched: Sequence[LaunchedStep]) -> list[EngineOutput]:
+    def _lose_blocks(self, bad: set[tuple[int, int]], step: LaunchedStep) -> list[EngineOutput]:
         lifecycle = self._lifecycle
         for _, block in bad:
             lifecycle.kv.pool.withdraw(block)
@@ -213,7 +211,7 @@ class Answers:
                 if first is not None:
                     request.transfer.lose(first)
             elif first is not None:
-                if request in launched[0].requests:
+                if request in step.requests:
                     # the step that loaded was this or an earlier one, so what came before the gap did arrive
                     request.transfer.await_step(False)
                     lifecycle.kv.publish(request, first)
@@ -222,10 +220,10 @@ class Answers:
                 if self._fail_on_load:
                     outputs.append(lifecycle.finish(request, "error", error=LOAD_ERROR))
                 else:
-                    lifecycle.roll_back(request, launched)
+                    lifecycle.roll_back(request)
             elif request.num_unanswered:
                 # preempted in flight: whether it held one of them is no longer known
-                lifecycle.roll_back(request, launched)
+                lifecycle.roll_back(request)
         return outputs
 
 

@@ -93,7 +93,6 @@ class EngineStart:
                 connector = make("connector", config.transfer.kv_connector, setup, config)
             undo.callback(connector.close)
             connector.connect({rank: one.handshake for rank, one in enumerate(ready)})
-            depth = executor.max_in_flight if config.scheduler.async_scheduling else 1
             policy_setup = engine_setup(config, info.max_model_len)
             scheduler = Scheduler(
                 config=config,
@@ -101,7 +100,7 @@ class EngineStart:
                 policy=make("scheduler", config.scheduler.scheduling_policy, policy_setup, config),
                 connector=connector,
                 max_model_len=info.max_model_len,
-                max_in_flight=depth,
+                max_in_flight=executor.max_in_flight if config.scheduler.async_scheduling else 1,
                 compiler=compiler,
                 prefix_tile_rows=info.prefix_tile_rows,
                 prefix_costs=info.prefix_costs,
@@ -111,7 +110,6 @@ class EngineStart:
                 executor=executor,
                 connector=connector,
                 info=info,
-                depth=depth,
                 merge=ResultMerge(sum(fact.answers for fact in facts)),
                 culprit=partial(culprit, self._registry),
                 wants_capture=any(one.wants_capture for one in ready),

@@ -1,7 +1,7 @@
 """The engine: plans steps, launches them, and turns their results into outputs. Knows ids only.
 
-`step` keeps up to `max_in_flight` steps launched: the next one is planned before the tokens of the current one have
-reached the host.
+`step` keeps as many steps launched as the scheduler plans ahead: the next one is planned before the tokens of the
+current one have reached the host.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Engine:
         executor: Executor,
         connector: ConnectorScheduler,
         info: EngineInfo,
-        depth: int,
         merge: ResultMerge,
         culprit: Callable[[BaseException], str] = lambda error: "",
         wants_capture: bool = False,
@@ -59,7 +58,6 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         self._connector = connector
-        self._depth = depth
         self._merge = merge
         self._culprit = culprit
         self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
@@ -79,7 +77,7 @@ class Engine:
 
     def watch(self, journal: NullJournal, suspects: Suspects) -> None:
         """Writes steps into `journal` and computes each of `suspects` alone; called before the first request."""
-        journal.open(self.scheduler.num_slots)
+        journal.open(self.scheduler.lifecycle.batch.slots.num_slots)
         self._journal = journal
         self.scheduler.quarantine.suspect(suspects)
         self._suspected = bool(suspects)
@@ -100,8 +98,8 @@ class Engine:
         """Whether requests are waiting or running, an output was not collected, or a connector still reads blocks."""
         if self._pause.stops_steps:
             return bool(self._in_flight or self._late)
-        busy = self.scheduler.has_unfinished() or self.scheduler.has_transfers()
-        return busy or bool(self._in_flight) or bool(self._late)
+        busy = self.scheduler.lifecycle.requests or self.scheduler.has_transfers()
+        return bool(busy or self._in_flight or self._late)
 
     def has_idle_work(self) -> bool:
         """Whether `step`, with nothing unfinished, would ready workers for later requests, for up to some 100 ms."""
@@ -137,20 +135,16 @@ class Engine:
         """Counters and gauges now."""
         stats = self.scheduler.stats()
         stats.steps = self._steps
-        stats.step_seconds = self._step_seconds if self.scheduler.has_unfinished() else 0.0
+        stats.step_seconds = self._step_seconds if self.scheduler.lifecycle.requests else 0.0
         stats.busy_seconds = self._busy_seconds
         return stats
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
         """Control methods: reset_prefix_cache, worker (any method of every worker), and the workers' own by name."""
         arguments = dict(arguments or {})
-        if method == "reset_prefix_cache":
-            return self._reset_prefix_cache(**arguments)
         if method == "worker":
             name, limit = arguments.pop("method"), {} if timeout is None else {"timeout": timeout}
             return self.executor.call(name, arguments, **limit)
-        if method in ("start_profile", "stop_profile"):
-            return self.executor.call(method, arguments)[0]
         control: dict[str, Callable[..., Any]] = {
             "pause": self._pause_requests,
             "resume": self._pause.end,
@@ -159,11 +153,13 @@ class Engine:
             "wake_up": self._wake_up,
             "is_sleeping": lambda: self._pause.asleep,
             "update_weights": self._update_weights,
+            "reset_prefix_cache": self._reset_prefix_cache,
+            "start_profile": lambda **options: self.executor.call(method, options)[0],
+            "stop_profile": lambda **options: self.executor.call(method, options)[0],
         }
-        if method in control:
-            return control[method](**arguments)
-        known = ", ".join(sorted((*control, "reset_prefix_cache", "start_profile", "stop_profile", "worker")))
-        raise ValueError(f"no engine method {method!r}; there are: {known}")
+        if method not in control:
+            raise ValueError(f"no engine method {method!r}; there are: {', '.join(sorted((*control, 'worker')))}")
+        return control[method](**arguments)
 
     def _pause_requests(self, mode: str = "keep", clear_cache: bool = False) -> int:
         """Holds requests back; returns how many still run. "abort" ends them first, "wait" lets them finish.
@@ -174,10 +170,10 @@ class Engine:
         self._pause.begin(mode)
         self._catch_up()
         if mode == "abort":
-            self.abort(self.scheduler.unfinished())
-        if clear_cache and not (mode == "wait" and self.scheduler.num_running):
+            self.abort(list(self.scheduler.lifecycle.requests))
+        if clear_cache and not (mode == "wait" and self.scheduler.lifecycle.num_running):
             self._clear_cache()
-        return self.scheduler.num_running
+        return self.scheduler.lifecycle.num_running
 
     def _sleep(self, keep: Sequence[str] = ("weights",)) -> None:
         """Frees the KV cache's memory, and the weights' unless kept; requests wait, and begin anew after waking.
@@ -223,7 +219,7 @@ class Engine:
         """Launches steps while there is room; returns whether that needed the answers of all earlier ones."""
         if self._pause.stops_steps:
             return False
-        while len(self._in_flight) < self._depth:
+        while True:
             plan = self.scheduler.schedule(empty=self._idle_capture.wanted and not self._in_flight)
             if plan is None:
                 return False
@@ -231,7 +227,6 @@ class Engine:
             behind = bool(self._in_flight)
             if self._launch_one(plan) and behind:
                 return True
-        return False
 
     def _launch_one(self, plan: StepPlan) -> bool:
         """Launches a step; returns whether rows of it follow a grammar."""
@@ -239,17 +234,17 @@ class Engine:
         self._journal.launch(plan)
         self._worked |= bool(len(plan.slots))
         try:
-            masks = self._execute(plan) if step is None else self._execute_constrained(step)
+            masks = b""
+            if step is None:
+                self.executor.execute(plan)
+            else:
+                masks = self._execute_constrained(step)
             self._in_flight.append((plan, self.executor.sample(masks)))
         except Exception as error:
             self._idle_capture.answer(plan, None)
             self._fail(plan, error)
             self._journal.retract()
         return step is not None
-
-    def _execute(self, plan: StepPlan) -> bytes:
-        self.executor.execute(plan)
-        return b""
 
     def _execute_constrained(self, step: LaunchedStep) -> bytes:
         """Runs the forward pass while masks are filled, for which the tokens of all earlier steps must be known.
@@ -311,7 +306,7 @@ class Engine:
             if self._empty_failures == MAX_EMPTY_FAILURES:
                 raise BrokenEngineError(f"steps without requests fail one after the other: {error}") from error
             time.sleep(EMPTY_FAILURE_SECONDS)
-        names = self.scheduler.living(plan)
+        names = {request.request_id for request in self.scheduler.living(plan)}
         if names and self._broken is not None and names.isdisjoint(self._broken):
             self._num_unrelated += 1
             if self._num_unrelated == MAX_CULPRITS_IN_A_ROW or not self._device_answers():
@@ -362,7 +357,7 @@ class Engine:
         self._catch_up()
         if reset_running_requests:
             self.scheduler.preempt_all()
-        if not self.scheduler.num_running:
+        if not self.scheduler.lifecycle.num_running:
             self._end_transfers()
         done = self.scheduler.reset_prefix_cache()
         if reset_connector:

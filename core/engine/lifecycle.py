@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from copy import copy
 
-import numpy as np
-
 from ..interfaces.engine import EngineOutput, FinishReason
+from ..interfaces.step import StepPlan
 from .cache.kv_cache import KVCache
 from .cache.transfers import Transfers
 from .request import CachedBlocks, Request, RequestState, TransferState
@@ -34,6 +32,7 @@ class Lifecycle:
         self.transfers = transfers
         self.turns = Turns()
         self.requests: dict[str, Request] = {}
+        self.launched: dict[int, LaunchedStep] = {}  # by number, oldest first: the steps that were not answered
         self.loading: dict[str, Request] = {}  # by id; also finished ones whose load is under way
         self.abandoned: dict[str, Request] = {}  # what holds the blocks of loads that may have begun in a failed step
         self.held: dict[str, Request] = {}  # finished, blocks read by the connector
@@ -43,6 +42,11 @@ class Lifecycle:
         self.num_preemptions = 0
         self._patience = ABANDONED_STEPS
         self._draining: dict[int, Request] = {}  # by slot: finished, named by unanswered steps
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self.batch)
 
     @property
     def num_waiting(self) -> int:
@@ -66,10 +70,12 @@ class Lifecycle:
         self.num_preemptions += 1
         self.waiting.add(request)
 
-    def roll_back(self, request: Request, launched: Iterable[LaunchedStep]) -> None:
-        """Recomputes a running or waiting request from its known tokens; what `launched` steps sample is dropped."""
+    def roll_back(self, request: Request, first: int = 0) -> None:
+        """Recomputes a running or waiting request from its known tokens; what steps from `first` on sample is lost."""
         dropped = 0
-        for step in launched:
+        for step in self.launched.values():
+            if step.plan.step < first:
+                continue
             dropped += request in step.requests
             step.requests = [None if owner is request else owner for owner in step.requests]
         if request.state is RequestState.RUNNING:
@@ -78,7 +84,7 @@ class Lifecycle:
             self.kv.free(request)
         request.num_unanswered -= dropped  # earlier steps may still answer
 
-    def load_nothing(self, step: LaunchedStep, launched: Iterable[LaunchedStep]) -> None:
+    def load_nothing(self, step: LaunchedStep) -> None:
         """Called when a launched step could not name its loads to the workers: their requests start again."""
         for request in step.loads:
             self.kv.free(request)
@@ -87,7 +93,7 @@ class Lifecycle:
         for row in step.requests:
             if row is not None and row.transfer.unconfirmed:
                 row.transfer.give_up()
-                self.roll_back(row, launched)
+                self.roll_back(row)
 
     def load(self, request: Request) -> None:
         """Moves a waiting request to those whose blocks the connector is filling."""
@@ -174,9 +180,10 @@ class Lifecycle:
             kv_transfer=parameters,
         )
 
-    def answer(self, slots: np.ndarray) -> None:
-        """Called when a step with these slots was answered: finished requests give back slot and blocks."""
-        for slot in self.batch.slots.answer(slots):
+    def answer(self, plan: StepPlan) -> None:
+        """Called when a launched step was answered or failed: finished requests give back slot and blocks."""
+        del self.launched[plan.step]
+        for slot in self.batch.slots.answer(plan.slots):
             request = self._draining.pop(slot, None)
             if request is not None:
                 request.num_unanswered = 0

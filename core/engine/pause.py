@@ -31,7 +31,11 @@ class Pause:
     @property
     def stops_steps(self) -> bool:
         """Whether no step may be launched now."""
-        return bool(self._asleep) or self._mode == "keep" or (self._mode == "wait" and not self._scheduler.num_running)
+        return (
+            bool(self._asleep)
+            or self._mode == "keep"
+            or (self._mode == "wait" and not self._scheduler.lifecycle.num_running)
+        )
 
     def begin(self, mode: str) -> None:
         """Pauses; raises `ValueError` for an unknown mode."""

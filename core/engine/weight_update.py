@@ -30,15 +30,12 @@ def update_weights(executor: Executor, scheduler: Scheduler, source: Mapping[str
         executor.call("update_weights", dict(source))
     except Exception as error:
         logger.exception("the new weights could not be read; taking the old ones again")
-        _restore(executor)
+        try:
+            executor.call("update_weights", {})
+        except Exception as broken:
+            text = f"neither the new nor the old weights can be read: {_reason(broken)}"
+            raise BrokenEngineError(text) from broken
         raise RuntimeError(f"the old weights serve on: {_reason(error)}") from error
-
-
-def _restore(executor: Executor) -> None:
-    try:
-        executor.call("update_weights", {})
-    except Exception as error:
-        raise BrokenEngineError(f"neither the new nor the old weights can be read: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -190,7 +190,7 @@ class Simulation:
                 break
         else:
             raise AssertionError("the simulation does not end")
-        assert not self.scheduler.has_unfinished(), "requests are left but nothing is planned"
+        assert not self.scheduler.lifecycle.requests, "requests are left but nothing is planned"
         self.check_quiet()
 
     def tokens(self, request_id: str) -> list[int]:
@@ -206,7 +206,7 @@ class Simulation:
 
     def check_references(self) -> None:
         """Every reference in the pool is an entry of some request's table."""
-        lifecycle, pool = self.scheduler._lifecycle, self.scheduler._kv.pool
+        lifecycle, pool = self.scheduler.lifecycle, self.scheduler._kv.pool
         owners = [*lifecycle.requests.values(), *lifecycle._draining.values()]
         owners += [*lifecycle.held.values(), *lifecycle.loading.values(), *lifecycle.abandoned.values()]
         states = self.scheduler._kv._states
@@ -225,12 +225,12 @@ class Simulation:
         """Nothing is held at rest."""
         pool, batch = self.scheduler._kv.pool, self.scheduler._batch
         self.check_references()
-        if not self.scheduler._lifecycle.abandoned:
+        if not self.scheduler.lifecycle.abandoned:
             assert pool.num_free == pool.num_blocks - 1
         assert batch.slots.num_free == batch.slots.num_slots
         assert batch.slots.num_retired == 0
         assert len(batch) == 0
-        assert not self.scheduler._lifecycle._draining
-        assert not self.scheduler._lifecycle.held
-        assert not self.scheduler._lifecycle.loading
-        assert not self.scheduler._launched
+        assert not self.scheduler.lifecycle._draining
+        assert not self.scheduler.lifecycle.held
+        assert not self.scheduler.lifecycle.loading
+        assert not self.scheduler.lifecycle.launched

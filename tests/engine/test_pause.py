@@ -75,7 +75,6 @@ class Rig:
             executor=self.executor,
             connector=self.connector,
             info=INFO,
-            depth=2,
         )
         self.outputs: dict[str, list[int]] = {}
 

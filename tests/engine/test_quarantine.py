@@ -31,7 +31,7 @@ def run_with_poison(sim: Simulation, poison: set[str], after: int = 0) -> None:
             plan = sim.launch()
             if plan is None:
                 break
-            names = sim.scheduler.living(plan)
+            names = {request.request_id for request in sim.scheduler.living(plan)}
             if any(len(sim.tokens(name)) >= after for name in names & poison):
                 sim.broken.add(plan.step)
                 sim.worker.strict = False
@@ -55,7 +55,7 @@ def test_those_at_fault_end_and_all_others_get_their_tokens(in_flight: int, afte
             assert sim.reason(name) == "error"
         else:
             sim.check(request)
-    assert not sim.scheduler.has_unfinished()
+    assert not sim.scheduler.lifecycle.requests
     assert not sim.scheduler.quarantine.active
     sim.check_quiet()
 
@@ -79,10 +79,10 @@ def test_suspects_of_an_earlier_engine_run_after_the_others_and_alone() -> None:
         sim.add(make_request(name, [1, 2, 3], max_tokens=20))
     seen: list[set[str]] = []
     deadline = time.monotonic() + 100
-    while sim.scheduler.has_unfinished() and time.monotonic() < deadline:
+    while sim.scheduler.lifecycle.requests and time.monotonic() < deadline:
         plan = sim.launch()
         if plan is not None:
-            seen.append(sim.scheduler.living(plan))
+            seen.append({request.request_id for request in sim.scheduler.living(plan)})
             sim.answer()
     groups = [group for group, last in zip(seen, [set(), *seen], strict=False) if group != last]
     assert groups[:3] == [{"d", "e"}, {"a", "b"}, {"c"}]
@@ -108,7 +108,7 @@ def test_the_journal_names_what_is_in_flight_after_the_writers_end() -> None:
     if child == 0:
         sim = Simulation(layout=make_layout(200), max_in_flight=3, max_num_seqs=8)
         journal = Journal(reader.descriptor)
-        journal.open(sim.scheduler.num_slots)
+        journal.open(sim.scheduler.lifecycle.batch.slots.num_slots)
         journal.beat(idle=False)
         long_name = "ö" * 300
         for name in ("a", "b", long_name):
@@ -228,7 +228,7 @@ def test_a_device_that_fails_for_good_ends_the_engine_before_all_requests_have_e
     worker.broken = True
     with pytest.raises(BrokenEngineError, match="unrelated requests fail one after the other: the kernel failed"):
         finish(engine)
-    assert len(engine.scheduler.unfinished()) == 15
+    assert len(engine.scheduler.lifecycle.requests) == 15
 
 
 def test_a_worker_that_fails_whoever_asks_ends_the_engine_before_all_requests_have_ended(
@@ -239,4 +239,4 @@ def test_a_worker_that_fails_whoever_asks_ends_the_engine_before_all_requests_ha
         engine.add(engines.request(f"p{number}", [1, 2, 3], 5))
     with pytest.raises(BrokenEngineError, match="unrelated requests fail"):
         finish(engine)
-    assert len(engine.scheduler.unfinished()) >= 7
+    assert len(engine.scheduler.lifecycle.requests) >= 7

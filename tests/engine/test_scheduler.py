@@ -271,7 +271,7 @@ def test_abort_reaches_waiting_running_and_in_flight_requests():
     sim.launch()
     outputs = sim.collect(sim.scheduler.abort(["a", "b", "a", "unknown"]))
     assert [(output.request_id, output.finish_reason) for output in outputs] == [("a", "abort"), ("b", "abort")]
-    assert not sim.scheduler.has_unfinished()
+    assert not sim.scheduler.lifecycle.requests
     sim.run()
     assert sim.tokens("a") == []
     assert sim.scheduler.abort(["a"]) == []
@@ -489,7 +489,7 @@ def test_a_connector_may_hold_the_blocks_of_a_finished_request():
     layout = make_layout(20)
     sim = Simulation(layout=layout, connector=FakeConnector(layout=layout, hold=True))
     sim.add(make_request("a", list(range(9)), max_tokens=2))
-    while sim.scheduler.has_unfinished():
+    while sim.scheduler.lifecycle.requests:
         sim.step()
     assert sim.outputs["a"][-1].kv_transfer == {"remote": "a"}
     assert sim.scheduler.has_transfers()

@@ -101,7 +101,7 @@ def test_two_owners_share_evenly(fair: Run) -> None:
         fair.step()
     assert 16 <= fair.num_ended("a") <= 28
     fair.finish()
-    shares = fair.engine.scheduler._lifecycle.turns._shares
+    shares = fair.engine.scheduler.lifecycle.turns._shares
     assert shares == {}, "owners without requests are kept"
 
 
@@ -113,7 +113,7 @@ def test_requests_that_end_early_cost_what_they_used(fair: Run) -> None:
     for number in range(7):
         del fair.asked[f"a{number}"]
     fair.step()
-    requests = fair.engine.scheduler._lifecycle.requests
+    requests = fair.engine.scheduler.lifecycle.requests
     fair.add("a", 1)
     fair.add("b", 1)
     assert requests["a8"].turn - requests["b9"].turn < 80
@@ -147,7 +147,7 @@ def test_blocks_that_one_owner_has_taken_are_there_for_another_at_once() -> None
     while not sim.outputs["b"]:
         sim.step()
         assert len(sim.plans) - began <= 20, "it waits for those that were preempted"
-    while sim.scheduler.has_unfinished():
+    while sim.scheduler.lifecycle.requests:
         sim.step()
     sim.check(asked)
 
@@ -177,7 +177,7 @@ def test_decodes_that_take_all_tokens_of_a_step_leave_some_for_another_owner() -
     sim = Simulation(layout=simulated_layout(400), policy=FairPolicy, max_num_seqs=16, max_num_batched_tokens=8)
     for number in range(8):
         sim.add(make_request(f"a{number}", [1], 60, owner="a", seed=number))
-    while sim.scheduler.num_running < 8:
+    while sim.scheduler.lifecycle.num_running < 8:
         sim.step()
     asked = make_request("b", [2], 4, owner="b")
     sim.add(asked)

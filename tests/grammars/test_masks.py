@@ -185,8 +185,8 @@ def test_no_mask_is_filled_while_a_token_before_it_is_on_its_way(run: Run) -> No
     while not run.engine._in_flight:
         run.engine._late += scheduler.constraints.admit()
         run.engine._launch()
-    request = scheduler._lifecycle.requests["a"]
-    scheduler._lifecycle.preempt(request)  # as for another request, or for one under suspicion
+    request = scheduler.lifecycle.requests["a"]
+    scheduler.lifecycle.preempt(request)  # as for another request, or for one under suspicion
     assert request.num_unanswered
     assert scheduler.constraints.must_wait(request)
     assert not scheduler.constraints._filler.num_ahead
@@ -230,7 +230,7 @@ def test_the_largest_grammar_in_use_gives_way(run: Run, monkeypatch: pytest.Monk
         run.add(f"quick{number}", 80, f"quick:{number}")
     while not all(run.times[f"quick{number}"] for number in range(4)):
         run.step()
-    requests = run.engine.scheduler._lifecycle.requests
+    requests = run.engine.scheduler.lifecycle.requests
     requests["quick2"].grammar.grammar.num_bytes = 1 << 20
     run.finish()
     run.check("quick0", "quick1", "quick3")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from weakref import WeakKeyDictionary
 
@@ -31,14 +30,11 @@ _FILLS_PER_LOOK = 16
 
 
 class Constraints:
-    """Follows the requests of one engine. `roll_back` takes one out of the launched steps, to be planned anew."""
+    """Follows the requests of one engine, at most `max_slots` of which run at a time."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, compiler: GrammarCompiler, max_slots: int, roll_back: Callable[[Request], None]
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, compiler: GrammarCompiler, max_slots: int) -> None:
         self._lifecycle = lifecycle
         self._compiler = compiler
-        self._roll_back = roll_back
         self._compiling: dict[str, tuple[Request, Future[Grammar]]] = {}
         self._news = threading.Event()  # a grammar is compiled, or a mask filled ahead
         self._filler = MaskFiller(self._news.set, max_slots)
@@ -131,7 +127,7 @@ class Constraints:
             if request.grammar is not None and request.state is not RequestState.FINISHED:
                 request.grammar.pace.note(math.inf)
                 request.grammar.ahead = Ahead(fill.words[row], fill.filled[row])
-                self._roll_back(request)
+                self._lifecycle.roll_back(request)
         return fill.num_filling
 
     def _bound_memory(self) -> list[EngineOutput]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...config.tree import SchedulerConfig
 from ..cache.kv_cache import PrefixHit
+from ..grammar.constraints import Constraints
 from ..lifecycle import Lifecycle
 from ..recovery.quarantine import Quarantine
 from ..request import Request, RequestState
@@ -20,10 +19,10 @@ class Admission:
         config: SchedulerConfig,
         lifecycle: Lifecycle,
         quarantine: Quarantine,
-        must_wait: Callable[[Request], bool] = lambda request: False,
+        constraints: Constraints,
     ) -> None:
         self._lifecycle = lifecycle
-        self._must_wait = must_wait
+        self._constraints = constraints
         self._quarantine = quarantine
         self._chunked = config.enable_chunked_prefill
         self._max_tokens = config.max_num_batched_tokens
@@ -54,15 +53,17 @@ class Admission:
         for request in self._lifecycle.waiting:
             if draft.budget == 0 or slots.num_free == 0:
                 break
-            if self._quarantine.active and not self._quarantine.allows(request):
-                continue
-            if request.num_unanswered:
+            if request.num_unanswered and self._quarantine.allows(request):
                 break  # preempted a moment ago: its newest token is still in flight, and the others must not overtake
-            if request.grammar is not None and self._must_wait(request):
-                continue
-            if not self._try(draft, request):
+            if self.may_run(request) and not self._try(draft, request):
                 draft.no_room = True
                 break
+
+    def may_run(self, request: Request) -> bool:
+        """Whether nothing but room is missing for a waiting request."""
+        if request.num_unanswered or (self._quarantine.active and not self._quarantine.allows(request)):
+            return False
+        return not self._constraints.must_wait(request)
 
     def _is_long(self, request: Request) -> bool:
         return 0 < self._long < request.num_tokens

@@ -49,23 +49,15 @@ class Drafting:
         totals = batch.num_computed[slots] + 1 + counts
         for index in np.flatnonzero((totals > batch.covered[slots]) & (counts > 0)).tolist():
             slot, total = int(slots[index]), int(totals[index])
-            counts[index] = max(0, self._cover(draft, slot, total) - int(batch.num_computed[slot]) - 1)
+            if (request := batch.owners[slot]) is not None:
+                draft.extend(self._kv, batch, request, total)
+            covered = min(int(batch.covered[slot]), total)
+            counts[index] = max(0, covered - int(batch.num_computed[slot]) - 1)
         draft.counts[slots] += counts
         draft.drafts = np.zeros_like(draft.counts)
         draft.drafts[slots] = counts
         draft.budget -= int(counts.sum())
         draft.several = True
-
-    def _cover(self, draft: StepDraft, slot: int, total: int) -> int:
-        """Takes free blocks for up to `total` tokens of the request; returns for how many tokens it has blocks then."""
-        batch, request = self._batch, self._batch.owners[slot]
-        if request is None:
-            return 0
-        before = [len(table) for table in request.cache.blocks]
-        if self._kv.extend(request, batch.least_computed(slot), total):
-            batch.covered[slot] = self._kv.capacity(request)
-            draft.note_blocks(request, before)
-        return min(int(batch.covered[slot]), total)
 
     def answer(self, step: LaunchedStep, result: StepResult) -> None:
         """Takes back rejected drafts of requests that still run; called before the step's tokens are added."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...interfaces.step import BlockAppend, NewRequest, StepPlan
-from ..cache.kv_cache import Publication
+from ..cache.kv_cache import KVCache, Publication
 from ..request import Request
 from .batch import Batch
 
@@ -63,11 +63,16 @@ class StepDraft:
         self._grown = [entry for entry in self._grown if entry[0] != slot]
         return self.publications.pop(slot, [])
 
-    def note_blocks(self, request: Request, before: list[int]) -> None:
-        """Notes the blocks that a request's tables gained since they had the lengths `before`."""
+    def extend(self, kv: KVCache, batch: Batch, request: Request, total: int) -> bool:
+        """Takes free blocks for the first `total` tokens of a running request; False without enough of them."""
+        before = [len(table) for table in request.cache.blocks]
+        if not kv.extend(request, batch.least_computed(request.slot), total):
+            return False
+        batch.covered[request.slot] = kv.capacity(request)
         for group, start in enumerate(before):
             if len(request.cache.blocks[group]) > start:
                 self._grown.append((request.slot, group, start, request.cache.blocks[group][start:]))
+        return True
 
     def note_block(self, request: Request) -> None:
         """Notes the last block of each of a request's tables."""

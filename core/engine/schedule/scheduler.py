@@ -73,35 +73,22 @@ class Scheduler:
         self._batch = Batch(self._config.max_num_seqs, prefixes)
         self._waiting = WaitingQueue(policy)
         self._transfers = Transfers(connector, self._kv)
-        self._lifecycle = Lifecycle(kv=self._kv, batch=self._batch, waiting=self._waiting, transfers=self._transfers)
-        self.constraints = Constraints(self._lifecycle, compiler, self._config.max_num_seqs, self._roll_back)
+        self.lifecycle = lifecycle = Lifecycle(
+            kv=self._kv, batch=self._batch, waiting=self._waiting, transfers=self._transfers
+        )
+        self.constraints = Constraints(lifecycle, compiler, self._config.max_num_seqs)
         self.quarantine = Quarantine()
-        self._admission = Admission(self._config, self._lifecycle, self.quarantine, self.constraints.must_wait)
-        self._answers = Answers(self._lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
-        self._launched: dict[int, LaunchedStep] = {}  # by step, oldest first
+        self._admission = Admission(self._config, lifecycle, self.quarantine, self.constraints)
+        self._answers = Answers(lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
         self._counts = np.zeros(self._config.max_num_seqs, np.int32)
         self.admits = True  # whether waiting requests may run
         self._drafting = Drafting(config.speculation, self._batch, self._kv, exact=max_in_flight == 1)
         self._num_steps = 0
         self._num_added = 0
 
-    @property
-    def num_running(self) -> int:
-        """Requests that hold a slot."""
-        return len(self._batch)
-
-    def unfinished(self) -> list[str]:
-        """Ids of all requests that have not ended."""
-        return list(self._lifecycle.requests)
-
-    @property
-    def num_slots(self) -> int:
-        """Most requests of a step."""
-        return self._config.max_num_seqs
-
     def add(self, source: EngineRequest) -> None:
         """Queues a request. Raises `ValueError` when it can never run, `QueueFullError` when too many wait."""
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         max_len = self._limits.max_len(source)
         if source.request_id in lifecycle.requests:
             raise ValueError(
@@ -131,15 +118,16 @@ class Scheduler:
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
         """Ends requests wherever they are and returns their last outputs; unknown and finished ids are ignored."""
-        found = [self._lifecycle.requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
-        return [self._lifecycle.finish(request, "abort") for request in found if request is not None]
+        found = [self.lifecycle.requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
+        return [self.lifecycle.finish(request, "abort") for request in found if request is not None]
 
     def schedule(self, empty: bool = False) -> StepPlan | None:
         """Plans one step, or None when nothing can be done before an answer (or ever); with `empty` one without rows.
 
         The plan counts as launched: `update` or `fail` must be called with it.
         """
-        if len(self._launched) >= self._max_in_flight:
+        lifecycle = self.lifecycle
+        if len(lifecycle.launched) >= self._max_in_flight:
             return None
         if self.quarantine.active:
             self._isolate()
@@ -158,15 +146,14 @@ class Scheduler:
                 self._make_way(draft)
         if self._drafting.active:
             self._drafting.extend(draft, decodes)
-        lifecycle = self._lifecycle
         if not (self._worth_a_step(draft, empty) or empty):
             return None
         launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
         lifecycle.removed_slots, lifecycle.finished_ids = [], []
-        self._launched[launched.plan.step] = launched
+        lifecycle.launched[launched.plan.step] = launched
         self._num_steps += 1
         if not self._transfers.attach(launched.plan):
-            lifecycle.load_nothing(launched, list(self._launched.values()))
+            lifecycle.load_nothing(launched)
         return launched.plan
 
     def _make_way(self, draft: StepDraft) -> None:
@@ -175,10 +162,10 @@ class Scheduler:
         One does, and more while the blocks that are free then are too few for its first step. It goes first from then
         on: requests of others that were preempted may stand before it.
         """
-        gives_way, turns = self._policy.gives_way, self._lifecycle.turns
+        gives_way, turns = self._policy.gives_way, self.lifecycle.turns
         admitted = {new.slot for new in draft.added}  # in this step, whose plan names their slots already
         running = [one for one in self._batch.requests if one.slot not in admitted]
-        for waiting in self._waiting.first_of_each(turns.num_waiting, self._may_run):
+        for waiting in self._waiting.first_of_each(turns.num_waiting, self._admission.may_run):
             leaving = [one for one in running if gives_way(one, waiting)]
             if leaving:
                 break
@@ -189,23 +176,17 @@ class Scheduler:
         for victim in sorted(leaving, key=self._order_of, reverse=True):
             if gives_way(victim, waiting):
                 turns.put_behind(victim, waiting)
-                self._lifecycle.preempt(victim, draft)
+                self.lifecycle.preempt(victim, draft)
                 # those that stay may each take one more block of every group before the answers free its slot
                 if self._kv.pool.num_free >= needed + len(self._batch) * len(self._layout.groups):
                     return
 
-    def _may_run(self, request: Request) -> bool:
-        """Whether nothing but room is missing for a waiting request."""
-        if request.num_unanswered or (self.quarantine.active and not self.quarantine.allows(request)):
-            return False
-        return not self.constraints.must_wait(request)
-
     def _isolate(self) -> None:
         """Lets only those run whom the quarantine allows to."""
-        self.quarantine.review(self._lifecycle.requests)
+        self.quarantine.review(self.lifecycle.requests)
         for request in reversed(self._batch.requests):
             if not self.quarantine.allows(request):
-                self._lifecycle.preempt(request)
+                self.lifecycle.preempt(request)
 
     def _todo(self) -> np.ndarray:
         """Tokens [running] that each running request has to compute now, in order of admission."""
@@ -227,9 +208,6 @@ class Scheduler:
             if batch.num_planned[slot] > request.num_tokens or self.constraints.must_wait(request):
                 found.append(slot)
         return found
-
-    def _roll_back(self, request: Request) -> None:
-        self._lifecycle.roll_back(request, list(self._launched.values()))
 
     def _continue_decodes(self, draft: StepDraft, slots: np.ndarray) -> None:
         batch = self._batch
@@ -268,20 +246,17 @@ class Scheduler:
 
     def _grow(self, draft: StepDraft, request: Request, count: int) -> bool:
         """Makes room for `count` more tokens, at the cost of others; False when not, or when it gave way itself."""
-        kv, batch, slot = self._kv, self._batch, request.slot
-        least, total = batch.least_computed(slot), int(batch.num_computed[slot]) + count
-        before = [len(table) for table in request.cache.blocks]
-        while not kv.extend(request, least, total):
+        kv, batch = self._kv, self._batch
+        total = int(batch.num_computed[request.slot]) + count
+        while not draft.extend(kv, batch, request, total):
             if self._admission.reclaim():
                 continue
             if len(batch) == 1:
                 return False
             victim = self._least_urgent()
-            self._lifecycle.preempt(victim, draft)
+            self.lifecycle.preempt(victim, draft)
             if victim is request:
                 return False
-        batch.covered[slot] = kv.capacity(request)
-        draft.note_blocks(request, before)
         return True
 
     def _least_urgent(self) -> Request:
@@ -297,15 +272,15 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Applies the answer to a launched plan; plans are answered in the order of their launch."""
-        step = self._answered(plan)
+        step = self._launched(plan)
         outputs = []
         try:
             if result.transfer is not None:
-                outputs += self._answers.apply_transfer(result.transfer, [step, *self._launched.values()])
+                outputs += self._answers.apply_transfer(result.transfer, step)
             self._drafting.answer(step, result)
             outputs += self._answers.accept(step, result)
         finally:
-            self._lifecycle.answer(plan.slots)
+            self.lifecycle.answer(plan)
         return outputs
 
     def fail(self, plan: StepPlan, error: str) -> list[EngineOutput]:
@@ -314,19 +289,18 @@ class Scheduler:
         A request that was alone and waited for a load of the connector is computed without the connector first. A later
         plan repeats the removals and additions that workers learnt from this plan alone.
         """
-        living = self._living(plan)
-        step = self._answered(plan)
-        later = [launched for launched in self._launched.values() if launched.plan.step > plan.step]
+        step, living = self._launched(plan), self.living(plan)
         guilty = self.quarantine.blame(living)
         if guilty is not None and guilty.transfer.unconfirmed:
             guilty = None
-        outputs = self._answers.fail_step(step, later, error, [one for one in living if one is not guilty])
-        lifecycle, owners = self._lifecycle, self._batch.owners
-        reused = {new.slot for launched in (step, *later) for new in launched.plan.added}
+        outputs = self._answers.fail_step(step, error, [one for one in living if one is not guilty])
+        lifecycle, owners = self.lifecycle, self._batch.owners
+        since = [launched.plan for launched in lifecycle.launched.values() if launched.plan.step >= plan.step]
+        reused = {new.slot for one in since for new in one.added}
         gone = [slot for slot in plan.removed_slots.tolist() if owners[slot] is None and slot not in reused]
         lifecycle.removed_slots += [slot for slot in gone if slot not in lifecycle.removed_slots]
         lifecycle.finished_ids += plan.finished_ids
-        lifecycle.answer(plan.slots)
+        lifecycle.answer(plan)
         return outputs
 
     def constrained(self, plan: StepPlan) -> LaunchedStep | None:
@@ -334,60 +308,52 @@ class Scheduler:
         constrained = self._batch.constrained
         if not constrained or constrained.isdisjoint(plan.slots[plan.samples].tolist()):
             return None
-        return self._launched[plan.step]
+        return self.lifecycle.launched[plan.step]
 
-    def living(self, plan: StepPlan) -> set[str]:
+    def living(self, plan: StepPlan) -> list[Request]:
         """The unfinished requests whose tokens a launched plan computes."""
-        return {request.request_id for request in self._living(plan)}
+        step = self._launched(plan)
+        return [one for one in step.requests if one is not None and one.state is not RequestState.FINISHED]
 
-    def _living(self, plan: StepPlan) -> list[Request]:
-        step = self._launched.get(plan.step)
-        rows = step.requests if step is not None else ()
-        return [one for one in rows if one is not None and one.state is not RequestState.FINISHED]
-
-    def _answered(self, plan: StepPlan) -> LaunchedStep:
-        step = self._launched.pop(plan.step, None)
+    def _launched(self, plan: StepPlan) -> LaunchedStep:
+        step = self.lifecycle.launched.get(plan.step)
         if step is None:
-            raise ValueError(f"step {plan.step} is not in flight; there are: {list(self._launched)}")
+            raise ValueError(f"step {plan.step} is not in flight; there are: {list(self.lifecycle.launched)}")
         return step
-
-    def has_unfinished(self) -> bool:
-        """Whether requests are waiting, loading or running."""
-        return bool(self._lifecycle.requests)
 
     def _worth_a_step(self, draft: StepDraft, empty: bool) -> bool:
         if np.count_nonzero(draft.counts) or draft.undecided or self.has_transfers():
             return True
-        return not self._launched and self._lifecycle.await_abandoned(missed=empty)
+        return not self.lifecycle.launched and self.lifecycle.await_abandoned(missed=empty)
 
     @property
     def num_transfers(self) -> int:
         """Requests whose blocks the connector may be writing or reading."""
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         return len(lifecycle.loading) + len(lifecycle.abandoned) + len(lifecycle.held)
 
     def has_transfers(self) -> bool:
         """Whether the connector needs steps, if need be without tokens, to go on with its transfers."""
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         return self._transfers.active and bool(lifecycle.loading or lifecycle.held or lifecycle.finished_ids)
 
     def preempt_all(self) -> None:
         """Sends every running request back to the queue, in its order."""
         for request in reversed(self._batch.requests):
-            self._lifecycle.preempt(request)
+            self.lifecycle.preempt(request)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached prefixes; returns whether it could, which it cannot while requests run or load."""
         while self._admission.reclaim():
             pass
-        if len(self._batch) or self._lifecycle.loading:
+        if len(self._batch) or self.lifecycle.loading:
             return False
         self._kv.pool.withdraw_all()
         return True
 
     def stats(self) -> EngineStats:
-        """Counters since the start and current gauges; the engine loop fills in `step_seconds`."""
-        lifecycle, admission = self._lifecycle, self._admission
+        """Counters since the start and current gauges; the engine adds those of its steps."""
+        lifecycle, admission = self.lifecycle, self._admission
         stats = EngineStats(
             running=len(self._batch),
             waiting=lifecycle.num_waiting,
@@ -398,7 +364,6 @@ class Scheduler:
             preemptions=lifecycle.num_preemptions,
             prompt_tokens=admission.prompt_tokens,
             generated_tokens=self._answers.generated_tokens,
-            steps=self._num_steps,
             finished=dict(lifecycle.finished_counts),
             connector_counters=dict(self._transfers.counters),
             connector_gauges=dict(self._transfers.gauges),

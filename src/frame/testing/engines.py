@@ -174,14 +174,13 @@ def fake_engine(
     facts = executor.load()
     executor.allocate(layout)
     connector = connector or NullConnectorScheduler(make_setup("connector", config=config, layout=layout))
-    depth = executor.max_in_flight
     scheduler = Scheduler(
         config=config,
         layout=layout,
         policy=policy,
         connector=connector,
         max_model_len=max_model_len,
-        max_in_flight=depth,
+        max_in_flight=executor.max_in_flight,
         compiler=compiler or no_grammars(),
     )
     info = EngineInfo(
@@ -198,6 +197,5 @@ def fake_engine(
         executor=executor,
         connector=connector,
         info=info,
-        depth=depth,
         merge=ResultMerge(len(facts)),
     )
