@@ -59,7 +59,7 @@ class Stages:
     def __init__(self, num_streams: int, num_steps: int) -> None:
         from frame.core.config.checkpoint import read_checkpoint
         from frame.core.config.tree import FrameConfig
-        from frame.core.front.async_llm import AsyncLLM
+        from frame.core.front.async_front import AsyncFront
         from frame.core.front.front import tokenizer_source
         from frame.core.front.turn import build_parsers
         from frame.core.interfaces.client import EngineInfo
@@ -89,7 +89,7 @@ class Stages:
         checkpoint = read_checkpoint(config)
         source = tokenizer_source(config, checkpoint)
         self._ids = source.get().encode(TEXT, add_special_tokens=False)
-        self._llm = AsyncLLM(config=config, client=self._client, checkpoint=checkpoint, tokenizer=source)
+        self._llm = AsyncFront(config, self._client, checkpoint, registry, source)
         self._host = ServingHost(config, self._client)
         self._host.open(self._llm, build_parsers(config, registry, self._llm.front))
         endpoints = [one for one in make_endpoints(config, registry, self._host) if not one.admin]
@@ -102,7 +102,7 @@ class Stages:
 
         params = SamplingParams(output_kind=RequestOutputKind.DELTA, **_PARAMS)
         print("| stage | cheapest step, µs a token | median step |\n|---|---|---|")
-        await self._tasks("decoding, text side, `AsyncLLM.generate`", lambda n: self._llm.generate([5, 6], params, n))
+        await self._tasks("decoding, text side, `AsyncFront.stream`", lambda n: self._llm.stream([5, 6], params, n))
         await self._tasks("… and what the server watches", lambda n: self._host.generation.generate([5, 6], params, n))
         listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
         from frame.core.server.http import make_server

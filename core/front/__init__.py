@@ -1,1 +1,1 @@
-"""The text side: templates, tokenizers, stop strings, chat turns, and the record of each request; LLM and AsyncLLM."""
+"""The text side: templates, tokenizers, stop strings, chat turns, and the record of each request."""

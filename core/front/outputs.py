@@ -1,14 +1,16 @@
-"""What a caller gets back: `RequestOutput` and the `CompletionOutput`s in it. Plain data."""
+"""What a caller gets back: `RequestOutput` and the `CompletionOutput`s in it, `PoolingRequestOutput`. Plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from ..interfaces.engine import Fault, FinishReason
-from .logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
+from .logprobs import PromptLogprobs, SampleLogprobs
 
-__all__ = ["CompletionOutput", "FlatLogprobs", "Logprob", "RequestMetrics", "RequestOutput"]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -133,3 +135,23 @@ class RequestOutput:
             else:
                 self.outputs[position] = completion
         self.outputs.sort(key=lambda completion: completion.index)
+
+
+@dataclass
+class PoolingOutput:
+    """float32 `data`: [size], or [rows, size] with a row for each token. `error`: why pooling failed."""
+
+    data: np.ndarray
+    error: str | None = None
+    fault: Fault = "engine"
+
+
+@dataclass
+class PoolingRequestOutput(Generic[T]):
+    """The answer to one prompt."""
+
+    request_id: str
+    outputs: T
+    prompt_token_ids: list[int]
+    num_cached_tokens: int | None = None
+    finished: bool = True

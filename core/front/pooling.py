@@ -16,8 +16,7 @@ from ..interfaces.engine import EngineOutput, EngineRequest, Fault, FinishReason
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams, PoolingTask
 from ..interfaces.sampling import SamplingParams
 from .input_processor import Admitted, Limits, check_ids
-from .outputs import RequestMetrics
-from .pooled_outputs import PoolingOutput, PoolingRequestOutput
+from .outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics
 from .prompts import InvalidRequest, ParsedPrompt
 from .special_frame import SpecialFrame
 from .tokenizer import TokenizerSource

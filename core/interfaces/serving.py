@@ -95,7 +95,7 @@ class Generation(Protocol):
     ) -> AsyncGenerator[Any, None]:
         """Yields `RequestOutput`, each with what is new; raises `RequestError` when the request fails.
 
-        `options` are keywords of `AsyncLLM.generate`, such as `priority`. Closing the stream aborts the request.
+        `options` are `priority` and `kv_transfer`, as in `AsyncLLM.generate`. Closing the stream aborts the request.
         """
 
     async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:

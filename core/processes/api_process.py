@@ -35,7 +35,7 @@ from .client import RemoteEngine
 from .messages import EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
 
 if TYPE_CHECKING:
-    from ..front.async_llm import AsyncLLM
+    from ..front.async_front import AsyncFront
     from ..front.tokenizer import TokenizerSource
 
 logger = logging.getLogger("frame.server")
@@ -186,10 +186,10 @@ class ApiProcess:
                 logger.warning("requests with text will be refused: %s", error)
         return checkpoint, tokenizer
 
-    def _make_front(self, checkpoint: Checkpoint, tokenizer: TokenizerSource) -> tuple[AsyncLLM, OutputParsers]:
-        from ..front.async_llm import AsyncLLM
+    def _make_front(self, checkpoint: Checkpoint, tokenizer: TokenizerSource) -> tuple[AsyncFront, OutputParsers]:
+        from ..front.async_front import AsyncFront
 
-        llm = AsyncLLM(config=self._config, client=self._client, checkpoint=checkpoint, tokenizer=tokenizer)
+        llm = AsyncFront(self._config, self._client, checkpoint, self._registry, tokenizer)
         return llm, build_parsers(self._config, self._registry, llm.front)
 
     def _begin_drain(self, server: Server, ingress: Ingress) -> None:

@@ -53,7 +53,7 @@ class TimedGeneration:
 
     def params(self, body: SamplingFields, **fields: Any) -> SamplingParams:
         with refusals():
-            return body.sampling(self._host.llm.get_default_sampling_params(), **fields)
+            return body.sampling(self._host.llm.front.default_sampling_params.clone(), **fields)
 
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any
@@ -61,7 +61,7 @@ class TimedGeneration:
         scope = REQUEST.get() or {}
         owner, limits = scope.get(OWNER, ""), scope.get(OUTPUTS)
         record = RequestRecord(self._host.metrics, params, self._host.reporter.wants_outputs)
-        stream = self._host.llm.generate(self._salted(prompt), params, request_id, owner=owner, **options)
+        stream = self._host.llm.stream(self._salted(prompt), params, request_id, owner=owner, **options)
         try:
             async with self._recorded(scope, record, stream, prompt):
                 with contextlib.nullcontext() if limits is None else limits.outputs(owner, params.n):
@@ -76,7 +76,7 @@ class TimedGeneration:
         scope = REQUEST.get() or {}
         record = RequestRecord(self._host.metrics, _POOLED)
         owner = scope.get(OWNER, "")
-        stream = self._host.llm.encode(self._salted(prompt), params, request_id, owner=owner, **options)
+        stream = self._host.llm.stream(self._salted(prompt), params, request_id, owner=owner, **options)
         async with self._recorded(scope, record, stream, prompt):
             output = await anext(until_deadline(stream, scope))
             record.begin(output)

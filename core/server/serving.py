@@ -34,7 +34,7 @@ from .streams import EventStream, race
 from .texts import FrontTexts
 
 if TYPE_CHECKING:
-    from ..front.async_llm import AsyncLLM
+    from ..front.async_front import AsyncFront
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BoundedModel)
@@ -78,7 +78,7 @@ class ServingHost:
         self.calls: RouteCalls | None = None
         #: asks the parent to stop the server
         self.shut_down: Callable[[], Awaitable[None]] = _no_parent
-        self._llm: AsyncLLM | None = None
+        self._llm: AsyncFront | None = None
         self._limits: Limits | None = None
         self._parsers: OutputParsers | None = None
         self.models = HostModels(self)
@@ -89,7 +89,7 @@ class ServingHost:
         self.http = ServedRequests(self)
         self.engine = ClientControl(self)
 
-    def open(self, llm: AsyncLLM, parsers: OutputParsers) -> None:
+    def open(self, llm: AsyncFront, parsers: OutputParsers) -> None:
         """Starts to serve."""
         self._parsers = parsers
         info, server = self.client.info, self.config.server
@@ -111,7 +111,7 @@ class ServingHost:
         )
 
     @property
-    def llm(self) -> AsyncLLM:
+    def llm(self) -> AsyncFront:
         """The text side; raises `RequestError` 503 before the engine was ready."""
         return self._opened(self._llm)
 

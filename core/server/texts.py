@@ -51,7 +51,7 @@ class FrontTexts:
         if wrong is not None:
             raise RequestError(400, f"token id must be in [0, {vocab_size}), got {wrong}", param="tokens")
         with refusals():
-            return await asyncio.to_thread(self._host.llm.tokenizer.decode, token_ids, False)
+            return await asyncio.to_thread(self._host.llm.front.tokenizer().decode, token_ids, False)
 
     def tokenizer_info(self) -> dict[str, Any]:
         with refusals():

@@ -12,18 +12,12 @@ from .vllm_names.modules import install as _install_vllm_names
 
 if TYPE_CHECKING:
     __version__: str
-    from .core.front.async_llm import AsyncLLM as AsyncLLM, AsyncLLMEngine as AsyncLLMEngine
     from .core.front.logprobs import Logprob as Logprob
-    from .core.front.outputs import CompletionOutput as CompletionOutput, RequestOutput as RequestOutput
-    from .core.front.pooled_outputs import (
-        ClassificationOutput as ClassificationOutput,
-        ClassificationRequestOutput as ClassificationRequestOutput,
-        EmbeddingOutput as EmbeddingOutput,
-        EmbeddingRequestOutput as EmbeddingRequestOutput,
+    from .core.front.outputs import (
+        CompletionOutput as CompletionOutput,
         PoolingOutput as PoolingOutput,
         PoolingRequestOutput as PoolingRequestOutput,
-        ScoringOutput as ScoringOutput,
-        ScoringRequestOutput as ScoringRequestOutput,
+        RequestOutput as RequestOutput,
     )
     from .core.front.prompts import PromptType as PromptType, TextPrompt as TextPrompt, TokensPrompt as TokensPrompt
     from .core.interfaces.pooling_params import PoolingParams as PoolingParams
@@ -35,9 +29,18 @@ if TYPE_CHECKING:
     )
     from .core.plugin_host.kinds import hookimpl as hookimpl
     from .core.plugin_host.model_registry import ModelRegistry as ModelRegistry
+    from .offline.async_llm import AsyncLLM as AsyncLLM, AsyncLLMEngine as AsyncLLMEngine
     from .offline.beam import BeamSearchParams as BeamSearchParams
     from .offline.engine import LLMEngine as LLMEngine
     from .offline.llm import LLM as LLM
+    from .offline.pooled_outputs import (
+        ClassificationOutput as ClassificationOutput,
+        ClassificationRequestOutput as ClassificationRequestOutput,
+        EmbeddingOutput as EmbeddingOutput,
+        EmbeddingRequestOutput as EmbeddingRequestOutput,
+        ScoringOutput as ScoringOutput,
+        ScoringRequestOutput as ScoringRequestOutput,
+    )
     from .vllm_names.engine_args import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
 
 #: Modules that are attributes of `frame` without an import of their own.

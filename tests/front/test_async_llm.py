@@ -8,11 +8,11 @@ import pytest
 
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
-from frame.core.front.async_llm import AsyncLLM
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.template import ChatOptions
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import EngineDeadError, EngineOutput, PoolingParams, RequestOutputKind, SamplingParams
+from frame.offline.async_llm import AsyncLLM
 
 from .engines import FakeEngine
 from .test_front import checkpoint

@@ -9,7 +9,8 @@ from hypothesis import given, settings, strategies as st
 from frame.core.config.checkpoint import Checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.front.front import Front
-from frame.core.front.outputs import CompletionOutput, FlatLogprobs, RequestOutput
+from frame.core.front.logprobs import FlatLogprobs
+from frame.core.front.outputs import CompletionOutput, RequestOutput
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.tokenizer import TokenizerSource
 from frame.interfaces import EngineOutput, RequestOutputKind, SamplingParams

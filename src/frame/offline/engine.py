@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from frame.core.config.tree import FrameConfig
 from frame.core.front.front import Front
 from frame.core.front.prompts import InvalidRequest
-from frame.core.front.unserved import refuse_unserved, sleep_keeps
 from frame.core.interfaces.client import EngineCore
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingParams
@@ -17,6 +16,7 @@ from frame.core.interfaces.sampling import SamplingParams
 from frame.core.startup.openmp import LATE, import_torch, spins_long
 
 from .metrics import Metric, RequestStatistics
+from .unserved import refuse_unserved, sleep_keeps
 
 if TYPE_CHECKING:
     from frame.vllm_names.engine_args import EngineArgs

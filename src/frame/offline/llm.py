@@ -12,7 +12,6 @@ from frame.core.config.flat import from_flat
 from frame.core.front.outputs import RequestOutput
 from frame.core.front.prompts import InvalidRequest, ParsedPrompt, TokensPrompt, as_prompts, parse_prompt
 from frame.core.front.template import ChatOptions, ContentFormat
-from frame.core.front.unserved import refuse_unserved
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 
 from .beam import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
@@ -20,6 +19,7 @@ from .engine import LLMEngine
 from .metrics import Metric
 from .pooling import PoolingCalls
 from .progress_bar import Progress, ProgressOption
+from .unserved import refuse_unserved
 
 logger = logging.getLogger(__name__)
 

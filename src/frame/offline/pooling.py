@@ -7,20 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from frame.core.front.pooled_outputs import (
-    ClassificationRequestOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-)
+from frame.core.front.outputs import PoolingOutput, PoolingRequestOutput
 from frame.core.front.prompts import InvalidRequest, ParsedPrompt, as_prompts, parse_prompt
-from frame.core.front.unserved import refuse_unserved
 from frame.core.interfaces.pooling_params import PoolingParams, PoolingTask
 
 from .engine import LLMEngine
+from .pooled_outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from .progress_bar import ProgressOption
+from .unserved import refuse_unserved
 
 Params = PoolingParams | Sequence[PoolingParams] | None
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from frame.core.front.outputs import RequestOutput
-from frame.core.front.pooled_outputs import PoolingRequestOutput
+from frame.core.front.outputs import PoolingRequestOutput, RequestOutput
 
 #: False: no bar; True: tqdm's; otherwise a callable that makes a bar from tqdm's keywords
 ProgressOption: TypeAlias = bool | Callable[..., Any]

@@ -21,7 +21,7 @@ from frame.core.server.serving import ServingHost
 @contextlib.asynccontextmanager
 async def open_routes(config: FrameConfig, command: Sequence[str] | None = None) -> AsyncIterator[Batches]:
     """Starts an engine and offers all routes over it; raises `ConfigError` with the cause when it does not start."""
-    from frame.core.front.async_llm import AsyncLLM
+    from frame.core.front.async_front import AsyncFront
 
     try:
         client = await start_engine(config, command=command)
@@ -30,9 +30,9 @@ async def open_routes(config: FrameConfig, command: Sequence[str] | None = None)
     try:
         host = ServingHost(config, client)
         checkpoint = read_checkpoint(config)
-        llm = await asyncio.to_thread(lambda: AsyncLLM(config=config, client=client, checkpoint=checkpoint))
         registry = Registry.load()
         registry.add_files(config)
+        llm = await asyncio.to_thread(lambda: AsyncFront(config, client, checkpoint, registry))
         host.open(llm, build_parsers(config, registry, llm.front))
         build_app(config, host, [one for one in make_endpoints(config, registry, host) if not one.admin])
         yield host.batches

@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frame.core.front.logprobs import Logprob
-from frame.core.front.outputs import CompletionOutput, RequestOutput
-from frame.core.front.pooled_outputs import PoolingOutput, PoolingRequestOutput
+from frame.core.front.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from frame.core.front.prompts import parse_prompt
 from frame.core.front.turn import AssistantTurn, OutputParsers
 from frame.core.interfaces.client import EngineInfo

@@ -1,30 +1,28 @@
-"""`AsyncLLM`: streaming inference for asyncio programs and for the HTTP server, over an engine in another process."""
+"""`AsyncLLM`: streaming inference for asyncio programs, under vLLM's names, over an engine in another process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ..config.checkpoint import Checkpoint, read_checkpoint
-from ..config.errors import ConfigError
-from ..config.tree import FrameConfig, ModelConfig
-from ..interfaces.client import EngineClient, EngineDeadError
-from ..interfaces.engine import EngineStats
-from ..interfaces.pooling_params import PoolingParams
-from ..interfaces.sampling import RequestOutputKind, SamplingParams
-from ..plugin_host.model_sources import fetch_model
-from ..plugin_host.registry import Registry
-from ..processes.background_client import BackgroundEngine
-from .front import Front, tokenizer_source
-from .output_streams import RequestStreams
-from .outputs import RequestOutput
-from .pooled_outputs import PoolingOutput, PoolingRequestOutput
-from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
-from .template import ChatOptions, text_size
-from .tokenizer import Tokenizer, TokenizerSource
+from frame.core.config.checkpoint import Checkpoint, read_checkpoint
+from frame.core.config.errors import ConfigError
+from frame.core.config.tree import FrameConfig, ModelConfig
+from frame.core.front.async_front import AsyncFront
+from frame.core.front.front import tokenizer_source
+from frame.core.front.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from frame.core.front.tokenizer import Tokenizer, TokenizerSource
+from frame.core.interfaces.client import EngineClient, EngineDeadError
+from frame.core.interfaces.engine import EngineStats
+from frame.core.interfaces.pooling_params import PoolingParams
+from frame.core.interfaces.sampling import SamplingParams
+from frame.core.plugin_host.model_sources import fetch_model
+from frame.core.plugin_host.registry import Registry
+
+from .background_engine import BackgroundEngine
 from .unserved import refuse_unserved, sleep_keeps
 
 if TYPE_CHECKING:
@@ -32,21 +30,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-#: texts of at least this many characters are tokenised on a thread, so that other streams go on
-_LONG_TEXT = 8192
 #: seconds between two checks whether the running requests of a paused engine have ended
 _POLL_SECONDS = 0.02
 
 
-class AsyncLLM:
-    """A front over an `EngineClient`, whose outputs it reads from the first request on.
-
-    When an engine dies, its requests continue on the next engine from the last token that their streams received. Only
-    one event loop may use it. `client` belongs to the caller unless `from_engine_args` made it. `tokenizer` may be
-    passed while it still loads.
-    """
+class AsyncLLM(AsyncFront):
+    """An `AsyncFront` with vLLM's methods. `client` belongs to the caller unless `from_engine_args` made it."""
 
     def __init__(
         self,
@@ -64,22 +53,9 @@ class AsyncLLM:
                 "AsyncLLM takes the config and the client of a running engine, and checkpoint, registry and tokenizer, "
                 f"but not {wrong or 'nothing'}; AsyncLLM.from_engine_args(AsyncEngineArgs(model=...)) starts an engine"
             )
-        from ..plugin_host.logits_processors import request_check
-
+        super().__init__(config, client, checkpoint or read_checkpoint(config), registry or Registry.load(), tokenizer)
         self.config = config
-        self._client = client
         self._owned: BackgroundEngine | None = None
-        check = request_check(config, registry if registry is not None else Registry.load())
-        self.front = Front(
-            config,
-            checkpoint or read_checkpoint(config),
-            client.info,
-            tokenizer=tokenizer,
-            validators=[_refuse_callables, check],
-        )
-        self._streams = RequestStreams(self.front, client)
-        self._stopped = False
-        self._short_texts = asyncio.Lock()
 
     @classmethod
     def from_engine_args(cls, engine_args: AsyncEngineArgs) -> AsyncLLM:
@@ -103,7 +79,7 @@ class AsyncLLM:
         weakref.finalize(llm, engine.stop)  # also when the program ends
         return llm
 
-    async def generate(
+    def generate(
         self,
         prompt: Any,
         sampling_params: SamplingParams | PoolingParams | None,
@@ -116,46 +92,14 @@ class AsyncLLM:
         owner: str = "",
         **unused: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Streams the outputs of one request, as its `output_kind` says, until one is `finished`.
+        """Streams the outputs of one request as `AsyncFront.stream` does.
 
-        Cancelling the task or closing the generator aborts the request. Raises `InvalidRequest` for a request that
-        cannot be served, `EngineDeadError` when there is no engine and none will be started; when the engine dies, the
-        stream goes on with the next one, or ends with finish_reason "error" when there is none. `trace_headers` change
-        nothing: the server's sinks take them from HTTP requests. With scheduling_policy "fair" each `owner` gets an
-        equal share.
+        `trace_headers` change nothing: the server's sinks take them from HTTP requests.
         """
         del trace_headers
         refuse_unserved(self.generate, lora_request=lora_request, **unused)
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
-        if self._stopped:
-            raise EngineDeadError("the engine was shut down")
-        self._streams.start()
-        parsed = parse_prompt(prompt)
-        if parsed.token_ids is None:
-            parsed = await self._off_loop(len(parsed.text or ""), self.front.tokenize, parsed, params)
-        requests = self.front.submit(
-            request_id, parsed, params, priority=priority, kv_transfer=kv_transfer, owner=owner
-        )
-        collector = self._streams.open(request_id, params.output_kind == RequestOutputKind.DELTA)
-        finished = False
-        try:
-            for request in requests:
-                await self._client.add(request)
-            while not finished:
-                output = await collector.get()
-                finished = output.finished
-                yield output
-        finally:
-            await self._streams.leave(request_id, finished)
-
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends requests; their streams end with finish_reason "abort". Unknown ids are ignored."""
-        await self._streams.end([request_id] if isinstance(request_id, str) else request_id)
-
-    @property
-    def num_replayed(self) -> int:
-        """Requests that were continued on another engine."""
-        return self._streams.num_replayed
+        return self.stream(prompt, params, request_id, priority=priority, kv_transfer=kv_transfer, owner=owner)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -173,18 +117,6 @@ class AsyncLLM:
             prompt, pooling_params or PoolingParams(), request_id, **options
         )
         return stream
-
-    async def pair(self, first: str, second: str, params: PoolingParams) -> ParsedPrompt:
-        """Joins two texts into one prompt for a reranker."""
-        return await self._off_loop(len(first) + len(second), self.front.pair, first, second, params)
-
-    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; raises `InvalidRequest` without a tokenizer and for a text that is far too long."""
-        return await self._off_loop(len(text), self.front.encode, text, add_special_tokens)
-
-    async def render_chat(self, messages: list[Any], options: ChatOptions) -> ParsedPrompt:
-        """Renders a conversation as a prompt; raises `InvalidRequest` naming what the template does not accept."""
-        return await self._off_loop(text_size(messages), self.front.render_chat, messages, options)
 
     async def get_tokenizer(self) -> Any:
         """The transformers tokenizer."""
@@ -303,29 +235,9 @@ class AsyncLLM:
 
     def shutdown(self) -> None:
         """Ends every stream and the engine process; returns when no process is left. May be called twice."""
-        self._stopped = True
-        self._streams.close()
+        super().shutdown()
         if self._owned is not None:
             self._owned.stop()
 
-    async def _off_loop(self, num_chars: int, work: Callable[..., T], *args: Any) -> T:
-        """Runs text work without delaying streams.
-
-        On a thread for long texts, one short text per turn of the event loop.
-        """
-        if num_chars >= _LONG_TEXT:
-            return await asyncio.to_thread(work, *args)
-        async with self._short_texts:
-            await asyncio.sleep(0)
-            return work(*args)
-
 
 AsyncLLMEngine = AsyncLLM
-
-
-def _refuse_callables(params: SamplingParams) -> None:
-    if params.logits_processors:
-        raise InvalidRequest(
-            "logits_processors are callables and stay in one process: load a logits processor plugin, or use LLM",
-            "logits_processors",
-        )

@@ -1,24 +1,15 @@
-"""What a caller of a pooling model gets back: vectors, probabilities and scores. Plain data; rows are numpy arrays."""
+"""What `LLM` returns for pooled texts: embeddings, probabilities of classes, scores. Plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from ..interfaces.engine import Fault
+from frame.core.front.outputs import PoolingOutput, PoolingRequestOutput
 
 T = TypeVar("T")
-
-
-@dataclass
-class PoolingOutput:
-    """float32 `data`: [size], or [rows, size] with a row for each token. `error`: why pooling failed."""
-
-    data: np.ndarray
-    error: str | None = None
-    fault: Fault = "engine"
 
 
 @dataclass
@@ -70,38 +61,30 @@ class ScoringOutput:
         return cls(float(values[0]))
 
 
-@dataclass
-class PoolingRequestOutput(Generic[T]):
-    """The answer to one prompt."""
+class _ReadRequestOutput(PoolingRequestOutput[T]):
+    """A pooled request whose row is read as `_reads`, the class of `outputs`."""
 
-    request_id: str
-    outputs: T
-    prompt_token_ids: list[int]
-    num_cached_tokens: int | None = None
-    finished: bool = True
-
-    #: the class that reads `outputs` from the rows of a `PoolingOutput`, in subclasses
     _reads: ClassVar[Any] = None
 
     @classmethod
     def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
-        """The same request with its row read as the subclass says; raises `ValueError` for rows of another shape."""
+        """The same request with its row read; raises `ValueError` for rows of another shape."""
         return cls(base.request_id, cls._reads.from_base(base.outputs), base.prompt_token_ids, base.num_cached_tokens)
 
 
-class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+class EmbeddingRequestOutput(_ReadRequestOutput[EmbeddingOutput]):
     """An embedding with its request."""
 
     _reads = EmbeddingOutput
 
 
-class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+class ClassificationRequestOutput(_ReadRequestOutput[ClassificationOutput]):
     """Probabilities with their request."""
 
     _reads = ClassificationOutput
 
 
-class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+class ScoringRequestOutput(_ReadRequestOutput[ScoringOutput]):
     """A score with its request."""
 
     _reads = ScoringOutput

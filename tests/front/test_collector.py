@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from frame.core.front.output_streams import Collector
+from frame.core.front.collector import Collector
 from frame.core.front.outputs import CompletionOutput, RequestOutput
 
 

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ..config.errors import near
-from .prompts import InvalidRequest
+from frame.core.config.errors import near
+from frame.core.front.prompts import InvalidRequest
 
 
 def sleep_keeps(level: int) -> list[str]:

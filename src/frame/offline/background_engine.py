@@ -8,10 +8,10 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from ..config.tree import FrameConfig
-from ..interfaces.client import EngineClient, EngineInfo
-from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
-from .client import start_engine
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.client import EngineClient, EngineInfo
+from frame.core.interfaces.engine import EngineOutput, EngineRequest, EngineStats
+from frame.core.processes.client import start_engine
 
 T = TypeVar("T")
 
