@@ -64,7 +64,7 @@ SPLIT_RULES = (
     SplitRule(0.6, 16, 128, long_tiles=True),
     SplitRule(1.2, 8, 128),
     SplitRule(2.2, 4, 256),
-    SplitRule(3.25, 4, 512),
+    SplitRule(3.25, 4, 512, long_tiles=True, longest_first=True),
     SplitRule(4.3, 2, 256),
     SplitRule(7.0, 2, 2048, long_tiles=True, longest_first=True),
     SplitRule(8.6, 1, 0, long_tiles=True, longest_first=True),
