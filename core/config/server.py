@@ -33,7 +33,7 @@ class ServerConfig(Section):
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8000, "Port to listen on.", ge=0, le=65535)
     uds: str | None = setting(None, "Unix socket to listen on in place of host and port.")
-    api_key: list[str] = setting([], "Keys of which clients must send one; default: everybody is served.")
+    api_key: list[str] = setting([], "Keys, of which each request must have one; default: requests need none.")
     ssl_certfile: str | None = setting(None, "Certificate (PEM) to serve https with; default: http.")
     ssl_keyfile: str | None = setting(None, "The certificate's private key (PEM), if that is a file of its own.")
     ssl_ca_certs: str | None = setting(
@@ -48,8 +48,10 @@ class ServerConfig(Section):
         "Give each API key a prefix cache of its own, so that none learns from timing what another sends; needs "
         "api_key.",
     )
-    admin_uds: str | None = setting(None, "Unix socket for admin routes; without it and admin_port there are none.")
-    admin_port: int | None = setting(None, "Port of 127.0.0.1 for admin routes; needs an admin key.", ge=0, le=65535)
+    admin_uds: str | None = setting(
+        None, "Unix socket for admin routes; default: no such routes, unless admin_port is set."
+    )
+    admin_port: int | None = setting(None, "Port of 127.0.0.1 for admin routes; needs admin_key.", ge=0, le=65535)
     admin_key: list[str] = setting([], "Keys for the admin routes, which do not accept the keys of api_key.")
     rpc_methods: list[str] = setting([], "Worker methods that the admin route /collective_rpc may call.")
     weights_root: str | None = setting(
@@ -74,7 +76,7 @@ class ServerConfig(Section):
     enable_tokenizer_info_endpoint: bool = setting(
         False, "Answer GET /tokenizer_info with the tokenizer's settings and the chat template."
     )
-    openapi: bool = setting(True, "Describe the routes at /openapi.json.")
+    openapi: bool = setting(True, "Describe the routes in /openapi.json.")
     page: bool = setting(True, "Serve the web page at /.")
     max_body_bytes: int = setting(8 << 20, "Largest request body in bytes.", ge=1024)
     max_head_bytes: int = setting(64 << 10, "Most bytes of a request's line and headers.", ge=4096, le=16 << 20)
@@ -90,7 +92,9 @@ class ServerConfig(Section):
     strict_fields: bool = setting(False, "Refuse unknown request fields instead of ignoring them.")
     trust_request_chat_template: bool = setting(False, "Let requests bring their own chat template.")
     isolate_chat_template: bool = setting(
-        False, "Render the model's own chat template in a bounded process as well; for models that you do not trust."
+        False,
+        "Render the model's own chat template in a bounded process, as those of requests are; for models that you do "
+        "not trust.",
     )
     chat_template_seconds: float = setting(5.0, "Seconds that a chat template in a bounded process may take.", gt=0)
     chat_template_bytes: int = setting(
@@ -103,21 +107,23 @@ class ServerConfig(Section):
     enable_auto_tool_choice: bool = setting(True, "Let the model decide whether it calls tools (tool_choice auto).")
     tool_call_parser: str = setting(
         "auto",
-        "Tool parser plugin, named after the model's format of calls; auto: chosen by model type or template; none: "
-        "none.",
+        "Tool parser plugin, named after the model's format of calls; auto: chosen by model type or chat template; "
+        "none: calls stay text.",
     )
     reasoning_parser: str | None = setting(None, "Reasoning parser plugin; default: none.")
     forced_call_parser: str = setting(
-        "json", "Tool parser plugin for calls that a request demands, if the model's own parser has no grammar."
+        "json", "Tool parser plugin for tool calls that a request demands where the model's own parser has no grammar."
     )
-    tool_parser_plugin: str | None = setting(None, "Python file with hooks that offer tool parsers.")
-    reasoning_parser_plugin: str | None = setting(None, "Python file with hooks that offer reasoning parsers.")
+    tool_parser_plugin: str | None = setting(None, "Python file whose hooks offer tool parsers.")
+    reasoning_parser_plugin: str | None = setting(None, "Python file whose hooks offer reasoning parsers.")
     exclude_tools_when_tool_choice_none: bool = setting(True, "Leave tools out of the prompt when tool_choice is none.")
     enable_prompt_tokens_details: bool = setting(False, "Report cached prompt tokens in usage.")
     enable_force_include_usage: bool = setting(False, "Report usage in every stream.")
-    enable_request_id_headers: bool = setting(False, "Answer with X-Request-Id: the request's own, else a new one.")
+    enable_request_id_headers: bool = setting(
+        False, "Send the header X-Request-Id with each response: the request's own, else a new one."
+    )
     tool_server: list[str] = setting(
-        [], "MCP servers for built-in tools of /v1/responses: LABEL=URL, or HOST:PORT; none: no such tools."
+        [], "MCP servers for built-in tools of /v1/responses: LABEL=URL, or HOST:PORT; default: no such tools."
     )
     api_server_count: int = setting(1, "API processes that share the port.", ge=1, le=64)
     max_requests_per_key: int | None = setting(
@@ -133,7 +139,7 @@ class ServerConfig(Section):
     )
     max_tokens_per_minute: int | None = setting(
         None,
-        "Most tokens of prompts and outputs of one API key in a minute, counted as they are computed; while none "
+        "Most tokens of prompts and outputs of one API key in a minute, counted when they are computed; while none "
         "are left, requests are refused with 429.",
         ge=1,
     )
@@ -141,9 +147,9 @@ class ServerConfig(Section):
         None, "Seconds after which a request ends with 504; clients may ask for fewer.", gt=0
     )
     drain_seconds: float = setting(30.0, "Seconds that running requests have to end after a stop signal.", ge=0)
-    ready_seconds: float = setting(600.0, "Seconds within which the engine must be ready.", gt=0)
+    ready_seconds: float = setting(600.0, "Seconds that the engine may take to start.", gt=0)
     max_engine_restarts: int = setting(
-        3, "Deaths of the engine in a row after which it is started again; one more ends the server.", ge=0
+        3, "Most restarts of an engine that dies again and again; when it dies once more, the server ends.", ge=0
     )
     standby_engine: bool = setting(
         True,
@@ -153,7 +159,7 @@ class ServerConfig(Section):
     hang_seconds: float = setting(
         300.0, "Seconds without a finished step after which a working engine counts as hung and is restarted.", gt=0
     )
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severity that is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severity of frame's log lines.")
     uvicorn_log_level: Literal["trace", "debug", "info", "warning", "error", "critical"] | None = setting(
         None, "Least severity of the HTTP server's own lines, such as the one per request; default: log_level."
     )

@@ -10,111 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import field_serializer, model_validator
+from pydantic import model_validator
 from pydantic_core import PydanticSerializationError
 
 from .errors import ConfigError
+from .model import ModelConfig, PoolerConfig
 from .section import Section, setting
 from .server import ServerConfig
-
-
-class ModelConfig(Section):
-    """The model, and how requests become its tokens and its tokens become text."""
-
-    model: str = setting(
-        "",
-        "Folder of a Hugging Face checkpoint, or the name of a model (org/model), which a model source fetches; "
-        "without one, or demo: the demo model that ships with frame.",
-    )
-    model_plugin: str | None = setting(
-        None,
-        "Model plugin (PACKAGE:NAME) that serves the checkpoint, whatever its config.json says; default: the plugin "
-        "of that name as its architecture, frame's own before those of other packages.",
-    )
-    revision: str | None = setting(
-        None, "Branch, tag or commit of a model that is named; of a folder: a subfolder, or a name under `snapshots/`."
-    )
-    tokenizer: str | None = setting(
-        None, "Folder of the tokenizer, or the name of a model that has it; default: the model's."
-    )
-    skip_tokenizer_init: bool = setting(False, "Load no tokenizer: prompts and outputs are token ids.")
-    served_model_name: list[str] = setting([], "Names by which requests may ask for the model; answers hold the first.")
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = setting(
-        "auto", "Type of weights and activations; auto: the checkpoint's, or one that suits the platform."
-    )
-    max_model_len: int | None = setting(
-        None,
-        "Most tokens of prompt and output together; default: as many as the model was made for; -1: as fit in memory.",
-        ge=-1,
-    )
-    hf_overrides: Mapping[str, Any] = setting(
-        {}, "Values that replace those of the checkpoint's config.json, nested ones too."
-    )
-    generation_config: str = setting(
-        "auto", "Source of default sampling values: auto (the checkpoint), frame (none) or a folder."
-    )
-    override_generation_config: Mapping[str, Any] = setting({}, "Values that replace those of the generation config.")
-    runner: Literal["auto", "generate", "pooling"] = setting(
-        "auto", "Whether the engine generates text or pools (embeds, classifies); auto: as the checkpoint says."
-    )
-    convert: Literal["auto", "none", "embed", "classify", "reward"] = setting(
-        "auto", "What a pooling engine uses the model for; auto: as its architecture says."
-    )
-    max_logprobs: int = setting(
-        20,
-        "Most log-probabilities of a token that a request may ask for; -1: as many as the vocabulary has tokens.",
-        ge=-1,
-    )
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = setting(
-        "raw_logprobs",
-        "What log-probabilities are: of logits before or after processors and penalties; normalised, or the logits.",
-    )
-    logits_processors: list[Any] = setting(
-        [], "Logits processors to load: plugin names, dotted paths, or classes (Python only)."
-    )
-    chat_template_content_format: Literal["auto", "string", "openai"] = setting(
-        "auto", "Form of message content for chat templates: joined text (string), parts (openai), or as sent (auto)."
-    )
-    chat_template: str | None = setting(
-        None, "Chat template: a file or the template itself; default: the checkpoint's."
-    )
-    seed: int = setting(0, "Seed of requests that give none.")
-    deterministic: bool = setting(False, "Give every request the same bits, whatever other requests are in its batch.")
-
-    @field_serializer("logits_processors", when_used="json")
-    def _name_classes(self, processors: list[Any]) -> list[str]:
-        """Replaces classes by their names; refuses one that another process could not import."""
-        names = []
-        for processor in processors:
-            name = processor if isinstance(processor, str) else f"{processor.__module__}:{processor.__qualname__}"
-            if name.startswith("__main__:") or "<locals>" in name:
-                raise ValueError(f"logits processor {name} cannot be imported by another process; put it in a module")
-            names.append(name)
-        return names
-
-
-class PoolerConfig(Section):
-    """How pooling models make vectors; a setting that is not given follows the checkpoint."""
-
-    pooling_type: str = setting("auto", "Pooler plugin: cls, last, mean, all or step.")
-    normalize: bool | None = setting(None, "Scale embeddings to length 1.")
-    dimensions: int | None = setting(
-        None, "Length of embeddings, for Matryoshka models: the first numbers are kept.", ge=1
-    )
-    use_activation: bool | None = setting(None, "Turn the scores of classes into probabilities.")
-    pooler_logit_bias: float | None = setting(
-        None, "Number that is subtracted from the scores of classes before they become probabilities."
-    )
-    step_tag_id: int | None = setting(None, "Token at whose positions the step pooler takes scores.", ge=0)
-    returned_token_ids: list[int] | None = setting(
-        None, "Indices of the scores to return, for reward models that score the vocabulary."
-    )
-    enable_chunked_processing: bool = setting(
-        False, "Embed a text that is longer than max_model_len in parts, and average their embeddings by length."
-    )
-    max_embed_len: int | None = setting(
-        None, "Most tokens of a text that is embedded in parts; default: as many as a request may have.", ge=1
-    )
 
 
 class CacheConfig(Section):
@@ -157,14 +59,16 @@ class SchedulerConfig(Section):
         0, "Tokens above which a prompt is long, and most tokens of one prompt in a step; 0: no limit.", ge=0
     )
     scheduling_policy: str = setting(
-        "fcfs", "Scheduling policy plugin, which orders requests; with API keys the default is fair."
+        "fcfs", "Scheduling policy plugin, which orders waiting requests; with API keys the default is fair."
     )
     async_scheduling: bool = setting(
         True, "Plan the next step before the tokens of the running one have reached the host."
     )
-    stream_interval: int = setting(1, "Tokens in each piece of a streamed output.", ge=1)
+    stream_interval: int = setting(1, "Tokens in each chunk of a streamed output.", ge=1)
     max_queue: int = setting(
-        4096, "Most requests that wait for the engine; more are refused, but of keys with a small share.", ge=1
+        4096,
+        "Most requests that wait for the engine; more are refused, except from API keys that have few waiting.",
+        ge=1,
     )
 
     @model_validator(mode="after")
@@ -180,10 +84,12 @@ class SchedulerConfig(Section):
 class ExecutorConfig(Section):
     """The device, and the workers that compute on it."""
 
-    platform: str = setting("auto", "Platform plugin; auto: the preferred one whose device is here.")
-    executor: str = setting("inline", "Executor plugin: inline (this process) or process.")
-    tensor_parallel_size: int = setting(1, "Devices that share each layer.", ge=1)
-    pipeline_parallel_size: int = setting(1, "Devices that share the layers in stages.", ge=1)
+    platform: str = setting("auto", "Platform plugin; auto: the preferred one whose device this machine has.")
+    executor: str = setting(
+        "inline", "Executor plugin: inline (the worker is in the engine's process) or process (it has one of its own)."
+    )
+    tensor_parallel_size: int = setting(1, "Devices among which the weights of each layer are divided.", ge=1)
+    pipeline_parallel_size: int = setting(1, "Devices among which the layers are divided, one stage for each.", ge=1)
     enforce_eager: bool = setting(False, "Capture no CUDA graphs: launch every step kernel by kernel.")
     num_threads: int | None = setting(
         None, "CPU threads that a worker computes with; default: one for each processor that it may use.", ge=1
@@ -198,8 +104,9 @@ class AttentionConfig(Section):
     )
     shared_prefix_min_tokens: int | None = setting(
         None,
-        "Where running requests share a prefix, a decode step reads its keys and values once for many of them if "
-        "that saves reading at least so many tokens. 0: never. Default: where it is faster by the backend's costs.",
+        "Tokens whose reading must be saved before a decode step reads the keys and values of a prefix that running "
+        "requests share once for many of them; 0: never; default: where the backend's cost model says that it is "
+        "faster.",
         ge=0,
     )
 
@@ -218,7 +125,7 @@ class LoadConfig(Section):
     """Fetching models and reading weights."""
 
     model_source: str = setting(
-        "auto", "Model source plugin that fetches models by name; auto takes one that knows such names."
+        "auto", "Model source plugin that fetches models by name; auto: the preferred one that knows such names."
     )
     load_format: str = setting(
         "auto", "Weight loader plugin; auto: the preferred one that supports the folder; dummy makes random weights."
@@ -245,7 +152,9 @@ class TransferConfig(Section):
 class StructuredOutputsConfig(Section):
     """JSON schemas, regular expressions and grammars that outputs must obey."""
 
-    structured_outputs_backend: str = setting("auto", "Grammar backend plugin.")
+    structured_outputs_backend: str = setting(
+        "auto", "Grammar backend plugin; auto: the preferred one that can be used here."
+    )
     disable_any_whitespace: bool = setting(
         False, "Let JSON have no white space between its parts, unless a request allows it."
     )

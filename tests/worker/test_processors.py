@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from frame.core.config.tree import FrameConfig, ModelConfig
+from frame.core.config.model import ModelConfig
+from frame.core.config.tree import FrameConfig
 from frame.core.plugin_host.logits_processors import request_check
 from frame.core.plugin_host.offers import Offer, PluginError
 from frame.core.plugin_host.registry import Registry

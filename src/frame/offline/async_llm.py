@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from frame.core.config.checkpoint import Checkpoint, read_checkpoint
 from frame.core.config.errors import ConfigError
-from frame.core.config.tree import FrameConfig, ModelConfig
+from frame.core.config.model import ModelConfig
+from frame.core.config.tree import FrameConfig
 from frame.core.front.async_front import AsyncFront
 from frame.core.front.front import tokenizer_source
 from frame.core.front.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
