@@ -13,7 +13,7 @@ from ..config.tree import FrameConfig
 from ..startup.logging import configure_logging
 
 if TYPE_CHECKING:
-    from ..interfaces.client import EngineCore
+    from ..engine.engine import Engine
     from ..interfaces.grammar import GrammarBackend, Vocabulary
 
 
@@ -66,7 +66,7 @@ def _serve_engine(
 
     plugins = json.loads(plugins_file.read_text())
 
-    def prepare(config: FrameConfig, stage: Callable[[str], None]) -> Callable[[], EngineCore]:
+    def prepare(config: FrameConfig, stage: Callable[[str], None]) -> Callable[[], Engine]:
         stage("libraries")
         from ..plugin_host.registry import Registry
         from ..startup.early import begin_platforms

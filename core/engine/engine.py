@@ -41,7 +41,7 @@ GRAMMAR_SECONDS = 0.005
 
 
 class Engine:
-    """Implements `frame.interfaces.EngineCore`. One thread calls it."""
+    """One engine in the caller's process, whose thread makes all calls."""
 
     def __init__(
         self,
@@ -140,7 +140,10 @@ class Engine:
         return stats
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Control methods: reset_prefix_cache, worker (any method of every worker), and the workers' own by name."""
+        """Calls a control method by name: pauses, sleep, profiles, reset_prefix_cache, update_weights, worker (RPC).
+
+        `timeout` bounds what workers of other processes do for `worker`; raises `TimeoutError`.
+        """
         arguments = dict(arguments or {})
         if method == "worker":
             name, limit = arguments.pop("method"), {} if timeout is None else {"timeout": timeout}

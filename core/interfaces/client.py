@@ -1,4 +1,4 @@
-"""How the front reaches an engine: in this process (`EngineCore`) or in another one (`EngineClient`)."""
+"""How the front reaches an engine in another process, and what an engine tells of itself."""
 
 from __future__ import annotations
 
@@ -29,49 +29,7 @@ class EngineInfo(WorkerDescription, frozen=True, kw_only=True):
 
 
 class BrokenEngineError(RuntimeError):
-    """Raised by `EngineCore.step` when no request but the engine or its device is broken: a new process may help."""
-
-
-class EngineCore(Protocol):
-    """An engine in the caller's process, whose thread makes all calls."""
-
-    info: EngineInfo
-
-    def watch(self, journal: Any, suspects: Any) -> None:
-        """Called before the first request: the engine writes the requests of each step to `journal` before its launch.
-
-        It runs `suspects`, requests that an earlier engine may have died of, apart from the others.
-        """
-
-    def add(self, request: EngineRequest) -> None:
-        """Queues a request; raises `ValueError` when it can never run, for example with too few KV blocks for it."""
-
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests; unknown ids are ignored. Their last output has finish_reason "abort"."""
-
-    def step(self) -> list[EngineOutput]:
-        """Runs steps until a request has an output, and returns the outputs; [] when no request is left."""
-
-    def has_unfinished(self) -> bool:
-        """Whether requests are waiting or running."""
-
-    def has_idle_work(self) -> bool:
-        """Whether `step`, with no request, would prepare the engine for later ones; that takes up to about 100 ms."""
-
-    def stats(self) -> EngineStats:
-        """The counters and gauges now."""
-
-    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Calls a control method by name: pauses, sleep, profiles, reset_prefix_cache, update_weights, worker (RPC).
-
-        `timeout` bounds what workers of other processes do for `worker`; raises `TimeoutError`.
-        """
-
-    def check(self) -> None:
-        """Raises `RuntimeError` when the engine cannot serve any more, for example because a worker is dead."""
-
-    def close(self) -> None:
-        """Frees the device and stops workers. May be called twice."""
+    """Raised by a step of an engine when no request but the engine or its device is broken: a new process may help."""
 
 
 class EngineDeadError(RuntimeError):
@@ -102,7 +60,7 @@ class EngineClient(Protocol):
         """Counters and gauges now."""
 
     async def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
-        """As `EngineCore.call`."""
+        """Calls a control method of the engine by name, such as "sleep"."""
 
     @property
     def error(self) -> str | None:

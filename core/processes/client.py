@@ -154,7 +154,7 @@ class RemoteEngine:
         return stats
 
     async def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
-        """Like `EngineCore.call`; raises `RuntimeError` with the engine's error."""
+        """Like `Engine.call`; raises `RuntimeError` with the engine's error."""
         return await self._call(method, arguments, Any)
 
     async def close(self) -> None:

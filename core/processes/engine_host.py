@@ -13,11 +13,11 @@ import time
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine.recovery.suspects import Suspects
 from ..engine.request import QueueFullError
-from ..interfaces.client import BrokenEngineError, EngineCore
+from ..interfaces.client import BrokenEngineError
 from ..interfaces.engine import EngineOutput, Fault
 from ..interfaces.wire import encode
 from .channel import Channel, FrameTooLargeError, same_user
@@ -25,6 +25,9 @@ from .child_process import describe
 from .journal import PULSE_SECONDS, NullJournal, journal_name
 from .messages import LAST_WORDS_SECONDS, Abort, Add, Begin, Call, Hello, Outputs, Reply, ToEngine, Weights
 from .stats_history import StatsHistory
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
 
 logger = logging.getLogger("frame.server")
 
@@ -95,7 +98,7 @@ class EngineHost:
 
     def __init__(
         self,
-        engine: EngineCore,
+        engine: Engine,
         listener: socket.socket,
         journal: NullJournal,
         begin: Begin,

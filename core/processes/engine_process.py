@@ -12,15 +12,18 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from ..config.tree import FrameConfig
-from ..interfaces.client import EngineCore
 from ..interfaces.executor import DeadWorkerError
 from .channel import Channel, listen
 from .child_process import describe, die_with_parent, show_as
 from .engine_host import EngineHost
 from .journal import Journal, NullJournal
 from .messages import Begin, EngineReport, Failed, Ready, Stage
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
 
 logger = logging.getLogger("frame.server")
 
@@ -29,7 +32,7 @@ _CLOSE_SECONDS = 5.0
 
 #: Imports what an engine of a configuration needs without touching a device; returns the function that builds the
 #: engine. Calls back with the name of each stage that begins.
-EngineFactory = Callable[[FrameConfig, Callable[[str], None]], Callable[[], EngineCore]]
+EngineFactory = Callable[[FrameConfig, Callable[[str], None]], Callable[[], "Engine"]]
 
 
 class EngineProcess:

@@ -228,7 +228,7 @@ class Simulation:
         if not self.scheduler.lifecycle.abandoned:
             assert pool.num_free == pool.num_blocks - 1
         assert batch.slots.num_free == batch.slots.num_slots
-        assert batch.slots.num_retired == 0
+        assert not batch.slots._retired
         assert len(batch) == 0
         assert not self.scheduler.lifecycle._draining
         assert not self.scheduler.lifecycle.held

@@ -41,8 +41,7 @@ class SharedPrefixes:
         self._grain = grain
         self._costs = costs
         self._families: dict[int, _Family] = {}
-        self._first_block: dict[int, int] = {}  # by slot
-        self._tables: dict[int, Tables] = {}
+        self._tables: dict[int, tuple[int, Tables]] = {}  # by slot: the first block, by which families are found
         self._groups: list[tuple[np.ndarray, int]] | None = []  # None: to be computed anew
         self._row_of_slot = np.full(num_slots, -1, np.int32)
 
@@ -51,7 +50,7 @@ class SharedPrefixes:
         if self._costs is None or not tables or not tables[0]:
             return
         first = tables[0][0]
-        self._first_block[slot], self._tables[slot] = first, tables
+        self._tables[slot] = first, tables
         family = self._families.get(first)
         if family is None:
             self._families[first] = _Family(slot, tables)
@@ -62,11 +61,10 @@ class SharedPrefixes:
 
     def leave(self, slot: int) -> None:
         """The request of `slot` left it, for good or for the queue."""
-        first = self._first_block.pop(slot, None)
-        if first is None:
+        if slot not in self._tables:
             return
+        first, _ = self._tables.pop(slot)
         family = self._families[first]
-        del self._tables[slot]
         self._groups = None
         if family.leader != slot:
             del family.common[slot]
@@ -76,7 +74,7 @@ class SharedPrefixes:
             # what two share with the old leader they share with each other
             leader = max(family.common, key=family.common.__getitem__)
             most = family.common.pop(leader)
-            family.leader, family.tables = leader, self._tables[leader]
+            family.leader, family.tables = leader, self._tables[leader][1]
             family.common = {other: min(count, most) for other, count in family.common.items()}
 
     def rows(self, slots: np.ndarray, num_scheduled: np.ndarray, num_computed: np.ndarray) -> list[PrefixRows]:

@@ -92,21 +92,17 @@ class KVCache:
             places = range(step - 1, most // self.block_size, step)
             found = next((i for i, place in enumerate(places) if not find(index, hashes[place])), len(places))
             most = found * size // grain * grain
-        most = self._shorten_to_windows(hashes, most)
+        before = -1
+        while most != before:  # what one window shortens may reach into another
+            before = most
+            for group in self._windowed:
+                most = self._shorten_to_window(group, hashes, most)
         if most == 0:
             return nothing
         return PrefixHit(most, [self._hit_blocks(group, hashes, most) for group in self._growing])
 
-    def _shorten_to_windows(self, hashes: list[bytes], most: int) -> int:
-        """The most tokens, at most `most`, whose window before the end is cached in every windowed group."""
-        before = -1
-        while most != before:
-            before = most
-            for group in self._windowed:
-                most = self._shorten_to_window(group, hashes, most)
-        return most
-
     def _shorten_to_window(self, group: _Group, hashes: list[bytes], most: int) -> int:
+        """The most tokens, at most `most`, whose window before the end is cached in the group."""
         find, size, grain = self.pool.find, group.block_size, self.layout.grain
         index = most // size - 1
         while most and index >= group.spec.first_needed(most) // size:

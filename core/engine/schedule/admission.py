@@ -68,57 +68,54 @@ class Admission:
     def _is_long(self, request: Request) -> bool:
         return 0 < self._long < request.num_tokens
 
-    def _may_be_partial(self, draft: StepDraft, request: Request) -> bool:
-        if draft.num_partial >= self._max_partial:
-            return False
-        return not (self._is_long(request) and draft.num_long_partial >= self._max_long_partial)
-
     def _try(self, draft: StepDraft, request: Request) -> bool:
         """Admits, starts a load, or passes over the request; False when the queue must wait for room."""
-        kv = self._lifecycle.kv
+        kv, transfers = self._lifecycle.kv, self._lifecycle.transfers
         hit, external, later = PrefixHit(0, [[] for _ in request.cache.blocks]), 0, False
         if not request.transfer.num_loaded:
             hit = kv.find_hit(request)
-            found, later = self._lifecycle.transfers.match(request, hit.num_tokens)
+            found, later = transfers.match(request, hit.num_tokens)
             if found is None:
                 draft.undecided = True
                 return True
             external = found
         num_computed = request.transfer.num_loaded or hit.num_tokens + external
+        count = 0  # of tokens that this step computes
         if later:
-            return self._load(draft, request, hit, num_computed, external)
-        remaining = request.num_tokens - num_computed
-        count = self.chunk(remaining, draft.budget)
-        if count < remaining:
-            if not self._chunked and request.num_tokens <= self._max_tokens:
+            if not kv.admit(request, hit, num_computed, num_computed):
                 return False
-            if self._chunked and not self._may_be_partial(draft, request):
-                return True
-        count = self._allocate(request, hit, num_computed, count)
-        if count == 0:
-            return False
-        if not self._lifecycle.transfers.allocated(request, num_computed, external):
+        else:
+            remaining = request.num_tokens - num_computed
+            count = self.chunk(remaining, draft.budget)
+            if count < remaining and not self._may_be_partial(draft, request):
+                return self._chunked
+            count = self._allocate(request, hit, num_computed, count)
+            if count == 0:
+                return False
+        if not transfers.allocated(request, num_computed, external):
             kv.free(request)
             draft.undecided = True
             return True
         self._note_cached(request, hit, num_computed)
-        request.transfer.await_step(external > 0)
-        self._enter(draft, request, num_computed, count)
+        if later:
+            request.transfer.hold_loaded(num_computed)
+            self._lifecycle.load(request)
+            draft.loads.append(request)
+        else:
+            request.transfer.await_step(external > 0)
+            self._enter(draft, request, num_computed, count)
         return True
 
-    def _load(self, draft: StepDraft, request: Request, hit: PrefixHit, num_computed: int, external: int) -> bool:
-        lifecycle = self._lifecycle
-        if not lifecycle.kv.admit(request, hit, num_computed, num_computed):
+    def _may_be_partial(self, draft: StepDraft, request: Request) -> bool:
+        """Whether the step may take a part of the request's tokens.
+
+        Without chunked prefill only of a preempted request whose tokens no longer fit in any step.
+        """
+        if not self._chunked:
+            return request.num_tokens > self._max_tokens
+        if self._is_long(request) and draft.num_long_partial >= self._max_long_partial:
             return False
-        if not lifecycle.transfers.allocated(request, num_computed, external):
-            lifecycle.kv.free(request)
-            draft.undecided = True
-            return True
-        self._note_cached(request, hit, num_computed)
-        request.transfer.hold_loaded(num_computed)
-        lifecycle.load(request)
-        draft.loads.append(request)
-        return True
+        return draft.num_partial < self._max_partial
 
     def _allocate(self, request: Request, hit: PrefixHit, num_computed: int, count: int) -> int:
         """Gives blocks for `count` more tokens, or for fewer when nothing else runs; returns how many, 0 if none."""

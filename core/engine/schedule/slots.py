@@ -21,11 +21,6 @@ class Slots:
         """Slots that can be taken now."""
         return len(self._free)
 
-    @property
-    def num_retired(self) -> int:
-        """Slots that wait for answers."""
-        return len(self._retired)
-
     def take(self) -> int:
         """The lowest free slot; raises `IndexError` when there is none."""
         return heapq.heappop(self._free)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from frame.core.config.tree import FrameConfig
 from frame.core.front.front import Front
 from frame.core.front.prompts import InvalidRequest
-from frame.core.interfaces.client import EngineCore
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
@@ -19,6 +18,7 @@ from .metrics import Metric, RequestStatistics
 from .unserved import refuse_unserved, sleep_keeps
 
 if TYPE_CHECKING:
+    from frame.core.engine.engine import Engine
     from frame.vllm_names.engine_args import EngineArgs
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class LLMEngine:
     """An engine and its front, driven by the caller: `add_request`, then `step` until nothing is unfinished."""
 
-    def __init__(self, config: FrameConfig, core: EngineCore, front: Front) -> None:
+    def __init__(self, config: FrameConfig, core: Engine, front: Front) -> None:
         self.config = config
         self.core = core
         self.front = front
