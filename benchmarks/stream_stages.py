@@ -60,7 +60,7 @@ class Stages:
         from frame.core.config.checkpoint import read_checkpoint
         from frame.core.config.tree import FrameConfig
         from frame.core.front.async_front import AsyncFront
-        from frame.core.front.front import tokenizer_source
+        from frame.core.front.tokenizer import TokenizerSource
         from frame.core.front.turn import build_parsers
         from frame.core.interfaces.client import EngineInfo
         from frame.core.plugin_host.registry import Registry
@@ -87,7 +87,7 @@ class Stages:
         self._num_streams, self._num_steps = num_streams, num_steps
         config, registry, self._client = FrameConfig(), Registry.load(), Client()
         checkpoint = read_checkpoint(config)
-        source = tokenizer_source(config, checkpoint)
+        source = TokenizerSource(config, checkpoint, registry)
         self._ids = source.get().encode(TEXT, add_special_tokens=False)
         self._llm = AsyncFront(config, self._client, checkpoint, registry, source)
         self._host = ServingHost(config, self._client)

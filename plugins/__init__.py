@@ -21,6 +21,7 @@ from .schedulers import frame_schedulers
 from .sinks import frame_metrics_sinks
 from .sources import frame_model_sources
 from .speculators import frame_speculators
+from .tokenizers import frame_tokenizers
 
 __all__ = [
     "frame_attention_backends",
@@ -38,6 +39,7 @@ __all__ = [
     "frame_reasoning_parsers",
     "frame_schedulers",
     "frame_speculators",
+    "frame_tokenizers",
     "frame_tool_parsers",
     "frame_weight_loaders",
 ]

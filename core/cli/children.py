@@ -75,11 +75,11 @@ def _serve_engine(
         begin_platforms(config, registry)
         from ..config.checkpoint import read_checkpoint
         from ..engine.assembly import EngineStart
-        from ..front.vocabulary import read_vocabulary
+        from ..front.tokenizer import TokenizerSource
         from ..worker.factory import Workers
 
         def vocabulary() -> Vocabulary:
-            return read_vocabulary(config, read_checkpoint(config))
+            return TokenizerSource(config, read_checkpoint(config), registry).vocabulary()
 
         return EngineStart(config, registry, Workers, stage, vocabulary).finish
 
@@ -110,13 +110,13 @@ def _try_grammars(descriptor: int) -> int:
 
 def _build_grammars(config: FrameConfig, choices: list[Any]) -> GrammarBackend:
     from ..config.checkpoint import read_checkpoint
-    from ..front.vocabulary import read_vocabulary
+    from ..front.tokenizer import TokenizerSource
     from ..plugin_host.registry import Registry
     from ..plugin_host.setups import grammar_setup
 
     registry = Registry.load(choices)
     provider = registry.select("grammar", config.structured_outputs.structured_outputs_backend, lambda _: None)
-    vocabulary = read_vocabulary(config, read_checkpoint(config))
+    vocabulary = TokenizerSource(config, read_checkpoint(config), registry).vocabulary()
     return cast("GrammarBackend", registry.make("grammar", provider, grammar_setup(config, vocabulary), config))
 
 

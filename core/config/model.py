@@ -30,6 +30,9 @@ class ModelConfig(Section):
     tokenizer: str | None = setting(
         None, "Folder of the tokenizer, or the name of a model that has it; default: the model's."
     )
+    tokenizer_mode: str = setting(
+        "auto", "Tokenizer plugin; auto: the one of highest preference that can read the tokenizer's files."
+    )
     skip_tokenizer_init: bool = setting(False, "Load no tokenizer: prompts and outputs are token ids.")
     served_model_name: list[str] = setting(
         [], "Names by which requests may ask for the model; responses state the first one."

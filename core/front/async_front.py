@@ -18,13 +18,14 @@ from ..interfaces.client import EngineClient, EngineDeadError
 from ..interfaces.engine import EngineOutput, Fault
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
+from ..interfaces.tokenizer import ChatOptions
 from ..plugin_host.logits_processors import request_check
 from ..plugin_host.registry import Registry
 from .collector import Collector
 from .front import Front
 from .outputs import RequestOutput
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
-from .template import ChatOptions, text_size
+from .template import text_size
 from .tokenizer import TokenizerSource
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class AsyncFront:
         tokenizer: TokenizerSource | None = None,
     ) -> None:
         checks = [_refuse_callables, request_check(config, registry)]
+        tokenizer = tokenizer or TokenizerSource(config, checkpoint, registry)
         self.front = Front(config, checkpoint, client.info, tokenizer=tokenizer, validators=checks)
         #: requests that were continued on another engine
         self.num_replayed = 0

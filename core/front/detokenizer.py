@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from .token_bytes import Pieces
+from ..interfaces.tokenizer import Pieces, Tokenizer
 
 #: Prompt tokens that new text is decoded after: a character has at most four bytes, each at most one token.
 NUM_CONTEXT_TOKENS = 5
@@ -113,13 +113,13 @@ Detokenizer: TypeAlias = PieceDetokenizer | WindowDetokenizer
 
 
 def make_detokenizer(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     prompt_ids: Sequence[int],
     skip_special_tokens: bool,
     spaces_between_special_tokens: bool,
     kept: Sequence[int] = (),
 ) -> Detokenizer:
-    """The detokeniser of one output. `tokenizer` is a `Tokenizer`; its text continues the prompt's.
+    """The detokeniser of one output, whose text continues the prompt's.
 
     `kept` are special tokens that stay in the text where the others are skipped.
     """

@@ -13,31 +13,22 @@ from typing import Any
 
 import msgspec
 
-from ..config.checkpoint import Checkpoint, find_folder
+from ..config.checkpoint import Checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
+from ..interfaces.tokenizer import ChatOptions, Tokenizer
 from .input_processor import Admission, Limits, default_sampling_params
 from .outputs import RequestMetrics
 from .pooling import PoolingAdmission, PoolingRecord
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
 from .request_record import RequestRecord
-from .template import ChatOptions, read_template, render_chat
-from .tokenizer import Tokenizer, TokenizerSource
+from .template import read_template, render_chat
+from .tokenizer import TokenizerSource
 
 Record = RequestRecord | PoolingRecord
-
-
-def tokenizer_source(config: FrameConfig, checkpoint: Checkpoint) -> TokenizerSource:
-    """The source of the tokenizer: the configured folder, else the checkpoint's, or none."""
-    model = config.model
-    if model.skip_tokenizer_init or config.server.tokens_only:
-        return TokenizerSource(None)
-    if model.tokenizer:
-        return TokenizerSource(find_folder(model.tokenizer))
-    return TokenizerSource(checkpoint.folder)
 
 
 class Front:
@@ -52,12 +43,12 @@ class Front:
         checkpoint: Checkpoint,
         info: EngineInfo,
         *,
-        tokenizer: TokenizerSource | None = None,
+        tokenizer: TokenizerSource,
         validators: Sequence[Callable[[SamplingParams], None]] = (),
     ) -> None:
         self.config = config
         self.checkpoint = checkpoint
-        self.source = tokenizer if tokenizer is not None else tokenizer_source(config, checkpoint)
+        self.source = tokenizer
         self.source.get_or_none()  # load at the start, not with the first request
         self.default_sampling_params = default_sampling_params(checkpoint.generation)
         self.chat_template = read_template(config.model.chat_template)

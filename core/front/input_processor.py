@@ -20,8 +20,9 @@ import numpy as np
 from ..interfaces.engine import EngineRequest
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
+from ..interfaces.tokenizer import Tokenizer
 from .prompts import InvalidRequest, ParsedPrompt
-from .tokenizer import Tokenizer, TokenizerSource
+from .tokenizer import TokenizerSource
 
 #: The fields of generation_config.json that sampling parameters take under the same name.
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

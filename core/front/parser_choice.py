@@ -38,7 +38,7 @@ def template_text(front: Front) -> str:
     tokenizer = front.source.get_or_none()
     template: Any = front.chat_template
     if template is None and tokenizer is not None:
-        template = getattr(tokenizer.hf, "chat_template", None)
+        template = tokenizer.chat_template
     if isinstance(template, Mapping):
         return "\n".join(map(str, template.values()))
     return template if isinstance(template, str) else ""

@@ -15,10 +15,10 @@ from ..config.model import PoolerConfig
 from ..interfaces.engine import EngineOutput, EngineRequest, Fault, FinishReason
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams, PoolingTask
 from ..interfaces.sampling import SamplingParams
+from ..interfaces.tokenizer import SpecialFrame
 from .input_processor import Admitted, Limits, check_ids
 from .outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics
 from .prompts import InvalidRequest, ParsedPrompt
-from .special_frame import SpecialFrame
 from .tokenizer import TokenizerSource
 
 _EMBEDS: frozenset[PoolingTask] = frozenset(("embed", "token_embed"))
@@ -97,7 +97,7 @@ class PoolingAdmission:
         tokenizer = self._tokenizer.get()
         keep = params.truncate_prompt_tokens
         one, other = (tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
-        ids, begin = tokenizer.frame.pair(one, other, self.limits.max_model_len if keep == -1 else keep)
+        ids, begin = tokenizer.special_frame.pair(one, other, self.limits.max_model_len if keep == -1 else keep)
         second_segment = begin if self.facts.segments else -1
         return ParsedPrompt(token_ids=np.array(ids, np.int64), second_segment=second_segment)
 
@@ -114,7 +114,7 @@ class PoolingAdmission:
         ids = tokenizer.encode(text)
         if keep is None or len(ids) <= keep:
             return ids
-        return tokenizer.frame.single(tokenizer.encode(text, add_special_tokens=False), keep)
+        return tokenizer.special_frame.single(tokenizer.encode(text, add_special_tokens=False), keep)
 
     def _parts(self, ids: list[int], prompt: ParsedPrompt, params: PoolingParams) -> list[list[int]]:
         """The prompt, or the parts that it is embedded in."""
@@ -127,8 +127,8 @@ class PoolingAdmission:
             if not whole:
                 remedy += f" (max_embed_len is {most})" if self._splits_long_texts else " or enable_chunked_processing"
             raise InvalidRequest(f"the prompt has {len(ids)} tokens, but the model takes {limit}; {remedy}", "prompt")
-        frame = SpecialFrame([], [], []) if prompt.text is None else self._tokenizer.get().frame
-        return frame.parts(frame.bare(ids), limit)
+        frame = SpecialFrame() if prompt.text is None else self._tokenizer.get().special_frame
+        return frame.parts(ids, limit)
 
     def _complete(self, params: PoolingParams, prompt: ParsedPrompt) -> PoolingParams:
         """The engine's own copy, checked against the model, with what only the front knows filled in."""

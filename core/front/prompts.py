@@ -9,16 +9,10 @@ from typing import Any, NotRequired, TypeAlias, TypedDict
 import msgspec
 import numpy as np
 
+from ..interfaces.errors import InvalidRequest as InvalidRequest
+
 #: A rule of thumb for text, with which prompts are counted before they are tokenised.
 BYTES_PER_TOKEN = 4
-
-
-class InvalidRequest(ValueError):
-    """A request that is refused; `param` names the field at fault."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class TextPrompt(TypedDict):

@@ -7,11 +7,11 @@ from typing import Any
 from ..interfaces.engine import EngineOutput
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from ..interfaces.step import LogprobRows
+from ..interfaces.tokenizer import Tokenizer
 from .input_processor import Admitted
 from .logprobs import PromptLogprobs, append_rows, new_prompt_logprobs
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 from .sequence import Sequence as OutputSequence
-from .tokenizer import Tokenizer
 
 
 class RequestRecord:

@@ -8,11 +8,11 @@ from typing import Any
 from ..interfaces.engine import EngineOutput, EngineRequest, Fault, FinishReason
 from ..interfaces.sampling import RequestOutputKind
 from ..interfaces.step import LogprobRows
+from ..interfaces.tokenizer import Tokenizer
 from .detokenizer import Detokenizer, make_detokenizer
 from .logprobs import SampleLogprobs, append_rows, new_sample_logprobs
 from .outputs import CompletionOutput
 from .stop import StopStrings
-from .tokenizer import Tokenizer
 
 
 class Sequence:

@@ -1,26 +1,18 @@
-"""Turns chats into prompts.
-
-Checks messages, renders the chat template, and tokenises so that message content cannot produce control tokens.
-
-Templates run in the transformers library's sandbox (immutable, no private attributes). Knows no model and no request.
-"""
+"""Turns chats into prompts: checks messages, and has the tokenizer render them with a chat template."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from ..interfaces.tokenizer import ChatOptions, ContentFormat, Tokenizer
 from .prompts import InvalidRequest, ParsedPrompt
-from .tokenizer import Tokenizer
-
-ContentFormat = Literal["auto", "string", "openai"]
 
 _TEXT_PARTS = {
     "text": "text",
@@ -30,40 +22,10 @@ _TEXT_PARTS = {
     "thinking": "thinking",
 }
 _ROLE = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-_RESERVED = frozenset(
-    (
-        "chat_template", "conversation", "messages", "tools", "documents", "tokenize", "padding", "truncation",
-        "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
-        "sanitize_control_tokens", "add_generation_prompt", "continue_final_message",
-    )
-)  # fmt: skip
 
 
 class ChatTemplateError(InvalidRequest):
     """The chat cannot be rendered: no template, a broken one, or one that refuses these messages."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatOptions:
-    """How a chat becomes a prompt. `chat_template` is a template, a file, or None for the default one."""
-
-    chat_template: str | None = None
-    content_format: ContentFormat = "auto"
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    tools: Sequence[Any] | None = None
-    documents: Sequence[Mapping[str, str]] | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.add_generation_prompt and self.continue_final_message:
-            raise InvalidRequest(
-                "continue_final_message and add_generation_prompt exclude each other; set one of them to false",
-                "continue_final_message",
-            )
-        reserved = sorted(_RESERVED.intersection(self.template_kwargs))
-        if reserved:
-            raise InvalidRequest(f"chat_template_kwargs may not set {', '.join(reserved)}", "chat_template_kwargs")
 
 
 def read_template(value: str | None) -> str | None:
@@ -90,7 +52,7 @@ def text_size(value: Any) -> int:
 
 
 def render_chat(
-    tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOptions, check: Callable[[str], None] | None = None
+    tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOptions, check: Callable[[str], None] = lambda _: None
 ) -> ParsedPrompt:
     """One conversation as a prompt with text and ids. Changes nothing it is given; raises `InvalidRequest`.
 
@@ -99,47 +61,16 @@ def render_chat(
     checked = [_check_message(message, position, options.content_format) for position, message in enumerate(messages)]
     if not checked:
         raise InvalidRequest("a chat needs at least one message", "messages")
-    template = read_template(options.chat_template)
-    if template is None and not tokenizer.hf.chat_template:
+    options = replace(options, chat_template=read_template(options.chat_template))
+    if options.chat_template is None and not tokenizer.chat_template:
         raise ChatTemplateError("the tokenizer has no chat template: pass one as 'chat_template'", "chat_template")
-    arguments: dict[str, Any] = dict(
-        options.template_kwargs,
-        tools=list(options.tools) if options.tools else None,
-        documents=list(options.documents) if options.documents else None,
-        chat_template=template,
-        add_generation_prompt=options.add_generation_prompt,
-        continue_final_message=options.continue_final_message,
-    )
-    text = _apply(tokenizer, checked, tokenize=False, **arguments)
-    if check is not None:
-        check(text)
-    written = [checked, arguments["tools"], arguments["documents"], options.template_kwargs]
-    forged = _holds_special_text(tokenizer, written)
-    if forged and "sanitize_control_tokens" in inspect.signature(tokenizer.hf.apply_chat_template).parameters:
-        ids = _apply(tokenizer, checked, tokenize=True, return_dict=False, sanitize_control_tokens=True, **arguments)
-    else:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-    return ParsedPrompt(text=text, token_ids=np.array(ids, np.int64))
-
-
-def _apply(tokenizer: Tokenizer, messages: list[dict[str, Any]], **arguments: Any) -> Any:
     try:
-        return tokenizer.hf.apply_chat_template(messages, **arguments)
+        text, ids = tokenizer.render_chat(checked, options, check)
     except InvalidRequest:
         raise
     except Exception as error:  # a template may raise anything; the message of its author is what helps
         raise ChatTemplateError(f"the chat template cannot render these messages: {error}", "messages") from error
-
-
-def _holds_special_text(tokenizer: Tokenizer, value: Any) -> bool:
-    """Whether any text inside `value` contains a special token, which only the template may write."""
-    if isinstance(value, str):
-        return tokenizer.special_text.search(value) is not None
-    if isinstance(value, Mapping):
-        return any(_holds_special_text(tokenizer, item) for item in value.values())
-    if isinstance(value, (list, tuple)):
-        return any(_holds_special_text(tokenizer, item) for item in value)
-    return False
+    return ParsedPrompt(text=text, token_ids=np.array(ids, np.int64))
 
 
 def _check_message(message: Any, position: int, content_format: ContentFormat) -> dict[str, Any]:

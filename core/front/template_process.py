@@ -20,9 +20,11 @@ import numpy as np
 
 from ..config.tree import FrameConfig
 from ..interfaces.errors import RequestError
+from ..interfaces.tokenizer import ChatOptions
+from ..plugin_host.registry import Choice, Registry
 from ..processes.bounded_process import BoundedProcess, OutOfBoundsError, Ready, Refused, one_line, serve_questions
 from .prompts import InvalidRequest, ParsedPrompt
-from .template import ChatOptions, ChatTemplateError, render_chat
+from .template import ChatTemplateError, render_chat
 
 #: Most chats that are rendered at a time, each by a process of its own.
 _NUM_PROCESSES = 2
@@ -48,10 +50,13 @@ class Rendered(msgspec.Struct, tag=True):
 class TemplateProcesses:
     """Renders chats in child processes, which start when they are first needed."""
 
-    def __init__(self, config: FrameConfig) -> None:
+    def __init__(self, config: FrameConfig, choices: Sequence[Choice]) -> None:
         self._seconds = config.server.chat_template_seconds
         self._bytes = config.server.chat_template_bytes
-        self._start = {"config": config.model_dump(mode="json", exclude={"model": {"logits_processors"}})}
+        self._start = {
+            "config": config.model_dump(mode="json", exclude={"model": {"logits_processors"}}),
+            "plugins": [list(choice) for choice in choices if choice.kind == "tokenizer"],
+        }
         self._pool = ThreadPoolExecutor(_NUM_PROCESSES, thread_name_prefix="template")
         self._idle: SimpleQueue[BoundedProcess] = SimpleQueue()
         self._processes: list[BoundedProcess] = []
@@ -102,10 +107,10 @@ def serve_renderings(descriptor: int) -> int:
 
     def prepare(start: dict[str, Any]) -> tuple[Callable[[Any], Any], int]:
         from ..config.checkpoint import read_checkpoint
-        from .front import tokenizer_source
+        from .tokenizer import TokenizerSource
 
         config = FrameConfig.model_validate(start["config"])
-        tokenizer = tokenizer_source(config, read_checkpoint(config)).get()
+        tokenizer = TokenizerSource(config, read_checkpoint(config), Registry.load(start["plugins"])).get()
         render_chat(tokenizer, [{"role": "user", "content": "x"}], ChatOptions(chat_template="{{ messages }}"))
         return lambda question: _answer(tokenizer, question), config.server.chat_template_bytes
 

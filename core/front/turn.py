@@ -24,6 +24,7 @@ from ..interfaces.parser import (
 )
 from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
 from ..interfaces.setup import ParserSetup
+from ..interfaces.tokenizer import ChatOptions
 from ..plugin_host.offers import PluginError
 from ..plugin_host.registry import Registry
 from .call_formats import only_calls, text_or_calls, text_with_calls
@@ -106,8 +107,6 @@ def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> Outp
 
     Raises `PluginError`.
     """
-    from .template import ChatOptions
-
     server, tokenizer = config.server, front.source.get_or_none()
 
     def render(messages: Sequence[Any], **options: Any) -> str:

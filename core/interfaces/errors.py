@@ -1,4 +1,4 @@
-"""The error that ends an HTTP request, and the form in which an API family answers it. The default is OpenAI's.
+"""The errors that refuse a request, and the form in which an API family answers them. The default is OpenAI's.
 
 Knows no route; the server asks the endpoint that a request was for.
 """
@@ -18,6 +18,14 @@ _TYPES: Mapping[int, str] = MappingProxyType({
     429: "rate_limit_error",
     503: "service_unavailable_error",
 })  # fmt: skip
+
+
+class InvalidRequest(ValueError):
+    """A request that is refused; `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class RequestError(Exception):

@@ -135,6 +135,13 @@ class LoaderSetup(Setup):
 
 
 @dataclass(frozen=True)
+class TokenizerSetup(Setup):
+    """For `Tokenizer`: the folder with its files."""
+
+    folder: Path
+
+
+@dataclass(frozen=True)
 class SpeculatorSetup(Setup):
     """For `Speculator`, once per worker: the most tokens that it may guess for a row, the ops, the device."""
 

@@ -172,13 +172,12 @@ class ApiProcess:
 
     def _load_text(self) -> tuple[Checkpoint, TokenizerSource]:
         """The tokenizer, whose library takes as long to import as an engine to start."""
-        from ..front.front import tokenizer_source
         from ..front.template import read_template
-        from ..front.tokenizer import NoTokenizerError
+        from ..front.tokenizer import NoTokenizerError, TokenizerSource
 
         checkpoint = read_checkpoint(self._config)
         read_template(self._config.model.chat_template)
-        tokenizer = tokenizer_source(self._config, checkpoint)
+        tokenizer = TokenizerSource(self._config, checkpoint, self._registry)
         if tokenizer.folder is not None:
             try:
                 tokenizer.get()

@@ -11,6 +11,7 @@ import msgspec
 from ..front.turn import AssistantTurn
 from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingParams
+from ..interfaces.tokenizer import ChatOptions
 from .errors import refusals
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ class FrontTexts:
 
     @cached_property
     def _isolated(self) -> TemplateProcesses | None:
-        server = self._host.config.server
-        if not (server.trust_request_chat_template or server.isolate_chat_template):
+        config = self._host.config
+        if not (config.server.trust_request_chat_template or config.server.isolate_chat_template):
             return None
         from ..front.template_process import TemplateProcesses
 
-        return TemplateProcesses(self._host.config)
+        return TemplateProcesses(config, self._host.llm.front.source.registry.choices(config))
 
     def close(self) -> None:
         """Ends the processes."""
@@ -56,19 +57,16 @@ class FrontTexts:
     def tokenizer_info(self) -> dict[str, Any]:
         with refusals():
             front = self._host.llm.front
-            return front.tokenizer().describe(front.chat_template)
+            settings = front.tokenizer().describe()
+            return settings if front.chat_template is None else {**settings, "chat_template": front.chat_template}
 
     def token_bytes(self, token_id: int) -> bytes:
         tokenizer = self._host.llm.front.source.get_or_none()
         if tokenizer is None:  # there is no text, so clients get the id in its place
             return f"token_id:{token_id}".encode()
-        if tokenizer.pieces is not None:
-            return bytes(tokenizer.pieces[token_id])
-        return tokenizer.token_text(token_id).encode()
+        return tokenizer.token_bytes(token_id)
 
     async def chat_prompt(self, messages: list[Any], **options: Any) -> Any:
-        from ..front.template import ChatOptions
-
         template = options.get("chat_template")
         if template is not None and "{{" not in template and "{%" not in template:
             raise RequestError(400, "chat_template must be a template, not a file", param="chat_template")

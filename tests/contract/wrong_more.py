@@ -7,6 +7,7 @@ import copy
 import json
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from frame.interfaces import (
     CallArguments,
     CallBegin,
     CallEnd,
+    ChatOptions,
     Command,
     Content,
     DraftContext,
@@ -32,6 +34,7 @@ from frame.interfaces import (
     OutputEvent,
     OutputReader,
     ParserRequest,
+    Pieces as TokenPieces,
     PoolerRows,
     Reasoning,
     ReasoningParser,
@@ -49,6 +52,7 @@ from frame.plugins.platforms.cpu_ops import CpuOps
 from frame.plugins.poolers.sequence import KeptRowPooler, LastPooler
 from frame.plugins.speculators.ngram import NgramSpeculator
 from frame.plugins.speculators.ngram_options import NgramOptions
+from frame.plugins.tokenizers.hf import HfTokenizer
 from frame.testing.fake_executor import FakeExecutor
 from frame.testing.tiny import write_tiny
 
@@ -115,6 +119,31 @@ class Scribbling(NgramSpeculator):
         drafts = super().propose(context)
         context.token_ids[context.slots.long(), (context.lengths - 1).long()] = drafts.token_ids[:, 0].clamp(min=0)
         return drafts
+
+
+class Forging(HfTokenizer):
+    """Reads special tokens out of rendered chats, whoever wrote them."""
+
+    def render_chat(self, messages: list[dict[str, Any]], options: ChatOptions, check: Any) -> tuple[str, list[int]]:
+        text, _ = super().render_chat(messages, options, check)
+        return text, self.encode(text, add_special_tokens=False)
+
+
+class Trusting(HfTokenizer):
+    """Claims every folder."""
+
+    @classmethod
+    def supports(cls, folder: Path) -> str | None:
+        return None
+
+
+class Trimming(HfTokenizer):
+    """Leaves the spaces before words out of their bytes."""
+
+    @cached_property
+    def pieces(self) -> TokenPieces | None:
+        whole = super().pieces
+        return None if whole is None else TokenPieces(lambda token: whole[token].strip())
 
 
 class Swapping(FakeExecutor):

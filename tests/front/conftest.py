@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from frame.core.front.tokenizer import Tokenizer, TokenizerSource
+from frame.interfaces import Tokenizer
 from frame.testing import tokenizers as tiny
+from tests.front.engines import source_of
 
 
 @pytest.fixture(scope="session")
@@ -13,7 +14,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def source(folder):
-    return TokenizerSource(folder)
+    return source_of(folder)
 
 
 @pytest.fixture(scope="session")
@@ -23,9 +24,9 @@ def tokenizer(source) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def fallback_tokenizer(tmp_path_factory) -> Tokenizer:
-    return TokenizerSource(tiny.save(tiny.byte_fallback(), tmp_path_factory.mktemp("front") / "fallback")).get()
+    return tiny.load(tiny.save(tiny.byte_fallback(), tmp_path_factory.mktemp("front") / "fallback"))
 
 
 @pytest.fixture(scope="session")
 def word_tokenizer(tmp_path_factory) -> Tokenizer:
-    return TokenizerSource(tiny.save(tiny.word_pieces(), tmp_path_factory.mktemp("front") / "words")).get()
+    return tiny.load(tiny.save(tiny.word_pieces(), tmp_path_factory.mktemp("front") / "words"))

@@ -1,9 +1,16 @@
-"""A fake engine: tokens by a fixed rule, several requests at once, one or more tokens a step."""
+"""A fake engine: tokens by a fixed rule, several requests at once, one or more tokens a step; and its tokenizer."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 
+from frame.core.config.flat import from_flat
+from frame.core.front.tokenizer import TokenizerSource
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import EngineInfo, EngineOutput, EngineStats, LogprobRows
 
 INFO = EngineInfo(
@@ -92,3 +99,9 @@ def rows(ids, k):
         logprobs=np.concatenate([np.full((len(ids), 1), -1.5, np.float32), values], 1),
         ranks=np.full(len(ids), 7, np.int32),
     )
+
+
+def source_of(folder: Path | None, **settings: Any) -> TokenizerSource:
+    """The tokenizer of a checkpoint in `folder`; None: there is to be none."""
+    checkpoint: Any = SimpleNamespace(folder=folder, vocab_size=400, eos_token_ids=[])
+    return TokenizerSource(from_flat({"skip_tokenizer_init": folder is None, **settings}), checkpoint, Registry.load())

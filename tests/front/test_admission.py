@@ -126,7 +126,7 @@ def test_ids_of_every_kind_are_plain_afterwards(admit, ids):
 def test_the_tokenizer_is_asked_for_its_end_once(source, monkeypatch):
     admission = Admission(LIMITS, source)
     admission.admit("r", parse_prompt([1]), SamplingParams())
-    monkeypatch.setattr(source.get(), "hf", None)
+    monkeypatch.setattr(source.get(), "eos_token_id", None)
     assert admission.admit("r", parse_prompt([1]), SamplingParams()).requests[0].eos_token_ids
 
 

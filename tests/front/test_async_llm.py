@@ -9,9 +9,15 @@ import pytest
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.front.prompts import InvalidRequest
-from frame.core.front.template import ChatOptions
 from frame.core.plugin_host.registry import Registry
-from frame.interfaces import EngineDeadError, EngineOutput, PoolingParams, RequestOutputKind, SamplingParams
+from frame.interfaces import (
+    ChatOptions,
+    EngineDeadError,
+    EngineOutput,
+    PoolingParams,
+    RequestOutputKind,
+    SamplingParams,
+)
 from frame.offline.async_llm import AsyncLLM
 
 from .engines import FakeEngine
@@ -281,7 +287,7 @@ async def test_a_closed_client_ends_streams_with_an_error(make):
 
 async def test_control_calls(make, tokenizer):
     llm, client = make(lambda request: [5])
-    assert await llm.get_tokenizer() is tokenizer.hf
+    assert await llm.get_tokenizer() is tokenizer.native
     assert await llm.reset_prefix_cache(reset_running_requests=True) is True
     assert client.engine.calls[0][0] == "reset_prefix_cache"
     assert await llm.is_tracing_enabled() is False

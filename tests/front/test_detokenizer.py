@@ -48,7 +48,7 @@ def test_joined_deltas_are_the_text_and_no_delta_holds_half_a_character(make, to
 @settings(max_examples=150, deadline=None)
 def test_any_ids_read_as_the_library_reads_them(tokenizer, ids, sizes):
     deltas, rest = stream(PieceDetokenizer(tokenizer.pieces, (), frozenset()), cut(ids, sizes))
-    assert "".join(deltas) + rest == tokenizer.backend.decode(ids, skip_special_tokens=False)
+    assert "".join(deltas) + rest == tokenizer.native.backend_tokenizer.decode(ids, skip_special_tokens=False)
 
 
 @given(text=TEXTS)
@@ -76,7 +76,7 @@ def test_an_unfinished_character_comes_as_a_replacement_at_the_end(make, tokeniz
 
 
 def test_broken_text_is_not_held_back_for_ever(make, tokenizer):
-    stray = tokenizer.backend.token_to_id("Ģ")  # a continuation byte
+    stray = tokenizer.native.backend_tokenizer.token_to_id("Ģ")  # a continuation byte
     assert stray is not None
     detokenizer = make()
     assert len("".join(detokenizer.push([stray]) for _ in range(20))) >= 12

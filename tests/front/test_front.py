@@ -12,10 +12,9 @@ from frame.core.front.front import Front
 from frame.core.front.logprobs import FlatLogprobs
 from frame.core.front.outputs import CompletionOutput, RequestOutput
 from frame.core.front.prompts import InvalidRequest
-from frame.core.front.tokenizer import TokenizerSource
 from frame.interfaces import EngineOutput, RequestOutputKind, SamplingParams
 
-from .engines import INFO, FakeEngine, rows
+from .engines import INFO, FakeEngine, rows, source_of
 
 WORDS = st.text("ab日", min_size=1, max_size=2)
 TEXT = "hello world, how are you? 日本語 😀 fox."
@@ -245,7 +244,7 @@ def test_a_merged_output_says_where_its_error_lies():
 
 
 def test_without_a_tokenizer_ids_go_in_and_out():
-    front, engine = make_front(TokenizerSource(None)), FakeEngine(lambda request: [3, 4, 5])
+    front, engine = make_front(source_of(None)), FakeEngine(lambda request: [3, 4, 5])
     for request in front.submit("r", [1, 2], SamplingParams(max_tokens=3)):
         engine.add(request)
     output = drain(front, engine)[-1]

@@ -200,7 +200,7 @@ def test_the_engine_loop_by_hand(source, tokenizer):
     assert [completion.token_ids for completion in b.outputs] == [[6, 7, 8, 9]] * 2
     assert len(b.prompt_logprobs) == 4
     assert [len(completion.logprobs) for completion in b.outputs] == [4, 4]
-    assert engine.get_tokenizer() is tokenizer.hf
+    assert engine.get_tokenizer() is tokenizer.native
 
 
 def test_a_lost_request_is_an_error(source):

@@ -25,8 +25,9 @@ def front(model_type: str, template: Any, rendered: str = "") -> Any:
         texts = (rendered.replace("NAME", call["function"]["name"]) for call in calls)
         return ParsedPrompt(text="<answer>" + messages[-1]["content"] + "".join(texts) + "<end>")
 
-    hf = SimpleNamespace(chat_template=template)
-    tokenizer = SimpleNamespace(hf=hf, token_id=lambda text: None, encode=lambda text, add_special_tokens: [1])
+    tokenizer = SimpleNamespace(
+        chat_template=template, token_id=lambda text: None, encode=lambda text, add_special_tokens: [1]
+    )
     source = SimpleNamespace(get_or_none=lambda: tokenizer)
     checkpoint = SimpleNamespace(model_type=model_type)
     return SimpleNamespace(checkpoint=checkpoint, source=source, chat_template=None, render_chat=render_chat)

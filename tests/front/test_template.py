@@ -5,8 +5,11 @@ import copy
 import pytest
 
 from frame.core.front.prompts import InvalidRequest
-from frame.core.front.template import ChatOptions, read_template, render_chat
-from frame.core.front.tokenizer import NoTokenizerError, TokenizerError, TokenizerSource
+from frame.core.front.template import read_template, render_chat
+from frame.core.front.tokenizer import NoTokenizerError, TokenizerError
+from frame.interfaces import ChatOptions
+
+from .engines import source_of
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
@@ -80,9 +83,9 @@ def test_bad_messages(tokenizer, messages, message):
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "add_generation_prompt"])
-def test_reserved_template_arguments(name):
+def test_reserved_template_arguments(tokenizer, name):
     with pytest.raises(InvalidRequest, match=f"chat_template_kwargs may not set {name}"):
-        ChatOptions(template_kwargs={name: True})
+        render_chat(tokenizer, [{"role": "user", "content": "a"}], ChatOptions(template_kwargs={name: True}))
 
 
 def test_broken_and_hostile_templates(tokenizer):
@@ -105,11 +108,11 @@ def test_a_template_is_given_inline_or_as_a_file(tokenizer, tmp_path):
 
 def test_tokenizer_errors(tmp_path):
     with pytest.raises(NoTokenizerError, match="has no tokenizer"):
-        TokenizerSource(tmp_path).get()
-    assert TokenizerSource(tmp_path).get_or_none() is None
+        source_of(tmp_path).get()
+    assert source_of(tmp_path).get_or_none() is None
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    source = TokenizerSource(tmp_path)
+    source = source_of(tmp_path)
     for _ in range(2):
         with pytest.raises(TokenizerError, match="cannot be loaded"):
             source.get()

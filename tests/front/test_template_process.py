@@ -9,11 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from frame.core.config.flat import from_flat
+from frame.core.config.tree import FrameConfig
 from frame.core.front.prompts import InvalidRequest
-from frame.core.front.template import ChatOptions
 from frame.core.front.template_process import TemplateProcesses
 from frame.core.interfaces.errors import RequestError
+from frame.core.plugin_host.registry import Registry
+from frame.interfaces import ChatOptions
 
+CHOICES = Registry.load().choices(FrameConfig())
 CHAT = [{"role": "user", "content": "Hello"}]
 LONGEST = 100_000
 #: for those that only a clock ends, and for the others: a busy machine must not end them
@@ -42,14 +45,14 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[TemplateProcesses]:
-    made = TemplateProcesses(from_flat({"chat_template_seconds": PATIENT, "chat_template_bytes": 1 << 26}))
+    made = TemplateProcesses(from_flat({"chat_template_seconds": PATIENT, "chat_template_bytes": 1 << 26}), CHOICES)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[TemplateProcesses]:
-    made = TemplateProcesses(from_flat({"chat_template_seconds": SECONDS, "chat_template_bytes": 1 << 26}))
+    made = TemplateProcesses(from_flat({"chat_template_seconds": SECONDS, "chat_template_bytes": 1 << 26}), CHOICES)
     yield made
     made.close()
 

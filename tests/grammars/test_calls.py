@@ -10,7 +10,6 @@ import pytest
 from frame.core.config.flat import from_flat
 from frame.core.config.tree import FrameConfig
 from frame.core.front.call_formats import text_or_calls, text_with_calls
-from frame.core.front.vocabulary import TokenizerVocabulary
 from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import grammar_setup
 from frame.interfaces import AssistantMessage, ParserRequest, ParserSetup, StructuredOutputsParams, Tool
@@ -32,7 +31,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def backend():
-    vocabulary = TokenizerVocabulary(tokenizers.byte_level(), 400, [2])
+    vocabulary = tokenizers.vocabulary(400)
     made = GuidanceBackend(grammar_setup(from_flat({}), vocabulary))
     yield made
     made.close()

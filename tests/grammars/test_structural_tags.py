@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from frame.core.config.flat import from_flat
-from frame.core.front.vocabulary import TokenizerVocabulary
 from frame.core.plugin_host.setups import grammar_setup
 from frame.interfaces import StructuredOutputsParams
 from frame.plugins.grammars.guidance import GuidanceBackend
@@ -31,7 +30,7 @@ def const(value):
 
 @pytest.fixture(scope="module")
 def backend():
-    vocabulary = TokenizerVocabulary(tokenizers.byte_level(), 400, [2])
+    vocabulary = tokenizers.vocabulary(400)
     made = GuidanceBackend(grammar_setup(from_flat({"disable_any_whitespace": True}), vocabulary))
     yield made
     made.close()

@@ -16,15 +16,14 @@ from pydantic import ValidationError
 from frame.core.config.tree import FrameConfig
 from frame.core.engine.cache.hashing import BlockHasher
 from frame.core.front.prompts import InvalidRequest
-from frame.core.front.template import ChatOptions, render_chat
-from frame.core.front.tokenizer import Tokenizer
+from frame.core.front.template import render_chat
 from frame.core.interfaces.errors import ErrorShape
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.schema import BoundedModel, Limits
 from frame.core.plugin_host.registry import Registry
 from frame.core.server.bodies import MAX_DEPTH, parse_json
 from frame.core.server.errors import ERROR_SHAPE, error_body, error_event
-from frame.interfaces import ParserRequest, ParserSetup, RequestError
+from frame.interfaces import ChatOptions, ParserRequest, ParserSetup, RequestError, Tokenizer
 from frame.plugins.batches.fetch import FetchError, FetchRules, parse_url
 from frame.plugins.endpoints.anthropic_answers import AnthropicErrors, event
 from frame.plugins.endpoints.openai_answers import Delta, DeltaChoice, Frames
@@ -140,9 +139,7 @@ def test_two_parsers_agree_about_every_accepted_url(url: str) -> None:
 
 @cache
 def tokenizer(folder: Any) -> Tokenizer:
-    from frame.core.front.tokenizer import TokenizerSource
-
-    return TokenizerSource(tiny.save(tiny.byte_level(), folder)).get()
+    return tiny.load(tiny.save(tiny.byte_level(), folder))
 
 
 _PIECES = [

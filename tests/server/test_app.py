@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig
 from frame.core.front.front import Front
-from frame.core.front.template import ChatOptions
 from frame.core.server.app import build_app
+from frame.interfaces import ChatOptions
 from frame.plugins.endpoints.completions import CompletionsEndpoint
 from frame.plugins.endpoints.invocations import InvocationsEndpoint
 from frame.plugins.endpoints.models import ModelsEndpoint

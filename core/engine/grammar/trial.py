@@ -27,7 +27,7 @@ class GrammarTrial:
         self._settings = config.structured_outputs
         start = {
             "config": config.model_dump(mode="json"),
-            "plugins": [list(choice) for choice in choices if choice.kind == "grammar"],
+            "plugins": [list(choice) for choice in choices if choice.kind in ("grammar", "tokenizer")],
         }
         self._process = BoundedProcess("grammar", start, Ready | str | Refused)
 

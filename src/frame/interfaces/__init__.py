@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from frame.core.interfaces.errors import (
         ErrorShape as ErrorShape,
+        InvalidRequest as InvalidRequest,
         RequestError as RequestError,
     )
     from frame.core.interfaces.executor import (
@@ -213,6 +214,7 @@ if TYPE_CHECKING:
         Setup as Setup,
         SourceSetup as SourceSetup,
         SpeculatorSetup as SpeculatorSetup,
+        TokenizerSetup as TokenizerSetup,
     )
     from frame.core.interfaces.source import (
         ModelSource as ModelSource,
@@ -232,6 +234,12 @@ if TYPE_CHECKING:
         StepResult as StepResult,
         TokenMasks as TokenMasks,
         TransferReport as TransferReport,
+    )
+    from frame.core.interfaces.tokenizer import (
+        ChatOptions as ChatOptions,
+        Pieces as Pieces,
+        SpecialFrame as SpecialFrame,
+        Tokenizer as Tokenizer,
     )
     from frame.core.interfaces.turn import (
         Turn as Turn,

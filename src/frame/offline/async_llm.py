@@ -13,13 +13,13 @@ from frame.core.config.errors import ConfigError
 from frame.core.config.model import ModelConfig
 from frame.core.config.tree import FrameConfig
 from frame.core.front.async_front import AsyncFront
-from frame.core.front.front import tokenizer_source
 from frame.core.front.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
-from frame.core.front.tokenizer import Tokenizer, TokenizerSource
+from frame.core.front.tokenizer import TokenizerSource
 from frame.core.interfaces.client import EngineClient, EngineDeadError
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
+from frame.core.interfaces.tokenizer import Tokenizer
 from frame.core.plugin_host.model_sources import fetch_model
 from frame.core.plugin_host.registry import Registry
 
@@ -68,11 +68,12 @@ class AsyncLLM(AsyncFront):
         """Like `from_engine_args`, but takes a configuration tree."""
         config = fetch_model(config)
         checkpoint = read_checkpoint(config)
-        tokenizer = tokenizer_source(config, checkpoint)
+        registry = Registry.load()
+        tokenizer = TokenizerSource(config, checkpoint, registry)
         tokenizer.preload()
         engine = BackgroundEngine(config)
         try:
-            llm = cls(config=config, client=engine, checkpoint=checkpoint, tokenizer=tokenizer)
+            llm = cls(config=config, client=engine, checkpoint=checkpoint, registry=registry, tokenizer=tokenizer)
         except BaseException:
             engine.stop()
             raise
@@ -120,8 +121,8 @@ class AsyncLLM(AsyncFront):
         return stream
 
     async def get_tokenizer(self) -> Any:
-        """The transformers tokenizer."""
-        return self.front.tokenizer().hf
+        """The tokenizer of the library that reads it, which is transformers unless `tokenizer_mode` names another."""
+        return self.front.tokenizer().native
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters of requests that bring none: those of the model's generation config."""

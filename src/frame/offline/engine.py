@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from frame.core.config.tree import FrameConfig
 from frame.core.front.front import Front
 from frame.core.front.prompts import InvalidRequest
+from frame.core.front.tokenizer import TokenizerSource
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
@@ -53,17 +54,17 @@ class LLMEngine:
         begin_platforms(config, registry)
         import_torch()
         from frame.core.config.checkpoint import read_checkpoint
-        from frame.core.front.vocabulary import read_vocabulary
         from frame.core.plugin_host.logits_processors import request_check
         from frame.offline.in_process import make_engine
 
         checkpoint = read_checkpoint(config)
         check = request_check(config, registry)
-        core = make_engine(config, registry, vocabulary=lambda: read_vocabulary(config, checkpoint))
+        tokenizer = TokenizerSource(config, checkpoint, registry)
+        core = make_engine(config, registry, vocabulary=tokenizer.vocabulary)
         if core.info.platform == "cpu" and config.executor.executor == "inline" and spins_long():
             logger.warning(LATE)
         try:
-            return cls(config, core, Front(config, checkpoint, core.info, validators=[check]))
+            return cls(config, core, Front(config, checkpoint, core.info, tokenizer=tokenizer, validators=[check]))
         except BaseException:
             core.close()
             raise
@@ -120,8 +121,11 @@ class LLMEngine:
         return self.front.num_unfinished
 
     def get_tokenizer(self) -> Any:
-        """The transformers tokenizer; raises `TokenizerError` when there is none."""
-        return self.front.tokenizer().hf
+        """The tokenizer of the library that reads it, which is transformers unless `tokenizer_mode` names another.
+
+        Raises `TokenizerError` when there is none.
+        """
+        return self.front.tokenizer().native
 
     def stats(self) -> EngineStats:
         """The engine's own counters and gauges now."""

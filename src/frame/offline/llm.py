@@ -11,8 +11,8 @@ from typing import Any, Self
 from frame.core.config.flat import from_flat
 from frame.core.front.outputs import RequestOutput
 from frame.core.front.prompts import InvalidRequest, ParsedPrompt, TokensPrompt, as_prompts, parse_prompt
-from frame.core.front.template import ChatOptions, ContentFormat
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
+from frame.core.interfaces.tokenizer import ChatOptions, ContentFormat
 
 from .beam import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from .engine import LLMEngine
@@ -149,7 +149,7 @@ class LLM(PoolingCalls):
         return [one.result(None if tokenizer is None else tokenizer.decode) for one in searches]
 
     def get_tokenizer(self) -> Any:
-        """The transformers tokenizer."""
+        """The tokenizer of the library that reads it, which is transformers unless `tokenizer_mode` names another."""
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:

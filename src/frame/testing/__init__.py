@@ -35,5 +35,6 @@ if TYPE_CHECKING:
     from .source_suite import ModelSourceSuite as ModelSourceSuite
     from .speculator_suite import SpeculatorSuite as SpeculatorSuite
     from .suites import SUITES as SUITES
+    from .tokenizer_suite import TokenizerSuite as TokenizerSuite
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

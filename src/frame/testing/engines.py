@@ -16,7 +16,7 @@ from frame.core.engine.engine import Engine
 from frame.core.engine.grammar.compiler import GrammarCompiler
 from frame.core.engine.merging import ResultMerge
 from frame.core.engine.schedule.scheduler import Scheduler
-from frame.core.front.vocabulary import read_vocabulary
+from frame.core.front.tokenizer import TokenizerSource
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from frame.core.interfaces.engine import EngineOutput, EngineRequest
@@ -39,7 +39,8 @@ SMALL = {"max_model_len": 128, "num_gpu_blocks_override": 400, "dtype": "float32
 @contextmanager
 def running(config: FrameConfig, registry: Registry) -> Iterator[Engine]:
     """An engine that is closed at the end; it serves grammars where the checkpoint has a tokenizer."""
-    engine = make_engine(config, registry, vocabulary=lambda: read_vocabulary(config, read_checkpoint(config)))
+    tokenizer = TokenizerSource(config, read_checkpoint(config), registry)
+    engine = make_engine(config, registry, vocabulary=tokenizer.vocabulary)
     try:
         yield engine
     finally:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from frame.core.front.vocabulary import TokenizerVocabulary
 from frame.core.interfaces.grammar import Grammar, GrammarBackend, GrammarMatcher
 from frame.core.interfaces.sampling import StructuredOutputsParams
 
@@ -53,7 +52,7 @@ class GrammarBackendSuite(PluginSuite):
         )
         if reason is not None:
             pytest.skip(reason)
-        made = self.make(vocabulary=TokenizerVocabulary(tokenizers.byte_level(), _VOCAB, [2]))
+        made = self.make(vocabulary=tokenizers.vocabulary(_VOCAB))
         assert isinstance(made, GrammarBackend), f"{type(made).__name__} does not derive from GrammarBackend"
         return made
 

@@ -19,6 +19,7 @@ from frame.core.interfaces.setup import (
     Setup,
     SourceSetup,
     SpeculatorSetup,
+    TokenizerSetup,
 )
 from frame.core.plugin_host.kinds import KINDS
 from frame.core.plugin_host.setups import (
@@ -106,6 +107,8 @@ def _others(kind: str, config: FrameConfig | None, changes: dict[str, Any]) -> S
             return Setup()
         case "model":
             return ModelSetup(changes["build"])
+        case "tokenizer":
+            return TokenizerSetup(changes.get("folder", Path()))
         case "loader":
             return LoaderSetup(changes.get("folder", Path()), seed=config.model.seed)
     return _on_device(kind, config, changes)

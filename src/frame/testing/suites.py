@@ -22,6 +22,7 @@ from .scheduler_suite import SchedulerPolicySuite
 from .sink_suite import MetricsSinkSuite
 from .source_suite import ModelSourceSuite
 from .speculator_suite import SpeculatorSuite
+from .tokenizer_suite import TokenizerSuite
 
 #: Kind → suite.
 SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
@@ -34,6 +35,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "speculator": SpeculatorSuite,
     "source": ModelSourceSuite,
     "loader": WeightLoaderSuite,
+    "tokenizer": TokenizerSuite,
     "processor": LogitsProcessorSuite,
     "grammar": GrammarBackendSuite,
     "tool-parser": ToolParserSuite,

@@ -1,13 +1,21 @@
 """Tiny tokenizers for tests, built without downloads: byte-level BPE, byte fallback, word pieces.
 
-They know no model; `save` writes a folder that transformers loads.
+`save` writes one into a folder, `load` reads such a folder with frame's own plugin.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from frame.core.interfaces.setup import TokenizerSetup
+from frame.core.plugin_host.registry import Registry
+
+if TYPE_CHECKING:
+    from frame.core.interfaces.grammar import Vocabulary
+    from frame.core.interfaces.tokenizer import Tokenizer
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<user>", "<assistant>")
 _TEXT = (
@@ -88,3 +96,16 @@ def save(tokenizer: Any, folder: Path, template: str | None = TEMPLATE) -> Path:
         settings["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder
+
+
+def load(folder: Path) -> Tokenizer:
+    """The tokenizer in `folder`, ready for use, as frame's own plugin reads it."""
+    tokenizer: Tokenizer = Registry.load().make("tokenizer", "frame-llm:hf", TokenizerSetup(folder))
+    tokenizer.load()
+    return tokenizer
+
+
+def vocabulary(size: int) -> Vocabulary:
+    """The tokens of `byte_level` for grammars of a model that scores `size` ids; token 2 ends an output."""
+    with TemporaryDirectory() as folder:
+        return load(save(byte_level(), Path(folder) / "tokenizer")).vocabulary(size, [2])

@@ -114,7 +114,6 @@ _MODEL = {
     **_only("only Hugging Face folders are read", config_format=("auto", "hf")),
     **_only("the configuration is read from the model's folder", hf_config_path=""),
     **_only("set the variable HF_TOKEN", hf_token=""),
-    **_only("tokenizers are read by transformers", tokenizer_mode=("auto", "hf", "fast")),
     **_only("give --tokenizer, a folder", tokenizer_revision=""),
     **_only("the implementation follows from the architecture", model_impl=("auto", "frame", "vllm")),
     **_only("give --dtype, which attention has too", override_attention_dtype=""),

@@ -1,7 +1,6 @@
 """The bytes that each token id stands for, read from a tokenizer's decoder.
 
-Works for decoders that only join tokens: byte-level BPE, and SentencePiece-like ones with byte
-fallback. Knows no stream.
+Works for decoders that only join tokens: byte-level BPE, and SentencePiece-like ones with byte fallback.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+
+from frame.interfaces import Pieces
 
 _WORD_START = "▁"
 
@@ -74,42 +75,19 @@ def _reader(decoder: dict[str, Any]) -> Callable[[str], bytes] | None:
     return None
 
 
-class Pieces(dict[int, bytes]):
-    """Token id → bytes, filled as ids are met. Unknown ids have no bytes."""
-
-    def __init__(self, backend: Any, read: Callable[[str], bytes]) -> None:
-        super().__init__()
-        self._token_of = backend.id_to_token
-        self._read = read
-        self.texts = _Texts(self)
-        for token_id, added in backend.get_added_tokens_decoder().items():
-            self[token_id] = added.content.encode()
-
-    def __missing__(self, token_id: int) -> bytes:
-        token = self._token_of(token_id)
-        piece = self[token_id] = b"" if token is None else self._read(token)
-        return piece
-
-
-class _Texts(dict[int, "str | None"]):
-    """Token id → its text, None where its bytes are not whole characters; filled as ids are met."""
-
-    def __init__(self, pieces: Pieces) -> None:
-        super().__init__()
-        self._pieces = pieces
-
-    def __missing__(self, token_id: int) -> str | None:
-        try:
-            text = self._pieces[token_id].decode()
-        except UnicodeDecodeError:
-            text = None
-        self[token_id] = text
-        return text
-
-
 def read_pieces(backend: Any) -> Pieces | None:
-    """The table of a `tokenizers.Tokenizer`; None when its decoder does more than join tokens."""
+    """The bytes of each token of a `tokenizers.Tokenizer`; None when its decoder does more than join tokens."""
     if backend is None or backend.decoder is None:
         return None
-    read = _reader(json.loads(backend.decoder.__getstate__()))
-    return None if read is None else Pieces(backend, read)
+    decode = _reader(json.loads(backend.decoder.__getstate__()))
+    if decode is None:
+        return None
+
+    def read(token_id: int) -> bytes:
+        token = backend.id_to_token(token_id)
+        return b"" if token is None else decode(token)
+
+    pieces = Pieces(read)
+    for token_id, added in backend.get_added_tokens_decoder().items():
+        pieces[token_id] = added.content.encode()
+    return pieces
