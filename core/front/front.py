@@ -20,7 +20,7 @@ from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.tokenizer import ChatOptions, Tokenizer
-from .input_processor import Admission, Limits, default_sampling_params
+from .input_processor import Admission, default_sampling_params
 from .outputs import RequestMetrics
 from .pooling import PoolingAdmission, PoolingRecord
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
@@ -54,34 +54,13 @@ class Front:
         self.chat_template = read_template(config.model.chat_template)
         #: called for each finished request with its times and the (finish reason, number of tokens) of its outputs
         self.on_finished: Callable[[RequestMetrics, Sequence[tuple[str, int]]], None] | None = None
-        self._stream_interval = config.scheduler.stream_interval
-        self.pooling = info.pooling
-        self._admission = Admission(self._limits(info), self.source, validators)
+        self.info = info
+        self._admission = Admission(config, checkpoint, info, self.source, validators)
         self._pooling: PoolingAdmission | None = None
         if info.pooling is not None:
-            self._pooling = PoolingAdmission(self._admission.limits, info.pooling, self.source, config.pooler)
+            self._pooling = PoolingAdmission(info, info.pooling, self.source, config.pooler)
         self._records: dict[str, Record] = {}
         self._sequences: dict[str, tuple[Record, Any]] = {}
-
-    def _limits(self, info: EngineInfo) -> Limits:
-        model = self.config.model
-        return Limits(
-            max_model_len=info.max_model_len,
-            vocab_size=info.vocab_size,
-            max_logprobs=model.max_logprobs,
-            max_tokens=self.checkpoint.generation.get("max_new_tokens"),
-            eos_token_ids=self.checkpoint.eos_token_ids,
-            seed=model.seed,
-            deterministic=model.deterministic,
-            not_deterministic=info.not_deterministic,
-            max_grammar_length=self.config.structured_outputs.max_grammar_length,
-            priorities=self.config.scheduler.scheduling_policy not in ("fcfs", "fair"),
-        )
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a prompt and its output."""
-        return self._admission.limits.max_model_len
 
     @property
     def num_unfinished(self) -> int:
@@ -113,9 +92,20 @@ class Front:
         """
         if request_id in self._records:
             raise InvalidRequest(f"request id {request_id!r} is in use by an unfinished request", "request_id")
-        record = self._admit(request_id, parse_prompt(prompt), params, priority, kv_transfer)
-        admitted = record.admitted
-        taken = next((one.request_id for one in admitted.requests if one.request_id in self._sequences), None)
+        if priority and self.config.scheduler.scheduling_policy in ("fcfs", "fair"):
+            raise InvalidRequest(
+                f"priority {priority} needs scheduling_policy 'priority'; its present policy ignores priorities",
+                "priority",
+            )
+        parsed = parse_prompt(prompt)
+        record: Record
+        if isinstance(params, PoolingParams):
+            pooling = self._pooling_for(params)
+            record = pooling.admit(request_id, parsed, params, priority=priority, kv_transfer=kv_transfer)
+        else:
+            self.require("generate")
+            record = self._admission.admit(request_id, parsed, params, priority=priority, kv_transfer=kv_transfer)
+        taken = next((one.request_id for one in record.requests if one.request_id in self._sequences), None)
         if taken is not None:  # child i of request "a" is "i_a"
             raise InvalidRequest(
                 f"request id {request_id!r} needs {taken!r}, which is in use by another request", "request_id"
@@ -123,37 +113,20 @@ class Front:
         self._records[request_id] = record
         for sequence in record.sequences:
             self._sequences[sequence.request.request_id] = record, sequence
-        requests: list[EngineRequest] = admitted.requests
-        for request in requests:
+        for request in record.requests:
             request.owner = owner
-        return requests
-
-    def _admit(
-        self,
-        request_id: str,
-        prompt: ParsedPrompt,
-        params: SamplingParams | PoolingParams,
-        priority: int,
-        kv_transfer: dict[str, Any] | None,
-    ) -> Record:
-        if isinstance(params, PoolingParams):
-            pooling = self._pooling_for(params)
-            pooled = pooling.admit(request_id, prompt, params, priority=priority, kv_transfer=kv_transfer)
-            return PoolingRecord(pooled, pooling.facts)
-        self.require("generate")
-        admitted = self._admission.admit(request_id, prompt, params, priority=priority, kv_transfer=kv_transfer)
-        return RequestRecord(admitted, self.source.get_or_none() if params.detokenize else None, self._stream_interval)
+        return record.requests
 
     def require(self, task: str) -> None:
         """Raises `InvalidRequest` unless the model does `task`: "generate" or one of `PoolingTask`."""
-        if task not in (["generate"] if self.pooling is None else self.pooling.tasks):
+        if task not in (["generate"] if self.info.pooling is None else self.info.pooling.tasks):
             raise self._cannot(task)
 
     def _cannot(self, task: str) -> InvalidRequest:
-        if self.pooling is None:
+        if self.info.pooling is None:
             kind, choices = "generates text", "generate (--runner pooling makes it pool)"
         else:
-            kind, choices = "pools", ", ".join(self.pooling.tasks)
+            kind, choices = "pools", ", ".join(self.info.pooling.tasks)
         return InvalidRequest(f"the model {kind}, so it cannot do {task!r}; it can: {choices}", "model")
 
     def _pooling_for(self, params: PoolingParams) -> PoolingAdmission:
@@ -200,13 +173,13 @@ class Front:
                 if sequence.takes_fast_path and output.kv_transfer is None:  # fast path for streams
                     record.metrics.last_token_time = now
                     sequence.push_fast(output.token_ids)
-                    touched[record.admitted.request_id] = record
+                    touched[record.request_id] = record
                     continue
             if record.push(sequence, output, now):
                 ended.append(output.request_id)
             if sequence.finish_reason is not None:
                 del self._sequences[output.request_id]
-            touched[record.admitted.request_id] = record
+            touched[record.request_id] = record
         return self._take(touched, now), ended
 
     def replay(self, engine_id: str) -> EngineRequest | None:

@@ -9,24 +9,25 @@ import hashlib
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from ..config.checkpoint import Checkpoint
+from ..config.tree import FrameConfig
+from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineRequest
-from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
 from ..interfaces.tokenizer import Tokenizer
 from .prompts import InvalidRequest, ParsedPrompt
+from .request_record import RequestRecord
 from .tokenizer import TokenizerSource
 
 #: The fields of generation_config.json that sampling parameters take under the same name.
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-P = TypeVar("P", SamplingParams, PoolingParams)
 
 _MAX_CHILDREN = 16384
 #: A text that is only counted or will be truncated may be this many times as long as the longest that could fit.
@@ -51,35 +52,6 @@ def default_sampling_params(generation: Mapping[str, Any]) -> SamplingParams:
         raise ValueError(f"generation_config: {error}; override it with override_generation_config") from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the model and its configuration allow.
-
-    `max_tokens` caps the output of every request (generation_config's max_new_tokens). `priorities` says whether the
-    scheduling policy reads the priorities of requests. `not_deterministic` says why requests cannot be deterministic;
-    it is empty where they can.
-    """
-
-    max_model_len: int
-    vocab_size: int
-    max_logprobs: int = 20
-    max_tokens: int | None = None
-    eos_token_ids: Sequence[int] = ()
-    seed: int = 0
-    deterministic: bool = False
-    not_deterministic: str = ""
-    priorities: bool = True
-    max_grammar_length: int = 1 << 18
-
-    def check_priority(self, priority: int) -> None:
-        """Raises `InvalidRequest` for a priority that the scheduling policy would ignore."""
-        if priority and not self.priorities:
-            raise InvalidRequest(
-                f"priority {priority} needs scheduling_policy 'priority'; its present policy ignores priorities",
-                "priority",
-            )
-
-
 def check_ids(ids: np.ndarray, vocab_size: int) -> None:
     """Raises `InvalidRequest` for a prompt without tokens, or with one that the model does not have."""
     if len(ids) == 0:
@@ -91,33 +63,24 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
         )
 
 
-class Admitted(msgspec.Struct, Generic[P], frozen=True):
-    """One request as admitted: its echoed text, its ids, and what the engine runs for it.
-
-    That is an engine request for each of `params.n` outputs, or for each part in which a long text is embedded.
-    """
-
-    request_id: str
-    text: str | None
-    prompt_ids: list[int]
-    params: P
-    requests: list[EngineRequest]
-    arrival: float
-
-
 class Admission:
     """Admits requests; counts them, because the seeds of those that bring none follow from their order.
 
-    `validators` are further checks of sampling parameters (logits processors'); they raise `ValueError`.
+    `info` is what the engine reports once it is ready. `validators` are further checks of sampling parameters (logits
+    processors'); they raise `ValueError`.
     """
 
     def __init__(
         self,
-        limits: Limits,
+        config: FrameConfig,
+        checkpoint: Checkpoint,
+        info: EngineInfo,
         tokenizer: TokenizerSource,
         validators: Sequence[Callable[[SamplingParams], None]] = (),
     ) -> None:
-        self.limits = limits
+        self._config = config
+        self._checkpoint = checkpoint
+        self._info = info
         self._tokenizer = tokenizer
         self._validators = list(validators)
         self._num_admitted = 0
@@ -130,14 +93,13 @@ class Admission:
         *,
         priority: int = 0,
         kv_transfer: dict[str, Any] | None = None,
-    ) -> Admitted[SamplingParams]:
+    ) -> RequestRecord:
         """Raises `InvalidRequest` naming the field, its value and its bounds."""
         arrival = time.time()
         self._check_params(params)
-        self.limits.check_priority(priority)
         ids, listed = self._prompt_ids(prompt, params)
         params = self._complete(params)
-        seed = params.seed if params.seed is not None else derive_seed(self.limits.seed, self._num_admitted)
+        seed = params.seed if params.seed is not None else derive_seed(self._config.model.seed, self._num_admitted)
         self._num_admitted += 1
         first = EngineRequest(
             request_id=request_id,
@@ -151,7 +113,9 @@ class Admission:
             salt=prompt.salt,
             kv_transfer=kv_transfer,
         )
-        return Admitted(request_id, prompt.text, listed, params, _children(first), arrival)
+        tokenizer = self._tokenizer.get_or_none() if params.detokenize else None
+        interval = self._config.scheduler.stream_interval
+        return RequestRecord(request_id, prompt.text, listed, params, _children(first), tokenizer, interval)
 
     def tokenize(self, prompt: ParsedPrompt, params: SamplingParams) -> ParsedPrompt:
         """The prompt with ids; raises `InvalidRequest` for a text that cannot fit."""
@@ -168,24 +132,24 @@ class Admission:
         Checked before tokenising, which takes time in proportion to the text. A text that will be truncated (`cut`) may
         be longer.
         """
-        if len(text) <= self.limits.max_model_len:
+        if len(text) <= self._info.max_model_len:
             return
         longest = self.longest_text(cut=cut)
         if len(text) > longest:
             raise InvalidRequest(
-                f"the prompt has {len(text)} characters; with a model of {self.limits.max_model_len} tokens "
+                f"the prompt has {len(text)} characters; with a model of {self._info.max_model_len} tokens "
                 f"at most {longest} are read",
                 "prompt",
             )
 
     def longest_text(self, *, cut: bool) -> int:
         """Most characters of a text that can be of use, even truncated."""
-        return self.limits.max_model_len * self._tokenizer.get().max_token_chars * (_CUT_LENGTHS if cut else 1)
+        return self._info.max_model_len * self._tokenizer.get().max_token_chars * (_CUT_LENGTHS if cut else 1)
 
     @cached_property
     def eos_token_ids(self) -> list[int]:
         """Tokens that end an output: the checkpoint's and the tokenizer's. All requests share the list."""
-        ids = dict.fromkeys(self.limits.eos_token_ids)
+        ids = dict.fromkeys(self._checkpoint.eos_token_ids)
         tokenizer = self._tokenizer.get_or_none()
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             ids[tokenizer.eos_token_id] = None
@@ -193,7 +157,7 @@ class Admission:
 
     def _prompt_ids(self, prompt: ParsedPrompt, params: SamplingParams) -> tuple[np.ndarray, list[int]]:
         """The prompt's ids, truncated as asked and checked: as int32 [n] for the engine, as a list for the caller."""
-        limit = self.limits.max_model_len
+        limit = self._info.max_model_len
         keep = params.truncate_prompt_tokens
         if keep is not None and keep >= limit:
             raise InvalidRequest(
@@ -211,12 +175,12 @@ class Admission:
                 "shorten it, or set truncate_prompt_tokens",
                 "prompt",
             )
-        check_ids(ids, self.limits.vocab_size)
+        check_ids(ids, self._info.vocab_size)
         return ids.astype(np.int32, copy=False), prompt.ids
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
-        left = self.limits.max_model_len - prompt_len
-        caps = (left, params.max_tokens, self.limits.max_tokens)
+        left = self._info.max_model_len - prompt_len
+        caps = (left, params.max_tokens, self._checkpoint.generation.get("max_new_tokens"))
         return min(cap for cap in caps if cap is not None)
 
     def _check_params(self, params: SamplingParams) -> None:
@@ -232,9 +196,9 @@ class Admission:
             raise InvalidRequest(str(error)) from error
         if params.n > _MAX_CHILDREN:
             raise InvalidRequest(f"n must be at most {_MAX_CHILDREN}, got {params.n}", "n")
-        if params.deterministic and self.limits.not_deterministic:
+        if params.deterministic and self._info.not_deterministic:
             raise InvalidRequest(
-                f"deterministic is not available on this engine: {self.limits.not_deterministic}", "deterministic"
+                f"deterministic is not available on this engine: {self._info.not_deterministic}", "deterministic"
             )
         if params.structured_outputs is not None:
             self._check_constraint(params.structured_outputs)
@@ -259,26 +223,26 @@ class Admission:
             length = len(msgspec.json.encode(constraint))
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"{name} is not plain JSON: {error}", "structured_outputs") from None
-        if length > self.limits.max_grammar_length:
+        most = self._config.structured_outputs.max_grammar_length
+        if length > most:
             raise InvalidRequest(
-                f"{name} has {length} characters, but at most {self.limits.max_grammar_length} are taken "
-                "(max_grammar_length)",
+                f"{name} has {length} characters, but at most {most} are taken (max_grammar_length)",
                 "structured_outputs",
             )
         self._check_vocabulary("structured_outputs.start_after", constraint.start_after)
         self._tokenizer.get()  # a grammar needs text
 
     def _check_logprobs(self, name: str, value: int) -> None:
-        most = self.limits.max_logprobs
-        wanted = self.limits.vocab_size if value == -1 else value
+        most = self._config.model.max_logprobs
+        wanted = self._info.vocab_size if value == -1 else value
         if most != -1 and wanted > most:
             raise InvalidRequest(f"{name} must be at most {most} (max_logprobs), got {value}", name)
 
     def _check_vocabulary(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
         largest = max(ids, default=0)  # that none is negative was checked before
-        if largest >= self.limits.vocab_size:
+        if largest >= self._info.vocab_size:
             raise InvalidRequest(
-                f"{name} holds {largest}, but token ids go from 0 to {self.limits.vocab_size - 1}", name
+                f"{name} holds {largest}, but token ids go from 0 to {self._info.vocab_size - 1}", name
             )
 
     def _complete(self, params: SamplingParams) -> SamplingParams:
@@ -289,9 +253,9 @@ class Admission:
             changes["bad_words_token_ids"] = [
                 spelling for word in params.bad_words for spelling in _spellings(tokenizer, word)
             ]
-        if len(params.allowed_token_ids or ()) > self.limits.vocab_size:
+        if len(params.allowed_token_ids or ()) > self._info.vocab_size:
             changes["allowed_token_ids"] = list(dict.fromkeys(params.allowed_token_ids or ()))
-        if self.limits.deterministic and not params.deterministic:
+        if self._config.model.deterministic and not params.deterministic:
             changes["deterministic"] = True
         return msgspec.structs.replace(params, **changes) if changes else params.clone()
 

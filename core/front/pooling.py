@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 
 from ..config.model import PoolerConfig
+from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, Fault, FinishReason
 from ..interfaces.pooling_params import PoolingFacts, PoolingParams, PoolingTask
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.tokenizer import SpecialFrame
-from .input_processor import Admitted, Limits, check_ids
+from .input_processor import check_ids
 from .outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics
 from .prompts import InvalidRequest, ParsedPrompt
 from .tokenizer import TokenizerSource
@@ -32,9 +33,9 @@ class PoolingAdmission:
     `pooler` says whether texts that are longer than the model's limit are embedded in parts, and how long they may be.
     """
 
-    def __init__(self, limits: Limits, facts: PoolingFacts, tokenizer: TokenizerSource, pooler: PoolerConfig) -> None:
-        self.limits = limits
+    def __init__(self, info: EngineInfo, facts: PoolingFacts, tokenizer: TokenizerSource, pooler: PoolerConfig) -> None:
         self.facts = facts
+        self._info = info
         self._tokenizer = tokenizer
         self._splits_long_texts = pooler.enable_chunked_processing
         self._max_embed_len = pooler.max_embed_len
@@ -47,10 +48,9 @@ class PoolingAdmission:
         *,
         priority: int = 0,
         kv_transfer: dict[str, Any] | None = None,
-    ) -> Admitted[PoolingParams]:
+    ) -> PoolingRecord:
         """Raises `InvalidRequest` naming the field, its value and its bounds."""
         arrival = time.time()
-        self.limits.check_priority(priority)
         params = self._complete(params, prompt)
         ids = self.tokenize(prompt, params).ids
         parts = self._parts(ids, prompt, params)
@@ -73,12 +73,12 @@ class PoolingAdmission:
             )
             for index, part in enumerate(parts)
         ]
-        return Admitted(request_id, prompt.text, ids, params, requests, arrival)
+        return PoolingRecord(request_id, ids, params, requests, self.facts)
 
     def tokenize(self, prompt: ParsedPrompt, params: PoolingParams) -> ParsedPrompt:
         """The prompt with ids, cut as asked; special tokens stay. Raises `InvalidRequest`."""
         keep = params.truncate_prompt_tokens
-        limit = self.limits.max_model_len
+        limit = self._info.max_model_len
         if keep is not None and keep > limit:
             raise InvalidRequest(
                 f"truncate_prompt_tokens must be at most the model's {limit} tokens, got {keep}",
@@ -89,7 +89,7 @@ class PoolingAdmission:
             ids = prompt.token_ids if keep is None else prompt.token_ids[-keep:]
         else:
             ids = np.array(self._encode(prompt.text or "", keep), np.int64)
-        check_ids(ids, self.limits.vocab_size)
+        check_ids(ids, self._info.vocab_size)
         return ParsedPrompt(prompt.text, ids, prompt.salt, prompt.second_segment)
 
     def pair(self, first: str, second: str, params: PoolingParams) -> ParsedPrompt:
@@ -97,13 +97,13 @@ class PoolingAdmission:
         tokenizer = self._tokenizer.get()
         keep = params.truncate_prompt_tokens
         one, other = (tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
-        ids, begin = tokenizer.special_frame.pair(one, other, self.limits.max_model_len if keep == -1 else keep)
+        ids, begin = tokenizer.special_frame.pair(one, other, self._info.max_model_len if keep == -1 else keep)
         second_segment = begin if self.facts.segments else -1
         return ParsedPrompt(token_ids=np.array(ids, np.int64), second_segment=second_segment)
 
     def _encode(self, text: str, keep: int | None) -> list[int]:
         tokenizer = self._tokenizer.get()
-        longest = (self._max_embed_len or self.limits.max_model_len) * tokenizer.max_token_chars
+        longest = (self._max_embed_len or self._info.max_model_len) * tokenizer.max_token_chars
         unbounded = keep is not None or (self._splits_long_texts and self._max_embed_len is None)
         if len(text) > longest and not unbounded:
             raise InvalidRequest(
@@ -118,7 +118,7 @@ class PoolingAdmission:
 
     def _parts(self, ids: list[int], prompt: ParsedPrompt, params: PoolingParams) -> list[list[int]]:
         """The prompt, or the parts that it is embedded in."""
-        limit, most = self.limits.max_model_len, self._max_embed_len
+        limit, most = self._info.max_model_len, self._max_embed_len
         if len(ids) <= limit:
             return [ids]
         whole = params.task != "embed" or prompt.second_segment >= 0
@@ -188,14 +188,27 @@ class PooledPart:
 
 
 class PoolingRecord:
-    """One pooling request as admitted, and the rows that the engine returned."""
+    """One pooling request and the rows that the engine returned.
+
+    The engine runs `requests`, one for the whole prompt or one for each part in which a long text is embedded.
+    """
 
     num_prompt_logprobs = 0
 
-    def __init__(self, admitted: Admitted[PoolingParams], facts: PoolingFacts) -> None:
-        self.admitted = admitted
-        self.sequences = [PooledPart(index, request) for index, request in enumerate(admitted.requests)]
-        self.metrics = RequestMetrics(admitted.arrival)
+    def __init__(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: PoolingParams,
+        requests: list[EngineRequest],
+        facts: PoolingFacts,
+    ) -> None:
+        self.request_id = request_id
+        self.requests = requests
+        self.sequences = [PooledPart(index, request) for index, request in enumerate(requests)]
+        self.metrics = RequestMetrics(requests[0].arrival)
+        self._prompt_ids = prompt_ids
+        self._params = params
         self._facts = facts
         self._num_cached = 0
 
@@ -221,17 +234,14 @@ class PoolingRecord:
         if any(part.finish_reason is None for part in self.sequences):
             return None
         self.metrics.finished_time = now
-        admitted = self.admitted
-        return PoolingRequestOutput(
-            admitted.request_id, self._output(), admitted.prompt_ids, num_cached_tokens=self._num_cached
-        )
+        return PoolingRequestOutput(self.request_id, self._output(), self._prompt_ids, self._num_cached)
 
     def _output(self) -> PoolingOutput:
         rows = [part.rows for part in self.sequences if part.rows is not None]
         if len(rows) < len(self.sequences):
             failed = next(part for part in self.sequences if part.rows is None)
             return PoolingOutput(np.zeros(0, np.float32), failed.error or "the request was aborted", failed.fault)
-        if self.admitted.params.per_token:
+        if self._params.per_token:
             return PoolingOutput(rows[0])
         if len(rows) == 1:
             return PoolingOutput(rows[0][0])
@@ -240,7 +250,7 @@ class PoolingRecord:
 
     def _join(self, mean: np.ndarray) -> np.ndarray:
         """The mean of the parts of a long text, by their tokens, cut and normalised as asked."""
-        params, facts = self.admitted.params, self._facts
+        params, facts = self._params, self._facts
         mean = mean[: params.dimensions or facts.size]
         normalize = facts.normalize if params.normalize is None else params.normalize
         length = float(np.linalg.norm(mean))

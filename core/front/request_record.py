@@ -4,29 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..interfaces.engine import EngineOutput
+from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from ..interfaces.step import LogprobRows
 from ..interfaces.tokenizer import Tokenizer
-from .input_processor import Admitted
 from .logprobs import PromptLogprobs, append_rows, new_prompt_logprobs
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 from .sequence import Sequence as OutputSequence
 
 
 class RequestRecord:
-    """One request: the prompt as admitted, its output sequences, and how much of them the caller has seen."""
+    """One request: its echoed text and its ids, its output sequences, and how much of them the caller has seen.
+
+    The engine runs `requests`, one for each of `params.n` outputs. Without a `tokenizer` outputs have ids only.
+    """
 
     def __init__(
-        self, admitted: Admitted[SamplingParams], tokenizer: Tokenizer | None, stream_interval: int = 1
+        self,
+        request_id: str,
+        text: str | None,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        requests: list[EngineRequest],
+        tokenizer: Tokenizer | None,
+        stream_interval: int,
     ) -> None:
-        self.admitted = admitted
-        self.params = admitted.params
+        self.request_id = request_id
+        self.text = text
+        self.prompt_ids = prompt_ids
+        self.params = params
+        self.requests = requests
         self.sequences = [
-            OutputSequence(index, request, admitted.prompt_ids, tokenizer)
-            for index, request in enumerate(admitted.requests)
+            OutputSequence(index, request, prompt_ids, tokenizer) for index, request in enumerate(requests)
         ]
-        self.metrics = RequestMetrics(admitted.arrival)
+        self.metrics = RequestMetrics(requests[0].arrival)
         self.num_cached: int | None = None
         self.num_prompt_logprobs = 0  # positions whose log-probabilities have arrived
         self.kv_transfer: dict[str, Any] | None = None
@@ -52,7 +63,7 @@ class RequestRecord:
         """Whether prompt log-probabilities, which come with the first sequence, are still missing."""
         if self._prompt_logprobs is None or self.sequences[0].finish_reason is not None:
             return False
-        return self.num_prompt_logprobs < len(self.admitted.prompt_ids) - 1
+        return self.num_prompt_logprobs < len(self.prompt_ids) - 1
 
     def ends(self) -> list[tuple[str, int]]:
         """How each finished sequence ended, and its tokens."""
@@ -117,11 +128,10 @@ class RequestRecord:
     def _output(
         self, prompt_logprobs: PromptLogprobs | None, outputs: list[CompletionOutput], finished: bool
     ) -> RequestOutput:
-        admitted = self.admitted
         return RequestOutput.of(
-            request_id=admitted.request_id,
-            prompt=admitted.text,
-            prompt_token_ids=admitted.prompt_ids,
+            request_id=self.request_id,
+            prompt=self.text,
+            prompt_token_ids=self.prompt_ids,
             prompt_logprobs=prompt_logprobs,
             outputs=outputs,
             finished=finished,

@@ -177,7 +177,7 @@ class HostModels:
 
     @property
     def pooling(self) -> PoolingFacts | None:
-        return self._host.llm.front.pooling
+        return self._host.llm.front.info.pooling
 
     def served(self, name: str | None) -> str:
         if name is None:

@@ -1,21 +1,29 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from frame.core.front.input_processor import Admission, Limits, default_sampling_params, derive_seed
+from frame.core.config.flat import from_flat
+from frame.core.front.input_processor import Admission, default_sampling_params, derive_seed
 from frame.core.front.prompts import InvalidRequest, as_prompts, parse_prompt
 from frame.interfaces import SamplingParams, StructuredOutputsParams
 
-LIMITS = Limits(max_model_len=32, vocab_size=400, max_logprobs=5, priorities=False)
+from .engines import INFO
+from .test_front import checkpoint
+
+
+def make_admission(source, validators=(), config=None, **facts):
+    """The admission of a model of 32 tokens; `facts` are those of its checkpoint."""
+    info = msgspec.structs.replace(INFO, max_model_len=32)
+    return Admission(from_flat({"max_logprobs": 5, **(config or {})}), checkpoint(**facts), info, source, validators)
 
 
 @pytest.fixture
 def admit(source):
-    def admit(prompt=(1, 2, 3), limits=LIMITS, priority=0, **params):
-        validators = [refuse]
-        admission = Admission(limits, source, validators)
-        return admission.admit("r", parse_prompt(prompt), SamplingParams(**params), priority=priority)
+    def admit(prompt=(1, 2, 3), facts=None, **params):
+        admission = make_admission(source, [refuse], **(facts or {}))
+        return admission.admit("r", parse_prompt(prompt), SamplingParams(**params))
 
     return admit
 
@@ -99,14 +107,14 @@ def test_fields_set_after_construction_are_checked(source):
     params = SamplingParams()
     params.top_p = 7.0
     with pytest.raises(InvalidRequest, match="top_p"):
-        Admission(LIMITS, source).admit("r", parse_prompt([1]), params)
+        make_admission(source).admit("r", parse_prompt([1]), params)
     with pytest.raises(InvalidRequest, match="must be SamplingParams, got dict"):
-        Admission(LIMITS, source).admit("r", parse_prompt([1]), {})
+        make_admission(source).admit("r", parse_prompt([1]), {})
 
 
 def test_the_engine_keeps_nothing_that_the_caller_may_change(source):
     params, ids = SamplingParams(stop_token_ids=[7]), [1, 2]
-    admitted = Admission(LIMITS, source).admit("r", parse_prompt(ids), params)
+    admitted = make_admission(source).admit("r", parse_prompt(ids), params)
     params.stop_token_ids.append(8)
     ids.append(3)
     assert admitted.requests[0].params.stop_token_ids == [7]
@@ -124,15 +132,10 @@ def test_ids_of_every_kind_are_plain_afterwards(admit, ids):
 
 
 def test_the_tokenizer_is_asked_for_its_end_once(source, monkeypatch):
-    admission = Admission(LIMITS, source)
+    admission = make_admission(source)
     admission.admit("r", parse_prompt([1]), SamplingParams())
     monkeypatch.setattr(source.get(), "eos_token_id", None)
     assert admission.admit("r", parse_prompt([1]), SamplingParams()).requests[0].eos_token_ids
-
-
-def test_priority_needs_a_policy_that_reads_it(admit):
-    with pytest.raises(InvalidRequest, match="priority 3 needs scheduling_policy 'priority'"):
-        admit(priority=3)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +143,8 @@ def test_priority_needs_a_policy_that_reads_it(admit):
     [(3, {"max_tokens": None}, None, 29), (3, {}, None, 16), (20, {}, None, 12), (3, {"max_tokens": None}, 9, 9)],
 )
 def test_max_tokens_is_final(admit, length, params, cap, expected):
-    limits = Limits(max_model_len=32, vocab_size=400, max_tokens=cap)
-    assert admit([1] * length, limits, **params).requests[0].max_tokens == expected
+    facts = {"generation": {"max_new_tokens": cap}}
+    assert admit([1] * length, facts, **params).requests[0].max_tokens == expected
 
 
 @pytest.mark.parametrize(("keep", "expected"), [(2, [48, 49]), (-1, list(range(19, 50))), (None, None)])
@@ -162,7 +165,7 @@ def test_allowed_ids_are_kept_once(admit):
 
 def test_seeds_repeat_with_the_configured_seed(source):
     def seeds(seed):
-        admission = Admission(Limits(max_model_len=32, vocab_size=400, seed=seed), source)
+        admission = make_admission(source, config={"seed": seed})
         return [admission.admit("r", parse_prompt([1]), SamplingParams()).requests[0].seed for _ in range(3)]
 
     assert seeds(0) == seeds(0) != seeds(1)
@@ -192,8 +195,7 @@ def test_bad_words_in_every_spelling(admit, tokenizer):
 
 
 def test_end_tokens_come_from_checkpoint_and_tokenizer(admit, tokenizer):
-    limits = Limits(max_model_len=32, vocab_size=400, eos_token_ids=[9])
-    assert admit(limits=limits).requests[0].eos_token_ids == [9, tokenizer.eos_token_id]
+    assert admit(facts={"eos_token_ids": [9]}).requests[0].eos_token_ids == [9, tokenizer.eos_token_id]
 
 
 def test_inputs_are_not_changed(admit):

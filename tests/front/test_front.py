@@ -59,6 +59,14 @@ def run(source, script, params, prompt="hello", width=1, **flat):
     return outputs, engine
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_priority_needs_a_policy_that_reads_it(source, policy):
+    with pytest.raises(InvalidRequest, match="priority 3 needs scheduling_policy 'priority'"):
+        make_front(source, scheduling_policy=policy).submit("r", [1], SamplingParams(), priority=3)
+    front = make_front(source, scheduling_policy="priority")
+    assert [request.priority for request in front.submit("r", [1], SamplingParams(), priority=3)] == [3]
+
+
 def test_final_only_gives_one_output(source, tokenizer):
     ids = tokenizer.encode(TEXT)
     outputs, _ = run(

@@ -144,7 +144,9 @@ class LLM(PoolingCalls):
         batch = concurrency_limit or len(searches) or 1
         with Progress(use_tqdm, params.max_tokens * -(-len(searches) // batch), "Beam search", "token") as progress:
             for start in range(0, len(searches), batch):
-                search(searches[start : start + batch], self._generate_quietly, front.max_model_len, progress.advance)
+                search(
+                    searches[start : start + batch], self._generate_quietly, front.info.max_model_len, progress.advance
+                )
         tokenizer = front.source.get_or_none()
         return [one.result(None if tokenizer is None else tokenizer.decode) for one in searches]
 

@@ -125,7 +125,7 @@ class PoolingCalls:
         first, second = _sides(data_1, data_2)
         front = self.llm_engine.front
         params = pooling_params or PoolingParams()
-        if front.pooling is not None and "embed" in front.pooling.tasks:
+        if front.info.pooling is not None and "embed" in front.info.pooling.tasks:
             vectors = self.embed([*first, *second], use_tqdm=use_tqdm, pooling_params=params)
             return _cosines(vectors, len(first), len(second))
         front.require("score")
@@ -156,7 +156,7 @@ def _tokenize(engine: LLMEngine, pairs: list[tuple[Any, PoolingParams]]) -> list
     Those to be cut, and those that may be too long, are left to admission.
     """
     parsed = [(parse_prompt(prompt), params) for prompt, params in pairs]
-    bound = engine.front.max_model_len * 16
+    bound = engine.front.info.max_model_len * 16
     plain = [
         place
         for place, (prompt, params) in enumerate(parsed)
