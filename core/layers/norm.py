@@ -1,17 +1,15 @@
-"""Normalisation layers, the same on every rank, and a norm followed by the linear layer that reads it."""
+"""Normalisation layers, the same on every rank."""
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard, TypeVar, overload
+from typing import overload
 
 from torch import Tensor, nn
 
 from ..interfaces.model import Build
 from ..ops import Norm
-from .linear import AttentionInput, Linear, empty_parameter
+from .linear import empty_parameter
 from .weights import WeightSlot
-
-M = TypeVar("M", bound=nn.Module)
 
 
 class RMSNorm(nn.Module):
@@ -64,37 +62,3 @@ class LayerNorm(nn.Module):
             WeightSlot(f"{self.prefix}.weight", (self.dim,), self.weight),
             WeightSlot(f"{self.prefix}.bias", (self.dim,), self.bias),
         ]
-
-
-def normed_linear(norm: nn.Module, linear: nn.Module, x: Tensor, residual: Tensor | None) -> tuple[Any, Tensor, Tensor]:
-    """(linear(normed), normed, total) with (normed, total) = norm(x, residual); x and residual [T, in_features].
-
-    Without a residual normed is norm(x), and total x. Neither module is called where one op does both: an `RMSNorm`,
-    and a `Linear` or `AttentionInput`, of these very classes and without hooks.
-    """
-    if residual is not None and _is_plain(norm, RMSNorm):
-        if _is_plain(linear, Linear):
-            return linear.ops.norm_linear(x, residual, norm.given, linear.weight, linear.bias)
-        if _is_plain(linear, AttentionInput):
-            joined, normed, total = linear.ops.norm_linear(x, residual, norm.given, linear.weight, linear.bias)
-            return linear.heads(joined), normed, total
-    normed, total = _normed(norm, x, residual)
-    return linear(normed), normed, total
-
-
-def normed_silu_mul(norm: nn.Module, linear: Linear, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(linear.silu_mul(normed), total), where norm(x, residual) gives (normed, total)."""
-    if residual is not None and _is_plain(norm, RMSNorm) and type(linear) is Linear:
-        return linear.ops.norm_linear_silu_mul(x, residual, norm.given, linear.weight, linear.bias)
-    normed, total = _normed(norm, x, residual)
-    return linear.silu_mul(normed), total
-
-
-def _is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:
-    """Whether `module` is of exactly this class, without hooks and without a `forward` of its own."""
-    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    return type(module) is kind and not changed
-
-
-def _normed(norm: nn.Module, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    return (norm(x), x) if residual is None else norm(x, residual)

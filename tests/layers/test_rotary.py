@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from frame.core.layers.rotary import rope_frequencies, rope_parameters
+from frame.layers.rotary import rope_frequencies, rope_parameters
 
 VARIANTS = {
     "linear": {"factor": 4.0},

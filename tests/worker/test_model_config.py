@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from frame.core.config.model_config import _REWRITTEN, ModelConfig
-from frame.core.layers.rotary import rope_parameters
+from frame.layers.rotary import rope_parameters
 from frame.testing.checkpoints import FAMILIES, make_checkpoint
 
 

@@ -1,6 +1,7 @@
 """Layers that models are put together from. They know shards and weights, and no request.
 
-The imports below are the list of names; each is done on first use.
+The worker makes and binds the layers of `frame.core.layers`; what models alone use is in this package. The imports
+below are the list of names; each is done on first use.
 """
 
 from __future__ import annotations
@@ -36,18 +37,20 @@ if TYPE_CHECKING:
     from frame.core.layers.norm import (
         LayerNorm as LayerNorm,
         RMSNorm as RMSNorm,
-        normed_linear as normed_linear,
-        normed_silu_mul as normed_silu_mul,
-    )
-    from frame.core.layers.rotary import (
-        RotaryEmbedding as RotaryEmbedding,
-        rope_frequencies as rope_frequencies,
     )
     from frame.core.layers.weights import (
         WeightError as WeightError,
         WeightMap as WeightMap,
         WeightSlot as WeightSlot,
         load_weights as load_weights,
+    )
+    from frame.layers.normed import (
+        normed_linear as normed_linear,
+        normed_silu_mul as normed_silu_mul,
+    )
+    from frame.layers.rotary import (
+        RotaryEmbedding as RotaryEmbedding,
+        rope_frequencies as rope_frequencies,
     )
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

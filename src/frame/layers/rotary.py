@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..interfaces.model import Build
-from .norm import RMSNorm
+from frame.core.interfaces.model import Build
+from frame.core.layers.norm import RMSNorm
 
 
 @dataclass(frozen=True)
