@@ -33,13 +33,13 @@ def test_a_package_that_is_compiled_at_each_start_is_named(
     assert str(Path(str(package.__file__)).parent) in record.message
 
 
-def test_nothing_is_said_where_there_is_bytecode(package: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_where_there_is_bytecode(package: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
     py_compile.compile(str(package.__file__))
     report_missing_bytecode(package)
     assert not caplog.records
 
 
-def test_nothing_is_said_where_python_writes_it(
+def test_no_warning_where_python_writes_bytecode(
     package: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
@@ -48,7 +48,7 @@ def test_nothing_is_said_where_python_writes_it(
 
 
 @pytest.mark.parametrize("file", [None, "/somewhere/large/__init__.pyc", "/somewhere/large.so"])
-def test_nothing_is_said_of_a_package_without_sources(
+def test_no_warning_for_a_package_without_sources(
     package: ModuleType, file: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     package.__file__ = file

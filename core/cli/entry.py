@@ -1,4 +1,4 @@
-"""Where the command `frame` begins: an interrupt while Python still imports ends in silence, as a later one does.
+"""The entry point of the command `frame`: ctrl-C while Python still imports ends it without a traceback, as later.
 
 Nothing is imported from the working directory, also where `python -m frame` runs in it.
 """

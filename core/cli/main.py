@@ -1,4 +1,4 @@
-"""The command `frame`: finds the subcommand that was typed and runs it. Knows no subcommand's arguments.
+"""The command `frame`: finds the subcommand that was typed and runs it.
 
 Errors that are the user's to mend end as one sentence on stderr and status 1; a misspelt command or flag as status 2.
 """
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, PluginError) as error:
         print(f"frame: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader of our output has enough, as in `frame plugins | head -1`
+    except BrokenPipeError:  # the reader of the output has closed it, as in `frame plugins | head -1`
         _silence_stdout()
         return 0
     except OSError as error:  # a full disk behind stdout, a file without permission
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _silence_stdout() -> None:
-    """Lets what Python still has to write go nowhere, so that its end says nothing more."""
+    """Discards what Python still writes to stdout, so that it ends without an error message."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

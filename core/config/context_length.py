@@ -1,4 +1,4 @@
-"""How many tokens a model was made for, from its config.json, which has many names for it, and from rope scaling."""
+"""How many tokens a model was made for: the length that config.json states, under many names, and its rope scaling."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The argument parser of frame's command line.
 
 Underscores in flags count as dashes, settings that are mappings take dotted keys (`--hf-overrides.a.b 1`),
-`--help=GROUP` shows the flags of a group, and a misspelt flag is refused with the names near it. Knows no setting.
+`--help=GROUP` shows the flags of a group, and a misspelt flag is refused with the names near it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _AUTO = {"max_model_len": -1, "block_size": 0}
 
 
 def from_flat(values: Mapping[str, Any]) -> FrameConfig:
-    """Returns the tree with `values`, in which None means the default, and vLLM's names count as ours.
+    """Returns the tree with `values`, in which None means the default, and vLLM's names stand for frame's.
 
     Raises `ConfigError`, one sentence, for an unknown name (with near ones), a value out of range, a contradiction.
     """

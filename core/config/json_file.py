@@ -1,4 +1,4 @@
-"""Reads the JSON files of a checkpoint folder; what is wrong with them is one sentence.
+"""Reads the JSON files of a checkpoint folder, and says in one sentence what is wrong with them.
 
 Only regular files up to a bound are read: reading a pipe would block until somebody writes to it.
 """
@@ -26,7 +26,7 @@ def check_files(folder: Path) -> None:
     except OSError as error:
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from None
     for name in names:
-        if (folder / name).exists():  # a broken link is as good as no file
+        if (folder / name).exists():  # a broken link counts as no file
             _check(folder / name, os.stat(folder / name))
 
 

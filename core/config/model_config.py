@@ -1,4 +1,4 @@
-"""The Hugging Face configuration of a text model, read from config.json as far as that goes.
+"""The Hugging Face configuration of a text model: config.json, completed by transformers only where that is needed.
 
 The configuration classes of transformers know each family's defaults and older spellings, but importing the first one
 takes longer than everything else in the start of a small engine.
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-#: Keys whose values transformers' classes change when they read them, so that the file does not say the attribute's.
+#: Keys whose values transformers' classes change while reading them, so that the attribute differs from the file.
 _REWRITTEN = frozenset({"dtype", "torch_dtype", "rope_scaling", "rope_theta", "auto_map", "quantization_config"})
-#: Keys that a file with `rope_parameters` has in there, or not at all.
+#: Keys that a file with `rope_parameters` has inside of those, or not at all.
 _IN_ROPE_PARAMETERS = frozenset({"partial_rotary_factor", "original_max_position_embeddings"})
-#: Model types that rotate whole heads by one table, for which `rope_theta` and `rope_scaling` of old files say all.
+#: Model types that rotate whole heads by one table, for which `rope_theta` and `rope_scaling` of old files are enough.
 _PLAIN_ROPE = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma2"})
 #: Model types whose files leave out keys that have the class's default → these keys.
 _FAMILY_DEFAULTS = {name: {"use_sliding_window": False} for name in ("qwen2", "qwen3", "qwen3_moe")}
 
 
 class ModelConfig:
-    """The configuration of a model: attributes are `values` of config.json, and those that lack are transformers'."""
+    """The configuration of a model: its attributes are `values` of config.json; transformers gives missing ones."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = {**_FAMILY_DEFAULTS.get(values.get("model_type", ""), {}), **values}

@@ -1,6 +1,6 @@
 """How a checkpoint makes vectors: from its architecture, the files of sentence-transformers, and the user's settings.
 
-Reads the small JSON files only. What the folder does not say stays None, because the model's class decides it.
+Reads the small JSON files only. A fact that the folder does not state is None, and the model's class decides it.
 """
 
 from __future__ import annotations

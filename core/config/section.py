@@ -1,4 +1,4 @@
-"""What every group of settings is made of: its class, and how a setting is declared. Knows no setting."""
+"""What every group of settings is made of: its class, and how a setting is declared."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:
-    """Returns the class of the model that `model_provider` finds."""
+    """Returns the class of the model for the checkpoint, see `model_provider`."""
     found: type[Model] = registry.resolve(model_provider(checkpoint, registry))
     return found
 

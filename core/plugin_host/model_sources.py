@@ -1,4 +1,4 @@
-"""Replaces the names of models in a configuration by folders, which a model source fetches. Knows no source."""
+"""Replaces the names of models in a configuration by folders, which a model source fetches."""
 
 from __future__ import annotations
 

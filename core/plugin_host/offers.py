@@ -200,6 +200,6 @@ def import_target(target: str, owner: str) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line, after the name of its class where that is not frame's own."""
+    """The message of an error in one line, after the name of its class where that is not frame's own."""
     text = " ".join(str(error).split())
     return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"

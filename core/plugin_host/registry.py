@@ -1,7 +1,7 @@
 """The registry of plugins: chooses them by name, builds them, and says why one is not there.
 
 A package that cannot be loaded is reported, and ends the start only when somebody asked for something of it. Child
-processes load exactly what their parent chose. Knows kinds, names and versions of plugins, and not what they do.
+processes load exactly what their parent chose.
 """
 
 from __future__ import annotations

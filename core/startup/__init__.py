@@ -1,1 +1,1 @@
-"""What a process does before its work: logging, how torch's threads wait, bytecode, what platforms begin early."""
+"""What a process does before its work: it sets up logging and torch's threads, and lets platforms begin early."""

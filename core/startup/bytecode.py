@@ -1,4 +1,4 @@
-"""Whether starts wait for Python's compiler."""
+"""Warns where every start waits for Python's compiler."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ logger = logging.getLogger("frame.start")
 
 
 def report_missing_bytecode(package: ModuleType) -> None:
-    """Says so where Python compiles a large package from its sources in each process, and may not keep the result.
+    """Warns if Python compiles a large package from its sources in each process, and may not keep the result.
 
-    A start on an H200's host took 2.5 s longer for that. pip compiles what it installs, so only images whose builders
-    take bytecode out, and forbid to write it, are concerned.
+    A start on an H200's host took 2.5 s longer for that. pip compiles what it installs, so this concerns only images
+    whose builders remove bytecode and forbid Python to write it.
     """
     source = package.__file__ or ""
     if not sys.dont_write_bytecode or not source.endswith(".py") or sys.implementation.cache_tag is None:

@@ -18,14 +18,14 @@ EARLY = "early"
 def begin_platforms(config: FrameConfig, registry: Registry) -> None:
     """Calls the tagged function of each platform that may be chosen, as `function(setup, options)`.
 
-    It begins what the platform will need, and returns at once. What it raises changes nothing: the platform will meet
-    the same fault when it is chosen, and say so.
+    The function begins what the platform will need, and returns at once. Errors that it raises are ignored: the
+    platform will raise them again when it is chosen.
     """
     name = config.executor.platform
     try:
         providers = registry.providers("platform") if name == "auto" else [registry.choose("platform", name)]
     except PluginError:
-        return  # said once the platform is chosen
+        return  # whoever chooses the platform raises the error
     for provider in providers:
         if target := provider.tags.get(EARLY):
             try:

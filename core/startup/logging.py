@@ -7,7 +7,7 @@ import sys
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Ours, so that configuring twice is noticed; writes to the `sys.stderr` of the moment."""
+    """A class of its own, by which a second call finds the handler; writes to what `sys.stderr` is at each record."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

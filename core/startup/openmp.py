@@ -1,4 +1,4 @@
-"""How torch's threads on a CPU wait for each other. Imports no torch; knows no engine.
+"""How torch's threads on a CPU wait for each other. Imports no torch by itself.
 
 libgomp, which torch's wheels for Linux carry, spins for about ten milliseconds wherever parallel work ends, before a
 thread sleeps. With a processor for each thread that costs nothing. Beside another busy process the spinning threads
@@ -62,9 +62,9 @@ def spins_long() -> bool:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """No garbage is collected inside: what a large import makes stays, and looking at it 300 times takes 0.2 s.
+    """Collects no garbage inside: a large import makes objects that stay, and examining them 300 times takes 0.2 s.
 
-    It is as old afterwards as if it had been looked at, unless the program froze objects of its own.
+    Afterwards they are in the oldest generation, as if they had been examined, unless the program has frozen objects.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -82,7 +82,7 @@ def _system() -> dict[str, Any]:
 
 
 def _torch() -> dict[str, Any]:
-    """In a process of its own, since a broken driver can end it."""
+    """What torch finds, asked in a process of its own, because a broken driver can end that process."""
     code = (
         "import json, torch; c = torch.cuda; a = c.is_available();"
         "print(json.dumps({'cuda build': str(torch.version.cuda), 'cuda available': a,"

@@ -17,7 +17,7 @@ from .terminal import TerminalClient, TerminalError, add_client_arguments
 
 
 class ModelsCommand(Command):
-    """Architectures without an argument; facts of a checkpoint with a folder; served names with `--url`."""
+    """Lists architectures, shows the facts of a checkpoint's folder, or with `--url` what a server serves."""
 
     help = "List architectures, look into a checkpoint, or ask a server: frame models [FOLDER]."
     examples = (
@@ -27,7 +27,7 @@ class ModelsCommand(Command):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """The folder, or the server."""
+        """Declares the folder, the server's address and the form of the output."""
         parser.add_argument(
             "folder",
             nargs="?",
@@ -52,12 +52,12 @@ class ModelsCommand(Command):
 
 
 def look(folder: str, architectures: Sequence[str]) -> dict[str, Any]:
-    """Facts of a checkpoint and `problem`: why it cannot be served, or None. Raises `ConfigError` without one."""
+    """The facts of a checkpoint; `problem` says why it cannot be served, None if it can. Raises `ConfigError`."""
     checkpoint = read_checkpoint(fetch_model(from_flat({"model": folder}), only_cached=True))
     files = sorted(checkpoint.folder.glob("*.safetensors"))
     problem = None
     if checkpoint.architecture not in architectures:
-        problem = f"no model {checkpoint.architecture!r}; `frame models` lists those that there are"
+        problem = f"no model {checkpoint.architecture!r}; `frame models` lists the ones that can be served"
     elif not files:
         problem = "there is no .safetensors file; the sizes are counted from config.json"
     parameters, weights_bytes = 0, sum(file.stat().st_size for file in files)

@@ -1,7 +1,4 @@
-"""A small client of the OpenAI routes for the terminal commands: streams answers over `http.client`.
-
-Knows no engine and imports nothing heavy.
-"""
+"""A small client of the OpenAI routes for the terminal commands: streams answers over `http.client`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _CONNECT_SECONDS = 10.0
-#: Where a key is looked for without `--api-key`, the first that is set.
+#: Variables that hold the key without `--api-key`; the first that is set counts.
 _KEYS = ("FRAME_API_KEY", "OPENAI_API_KEY")
 #: OpenSSL's error numbers for a certificate that was made for another name or address.
 _FOR_ANOTHER = (62, 64)
@@ -80,15 +77,14 @@ class TerminalClient:
             yield choice["text"]
 
     def served_models(self) -> list[str]:
-        """The names that the server answers to."""
+        """The names of the models that the server lists."""
         with self._request("GET", "/v1/models", None) as response:
             body = response.read()
         try:
             return [str(model["id"]) for model in json.loads(body)["data"]]
         except (ValueError, LookupError, TypeError):
-            raise TerminalError(
-                f"what answers at {self._url.geturl()} lists no models; is it a server of models?"
-            ) from None
+            reason = f"{self._url.geturl()} does not list models as OpenAI's /v1/models does"
+            raise TerminalError(f"{reason}; name another server with --url") from None
 
     def _stream(self, path: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         body = {"model": self.model, "stream": True, **self._settings, **fields}

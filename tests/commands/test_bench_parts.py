@@ -239,6 +239,6 @@ def test_the_pareto_front_is_what_nothing_beats():
     assert sweep.pareto(points) == {0, 1, 4}
 
 
-def test_a_missing_subcommand_is_told_with_the_choices(capsys):
+def test_a_missing_subcommand_is_an_error_with_the_choices(capsys):
     assert main(["bench"]) == 1
     assert "needs a SUBCOMMAND; there are: serve, latency, throughput" in capsys.readouterr().err

@@ -119,7 +119,7 @@ def test_unknown_name_lists_the_choices(package):
         Registry.load().choose("scheduler", "lif")
 
 
-def test_two_packages_with_one_name_are_told_apart(package):
+def test_two_packages_with_one_name_must_be_named(package):
     package("fake-one", source(policy()))
     package("fake-two", source(policy(module="fake_two")))
     registry = Registry.load()
@@ -160,7 +160,7 @@ def test_stale_metadata_offers_nothing_twice(package, monkeypatch):
         ),
     ],
 )
-def test_broken_package_spoils_no_other_and_is_reported(package, text, reason):
+def test_a_broken_package_is_reported_and_affects_no_other(package, text, reason):
     package("fake-broken", text)
     package("fake-one", source(policy()))
     registry = Registry.load()
@@ -181,7 +181,7 @@ def test_broken_package_spoils_no_other_and_is_reported(package, text, reason):
         ("'odd', 'fake_one:Policy', apis='>=0.2,<0.3'", "provider 'odd' lacks api and has no field apis; "),
     ],
 )
-def test_a_provider_with_missing_or_unknown_fields_is_told_in_one_sentence(package, fields, wrong):
+def test_missing_or_unknown_fields_of_a_provider_are_one_sentence(package, fields, wrong):
     package("fake-one", source(f"Provider({fields})"))
     (failure,) = Registry.load().failures
     assert failure.package == "fake-one"
@@ -191,7 +191,7 @@ def test_a_provider_with_missing_or_unknown_fields_is_told_in_one_sentence(packa
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_a_module_without_hooks_and_a_folder_that_is_no_package_are_told(package, is_folder):
+def test_a_module_without_hooks_and_a_folder_that_is_no_package_are_failures(package, is_folder):
     root = package("fake-empty", "x = 1")
     if is_folder:
         (root / "fake_empty.py").unlink()
@@ -201,7 +201,7 @@ def test_a_module_without_hooks_and_a_folder_that_is_no_package_are_told(package
     assert failure.reason == f"fake_empty {words}, so that it offers nothing"
 
 
-def test_api_range_that_excludes_us_is_said_only_when_asked_for(package):
+def test_an_api_range_that_excludes_this_version_fails_only_when_the_plugin_is_chosen(package):
     package("fake-one", source("Provider('old', 'fake_one:Policy', api='<0.1')", policy()))
     registry = Registry.load()
     assert [provider.name for provider in registry.providers("scheduler")].count("old") == 0
@@ -245,7 +245,7 @@ def test_auto_takes_the_most_preferred_that_can(package):
         registry.select("scheduler", "low", lambda kind: "too slow")
 
 
-def test_a_choice_is_told_once_and_in_few_words(package, caplog):
+def test_a_choice_is_logged_once_and_in_few_words(package, caplog):
     package("fake-one", source(policy("a", more=", preference=3"), policy("b", target="Policy")))
     registry = Registry.load()
     registry.offers = [offer for offer in registry.offers if offer.package == "fake-one"]

@@ -36,7 +36,7 @@ def test_children_spin_briefly(tmp_path: Path) -> None:
     assert asyncio.run(_spin_count_of_child(tmp_path / "told")) == SPIN_COUNT
 
 
-def test_user_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # says nothing about waiting
     assert child_environment()["GOMP_SPINCOUNT"] == SPIN_COUNT
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
@@ -45,7 +45,7 @@ def test_user_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(_spin_count_of_child(tmp_path / "told")) == "77"
 
 
-def test_libgomp_hears_of_it_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_import_of_torch_sees_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_DISPLAY_ENV", "VERBOSE")
     code = (
         "import os, sys\nfrom frame.core.startup.openmp import import_torch\nimport_torch()\nimport_torch()\n"
@@ -101,7 +101,7 @@ def test_nothing_is_collected_while_torch_is_imported(
         ("pass", {}, False),
     ],
 )
-def test_a_program_that_imports_torch_first_is_told(
+def test_a_program_that_imports_torch_first_is_warned(
     first: str, environment: dict[str, str], late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -115,7 +115,7 @@ def test_a_program_that_imports_torch_first_is_told(
     assert done.stdout == f"{late}\n"
 
 
-def test_the_llm_says_so(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_llm_logs_the_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     from frame import LLM
 
     monkeypatch.setattr("frame.offline.engine.spins_long", lambda: True)

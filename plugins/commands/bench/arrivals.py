@@ -1,4 +1,4 @@
-"""When requests are sent. Knows no request."""
+"""The times at which a benchmark sends its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends one request to an OpenAI-compatible server and times its stream. Knows no dataset and no schedule."""
+"""Sends one request to an OpenAI-compatible server and times its stream."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def send(client: httpx.AsyncClient, target: Target, request: BenchRequest)
 
 async def _read(response: httpx.Response, answer: _Answer) -> None:
     stream = EventStream()
-    # Undecoded chunks come quicker; a server may compress although it was asked not to.
+    # Raw chunks arrive sooner than decoded ones; a server may compress although it was asked not to.
     chunks = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
     async for chunk in chunks:
         now = time.perf_counter()
@@ -158,7 +158,7 @@ class _Answer:
         if not self._ended:
             record.error = "the stream ended before the answer did"
         elif not self._num_chunks:
-            record.ttft = record.latency  # tokens without text: nothing was seen before the end
+            record.ttft = record.latency  # no event showed text: the first token was seen only when the answer ended
         else:
             record.latency = self._newest - record.started
 

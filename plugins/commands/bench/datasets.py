@@ -1,4 +1,4 @@
-"""The requests of a run: random, with shared prefixes, or from a file; the same for the same seed. Knows no server."""
+"""The requests of a run: random, with shared prefixes, or from a file; equal seeds make equal requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULT_INPUT_LEN = 1024
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int, seed: bool = True) -> None:
-    """vLLM's dataset flags; without `seed` where another `--seed` is there."""
+    """Adds vLLM's dataset flags; without `seed`, because the caller has a flag `--seed` already."""
     group = parser.add_argument_group("dataset")
     add = group.add_argument
     add(

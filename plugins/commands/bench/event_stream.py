@@ -1,4 +1,4 @@
-"""Parses server-sent events from chunks of bytes that may end anywhere in an event. Knows no JSON and no HTTP."""
+"""Parses server-sent events from chunks of bytes that may end anywhere in an event."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _COUNTS = ("input_len", "output_len", "batch_size", "n", "num_iters")
 
 
 class LatencyBench(Command):
-    """Runs the same batch again and again, each time from an empty prefix cache."""
+    """Runs the same batch several times, each time with an empty prefix cache."""
 
     help = "Time one batch of requests from start to end, in this process."
     examples = (
@@ -41,9 +41,9 @@ class LatencyBench(Command):
             type=int,
             default=10,
             metavar="N",
-            help="Batches run before measuring (default: %(default)s).",
+            help="Batches to run before the measurement (default: %(default)s).",
         )
-        add("--num-iters", type=int, default=30, metavar="N", help="Batches measured (default: %(default)s).")
+        add("--num-iters", type=int, default=30, metavar="N", help="Batches to measure (default: %(default)s).")
         add("--disable-detokenize", action="store_true", help="Do not convert output tokens to text.")
         add_engine_flags(parser)
 

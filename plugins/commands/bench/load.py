@@ -1,4 +1,4 @@
-"""Sends requests to a server at the times of a schedule. Computes no figures."""
+"""Sends requests to a server at the times of a schedule."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def wait_ready(base_url: str, headers: Mapping[str, str], seconds: float) 
     """Returns once something answers at `base_url`; raises `ConfigError` after `seconds`."""
     end = time.perf_counter() + seconds
     async with http_client(headers, _ASK_SECONDS) as client:
-        import httpx  # http_client has said so where it is missing
+        import httpx  # http_client has raised an error where it is missing
 
         while True:
             try:

@@ -1,4 +1,4 @@
-"""From records of requests to the figures of a run, under the names that `vllm bench serve` writes. Knows no clock."""
+"""Computes the figures of a run from its records, under the names that `vllm bench serve` writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METRICS = {
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy does; 0 for no values."""
+    """The percentile, interpolated between the two nearest ranks as numpy does; 0 for no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -77,7 +77,7 @@ def is_good(record: RequestRecord, limits: Mapping[str, float]) -> bool:
 
 
 def tokens_by_second(records: Sequence[RequestRecord], start: float) -> list[int]:
-    """Tokens that arrived in each second after `start`, one for each time that was noted."""
+    """Tokens that arrived in each second after `start`, one for each arrival that was recorded."""
     counts: Counter[int] = Counter()
     for record in records:
         if record.success:

@@ -1,6 +1,6 @@
 """The flags, the engine and the prompts of benchmarks that run an engine in this process.
 
-Imports torch when an engine starts. Knows no measurement.
+Imports torch only when an engine starts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class IdSource:
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """`[MODEL]`, every setting of the engine, and where results go."""
+    """Adds `[MODEL]`, a flag for every setting of the engine, and the flags of output files."""
     add_output_flags(parser)
     add_config_flags(cast("FlagParser", parser))
 
@@ -77,7 +77,7 @@ def prompt_source(config: FrameConfig, dataset: str) -> TextSource:
 
 
 def as_prompts(prompts: Sequence[str | Sequence[int]]) -> list[Any]:
-    """As `LLM.generate` takes them."""
+    """The prompts in the form that `LLM.generate` takes."""
     return [one if isinstance(one, str) else {"prompt_token_ids": list(one)} for one in prompts]
 
 

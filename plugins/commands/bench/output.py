@@ -19,7 +19,7 @@ from .report import Table, fact_table, page, shown, write_text
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
-    """`--output-json`, `--html` and the progress bar."""
+    """Adds the flags of output files and of the progress bar."""
     group = parser.add_argument_group("output")
     group.add_argument("--output-json", metavar="FILE", help="Write the results as JSON.")
     group.add_argument("--html", metavar="FILE", help="Write the results with plots as one HTML file.")
@@ -48,7 +48,7 @@ def progress_bar(arguments: argparse.Namespace, total: int, what: str) -> Any:
 
 
 def stamp() -> dict[str, str]:
-    """When and with what a result was made."""
+    """The date of a result, and the versions that made it."""
     return {
         "date": datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
         "frame_version": version("frame-llm"),

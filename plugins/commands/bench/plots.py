@@ -1,6 +1,6 @@
-"""Plots as SVG text, drawn for a page that is light or dark. Knows no benchmark and needs no library.
+"""Plots as SVG text, for pages with a light or a dark background, drawn without a library.
 
-Series differ by colour, dash and marker, so that they can be told apart without colour. Colours are the page's
+Series differ by colour, dash and marker, so that readers can distinguish them without colour. Colours are the page's
 variables `--s0` … `--s5`, `--ink`, `--grid` and `--back` (see `report`).
 """
 

@@ -1,4 +1,4 @@
-"""A benchmark's results as one HTML file that loads nothing from elsewhere. Knows no benchmark."""
+"""A benchmark's results as one HTML file that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Table:
 
 
 def shown(value: Any) -> str:
-    """A value for a person."""
+    """A value as tables and pages show it."""
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""`frame bench serve`: drives an OpenAI-compatible server and times every answer. Knows no engine."""
+"""`frame bench serve`: drives an OpenAI-compatible server and times every answer."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ class ServeBench(Command):
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add = group.add_argument
-    add("--base-url", metavar="URL", help="The server; default: http://HOST:PORT.")
-    add("--host", default="127.0.0.1", help="Host (default: %(default)s).")
-    add("--port", type=int, default=8000, help="Port (default: %(default)s).")
+    add("--base-url", metavar="URL", help="Address of the server; default: http://HOST:PORT.")
+    add("--host", default="127.0.0.1", help="Host of the server (default: %(default)s).")
+    add("--port", type=int, default=8000, help="Port of the server (default: %(default)s).")
     add("--endpoint", metavar="NAME", help="completions (the default), chat, or a path such as /v1/completions.")
     add(
         "--backend",
         default="openai",
         choices=("openai", "openai-chat", "vllm"),
-        help="As vLLM's flag: openai-chat means --endpoint chat (default: %(default)s).",
+        help="vLLM's flag for the route: openai-chat means --endpoint chat (default: %(default)s).",
     )
     add("--model", metavar="NAME", help="Model to ask for; default: the first that the server lists.")
     add("--served-model-name", metavar="NAME", help="The model's name in requests, where --model is a folder.")
@@ -100,20 +100,26 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="Folder with tokenizer.json; default: the one in --model; without any, prompts are common words.",
     )
     add("--header", nargs="*", default=[], metavar="NAME=VALUE", help="HTTP headers to send.")
-    add("--extra-body", type=read_mapping, default={}, metavar="JSON", help="Fields that every body gets.")
+    add(
+        "--extra-body",
+        type=read_mapping,
+        default={},
+        metavar="JSON",
+        help="Fields to add to the body of every request.",
+    )
     add(
         "--ready-check-timeout-sec",
         type=float,
         default=600.0,
         metavar="S",
-        help="Seconds to wait for the server (600).",
+        help="Seconds to wait until the server answers (default: 600).",
     )
     add(
         "--request-timeout-sec",
         type=float,
         default=21600.0,
         metavar="S",
-        help="Seconds that an answer may pause (21600).",
+        help="Longest pause of an answer in seconds (default: 21600).",
     )
 
 
@@ -125,17 +131,17 @@ def _add_load_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=math.inf,
         metavar="R",
-        help="Requests a second; inf sends all at once (inf).",
+        help="Requests a second; inf sends all at once (default: inf).",
     )
     add(
         "--burstiness",
         type=float,
         default=1.0,
         metavar="B",
-        help="Shape of the gaps: 1 Poisson, less in bursts, more steadier (default: 1).",
+        help="Regularity of arrivals: 1 is a Poisson process, less comes in bursts, more is steadier (default: 1).",
     )
-    add("--max-concurrency", type=int, metavar="N", help="Most requests in flight; the others wait in the client.")
-    add("--num-warmups", type=int, default=0, metavar="N", help="Requests before the clock starts (default: 0).")
+    add("--max-concurrency", type=int, metavar="N", help="Most requests in flight; the client holds the others back.")
+    add("--num-warmups", type=int, default=0, metavar="N", help="Requests to send before the measurement (default: 0).")
     add("--ignore-eos", action="store_true", help="Ask for outputs of full length (frame, vLLM, SGLang).")
     for name, kind in _SAMPLING.items():
         add(f"--{name.replace('_', '-')}", type=kind, metavar="X", help=_SAMPLING_HELP[name])
@@ -151,13 +157,24 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="Metrics to report, of ttft, tpot, itl, e2el (default: all).",
     )
-    add("--metric-percentiles", default="50,90,95,99", metavar="P,…", help="Percentiles (default: %(default)s).")
-    add("--goodput", nargs="+", default=[], metavar="NAME:MS", help="Limits of a good request: ttft:500 tpot:50 e2el:…")
+    add(
+        "--metric-percentiles",
+        default="50,90,95,99",
+        metavar="P,…",
+        help="Percentiles to report (default: %(default)s).",
+    )
+    add(
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="NAME:MS",
+        help="Limits in milliseconds of requests that count as good: ttft:500 tpot:50 e2el:…",
+    )
     add("--save-result", action="store_true", help="Write JSON under --result-dir.")
-    add("--save-detailed", action="store_true", help="Write every request's times, text and error too.")
+    add("--save-detailed", action="store_true", help="Write also the times, text and error of every request.")
     add("--result-dir", default=".", metavar="FOLDER", help="Folder of the result (default: the current one).")
     add("--result-filename", metavar="NAME", help="File name; default: made of backend, rate, model and date.")
-    add("--label", help="A label kept in the result.")
+    add("--label", help="Label to write into the result.")
     add("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="Fields to add to the result.")
 
 

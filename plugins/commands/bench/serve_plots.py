@@ -1,4 +1,4 @@
-"""The plots and the table of a serving benchmark. Knows records only."""
+"""The plots and the table of a serving benchmark."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _PERCENTS = (10, 25, 50, 75, 90, 99)
 
 
 class StartupBench(Command):
-    """A cold start finds no compiled kernels and no weights in the file cache; a warm one finds what a start left."""
+    """A cold start finds neither compiled kernels nor cached weights; a warm one finds those of an earlier start."""
 
     help = "Time cold and warm starts of an engine, stage by stage, up to its first token."
     examples = (
@@ -39,7 +39,7 @@ class StartupBench(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """vLLM's flags, then the engine's."""
         add = parser.add_argument
-        add("--num-iters-cold", type=int, default=3, metavar="N", help="Cold starts (default: %(default)s).")
+        add("--num-iters-cold", type=int, default=3, metavar="N", help="Cold starts to measure (default: %(default)s).")
         add(
             "--num-iters-warmup",
             type=int,
@@ -47,8 +47,14 @@ class StartupBench(Command):
             metavar="N",
             help="Unmeasured starts before warm ones (default: 1).",
         )
-        add("--num-iters-warm", type=int, default=3, metavar="N", help="Warm starts (default: %(default)s).")
-        add("--timeout-sec", type=float, default=1800.0, metavar="S", help="Seconds that a start may take (1800).")
+        add("--num-iters-warm", type=int, default=3, metavar="N", help="Warm starts to measure (default: %(default)s).")
+        add(
+            "--timeout-sec",
+            type=float,
+            default=1800.0,
+            metavar="S",
+            help="Seconds that a start may take (default: 1800).",
+        )
         add_output_flags(parser)
         add_config_flags(cast("FlagParser", parser))
 

@@ -164,7 +164,7 @@ def command_of(target: str, point: Mapping[str, str], shared: Sequence[str], out
 
 
 def measure(target: str, point: Mapping[str, str], shared: Sequence[str]) -> dict[str, Any]:
-    """The results of one point; raises `ConfigError` with the process's last line when it fails."""
+    """Runs one point and returns its results; raises `ConfigError` with the process's last line when it fails."""
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "point.json"
         command = command_of(target, point, shared, str(output))

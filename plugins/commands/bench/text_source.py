@@ -28,10 +28,10 @@ class TextSource(Protocol):
     name: str
 
     def ids(self, length: int, draw: random.Random) -> list[int]:
-        """`length` random pieces; what a piece is only the source knows."""
+        """`length` random pieces, for `text` of the same source."""
 
     def text(self, ids: Sequence[int]) -> tuple[str | Sequence[int], int]:
-        """The prompt of pieces, and its length in tokens (0: not known)."""
+        """The prompt that the pieces make, and its length in tokens (0: not known)."""
 
     def count(self, text: str) -> int:
         """The length of a text in tokens, estimated where there is no tokenizer."""

@@ -31,12 +31,18 @@ class ThroughputBench(Command):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """vLLM's flags, then the engine's; `--seed` is the engine's and also that of the prompts."""
+        """vLLM's flags, then the engine's; `--seed` is the seed of the engine and of the prompts."""
         add = parser.add_argument
-        add("--input-len", type=int, metavar="N", help="Prompt tokens: short for --random-input-len.")
+        add("--input-len", type=int, metavar="N", help="Prompt tokens; the same as --random-input-len.")
         add("--output-len", type=int, metavar="N", help="Output tokens, whatever the dataset.")
         add("--n", type=int, default=1, metavar="N", help="Outputs of a request (default: %(default)s).")
-        add("--num-warmups", type=int, default=0, metavar="N", help="Requests before the clock starts (default: 0).")
+        add(
+            "--num-warmups",
+            type=int,
+            default=0,
+            metavar="N",
+            help="Requests to run before the measurement (default: 0).",
+        )
         add("--disable-detokenize", action="store_true", help="Do not convert output tokens to text.")
         add_dataset_flags(parser, num_prompts=1000, seed=False)
         add_engine_flags(parser)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def block_multiples(
     config: FrameConfig, checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device
 ) -> tuple[dict[str, int], str]:
-    """(by layer, the tokens of which its blocks hold a multiple where that is not 1, why nobody could say or "")."""
+    """Returns the multiple of tokens in a block for each layer where that is not 1, and why it is unknown, or ""."""
     registry, name = Registry.load(), config.attention.attention_backend
     ours = all(provider.target.startswith("frame.plugins.") for provider in registry.providers("attention"))
     if not shape.kv_specs or (name == "auto" and ours):

@@ -30,10 +30,19 @@ class DoctorCommand(Command):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """The device, and all settings of the engine."""
-        parser.add_argument("--memory-gib", type=float, metavar="G", help="Plan for a device of this much memory.")
+        """Declares the device's facts, and a flag for every setting of the engine."""
         parser.add_argument(
-            "--disk-gib-per-s", type=float, default=1.5, metavar="R", help="How fast weights are read (%(default)s)."
+            "--memory-gib",
+            type=float,
+            metavar="G",
+            help="Memory of the device to predict for, in GiB; default: the memory of this machine's.",
+        )
+        parser.add_argument(
+            "--disk-gib-per-s",
+            type=float,
+            default=1.5,
+            metavar="R",
+            help="GiB of weights that are read in a second (default: %(default)s).",
         )
         parser.add_argument("--json", action="store_true", help="Print JSON.")
         add_config_flags(cast("FlagParser", parser))
@@ -113,7 +122,7 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes for a person."""
+    """A number of bytes in its largest unit."""
     for unit, name in _UNITS:
         if abs(num_bytes) >= unit:
             return f"{num_bytes / unit:.2f} {name}"

@@ -1,4 +1,4 @@
-"""How many weights a checkpoint will have, from config.json alone, before any file of them is there.
+"""Estimates the number of weights of a checkpoint from config.json, before its files are downloaded.
 
 Families that are not known are counted as decoders with gated layers. Biases and norms are counted where families have
 them, so that tests hold the sum against files within a hundredth.
@@ -16,7 +16,7 @@ _BIASED, _NORMED, _FOUR_NORMS = ("qwen2",), ("qwen3", "gemma3"), ("gemma2", "gem
 
 
 def estimate_weights(checkpoint: Checkpoint, shape: Shape, dtype_bytes: int) -> Weights:
-    """What `read_weights` would find once the files are there; `dtype_bytes`: size of the dtype in config.json."""
+    """What `read_weights` will find when the files are there; `dtype_bytes`: size of the dtype in config.json."""
     config, family = ModelConfig(checkpoint.text), checkpoint.model_type
     if family in ENCODERS:
         elements = _encoder(config, checkpoint.vocab_size, shape)

@@ -54,7 +54,7 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
 
 
 def _capacity_tokens(one: Prediction) -> int:
-    """Tokens that the cache holds, or, of an encoder, that a step takes."""
+    """Tokens that the KV cache holds; of an encoder, tokens that a step takes."""
     if not one.shape.kv_specs:
         return one.sizes.max_num_batched_tokens
     if one.layout is None:
@@ -76,5 +76,5 @@ def _groups(layout: KVLayout) -> list[dict[str, Any]]:
 
 
 def bytes_per_token(layout: KVLayout) -> int:
-    """What one more token of a request takes, over all groups, while every group still keeps it."""
+    """Bytes that one more token of a request takes in all KV groups, as long as every group keeps it."""
     return int(sum(pool_bytes(layout)[0] / group.block_size for group in layout.groups))

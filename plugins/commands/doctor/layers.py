@@ -81,7 +81,7 @@ def _intermediate(text: Mapping[str, Any], hidden: int) -> int:
 
 
 def _tied(checkpoint: Checkpoint, config: ModelConfig) -> bool:
-    """Whether head and embedding are one; only a file that does not say so makes transformers answer (slow)."""
+    """Whether the output head is the embedding; asks transformers (slow) only where config.json does not say."""
     for part in (checkpoint.text, checkpoint.hf):
         if part.get("tie_word_embeddings") is not None:
             return bool(part["tie_word_embeddings"])

@@ -1,4 +1,4 @@
-"""The device that a prediction is made for, found without torch."""
+"""Finds the device that a prediction is made for, without torch."""
 
 from __future__ import annotations
 

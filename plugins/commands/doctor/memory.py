@@ -23,7 +23,7 @@ CUDA_RESERVE_BYTES = 400 << 20
 #: Decode batches that are captured by default, and the largest one that ever is.
 CUDA_GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 256, 16), *range(256, 513, 32))
 CUDA_MAX_GRAPH_ROWS = 512
-#: What each of them takes besides the largest, with its draws, and the largest for a library's workspace.
+#: Bytes that each of them but the largest takes, with its draws; bytes of the largest one for a library's workspace.
 CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES = 4 << 20, 32 << 20
 #: Tokens of steps with prompts that may be captured, and tokens times bytes of weights beyond which none is.
 CUDA_PIECE_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -33,7 +33,7 @@ KV_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the settings come to on a device."""
+    """The sizes of a step that follow from the settings and the device."""
 
     dtype: str
     kv_dtype: str
@@ -52,7 +52,7 @@ class Budget:
 
 
 def resolve_sizes(config: FrameConfig, checkpoint: Checkpoint, device: Device) -> Sizes:
-    """What "auto" and open settings mean on the device."""
+    """Returns the sizes of a step, with the device's own for settings that are "auto" or not given."""
     dtype: str = config.model.dtype
     if dtype == "auto":
         options = config.plugin.get("cpu", {}) if device.kind == "cpu" else {"native_dtype": True}

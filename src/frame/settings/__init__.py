@@ -1,4 +1,4 @@
-"""What commands and plugins use of the configuration: its errors, flags and checkpoints, and what is installed.
+"""What commands and plugins use of frame's configuration: its errors, flags and checkpoints, and the plugin registry.
 
 The imports below are the list of names; each is done on first use.
 """
