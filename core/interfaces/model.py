@@ -7,18 +7,16 @@ adapters and expert maps attach there, so that models know none of them. Knows n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from ..layers.attention import Attention
-    from ..ops import Ops
+    from ..layers.weights import WeightMap
     from ..parallel.group import ProcessGroup
-    from .attention import AttentionKind, GroupBatch
+    from .attention import GroupBatch
     from .setup import ModelSetup
 
 Shard = Literal["column", "row"]
@@ -102,128 +100,6 @@ class Groups:
         return cls(alone, alone, alone)
 
 
-class Weights(Protocol):
-    """Copies the tensors of a checkpoint to the parameters of a model."""
-
-    def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """As `Model.load`."""
-
-
-class Build(ABC):
-    """Makes the parts of a model. `prefix` is a part's name in the checkpoint ("model.layers.0.mlp.gate_proj").
-
-    All sizes are those of the whole model, whatever share of it a worker has. A part that fuses several checkpoint
-    tensors names them in `parts` (name → output size), relative to `prefix`.
-    """
-
-    #: the Hugging Face configuration object of the (text) model
-    config: Any
-    dtype: torch.dtype
-    device: torch.device
-    ops: Ops
-    groups: Groups
-    #: tokens of the longest request, prompt and output; the length of position tables
-    max_model_len: int
-
-    @abstractmethod
-    def weights(self, model: Model) -> Weights:
-        """Returns what loads `model`; called once, when all its layers exist and its first tensors arrive."""
-
-    @abstractmethod
-    def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
-        """Returns `make(i)` for the layers of this pipeline stage; layers of other stages pass their input on."""
-
-    @abstractmethod
-    def linear(
-        self,
-        prefix: str,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool = False,
-        shard: Shard | None = None,
-        parts: Mapping[str, int] | None = None,
-        transposed: bool = False,
-    ) -> nn.Module:
-        """Returns y = x Wᵀ + b. "column" shards the outputs, "row" shards the inputs and sums over the tensor group.
-
-        `transposed`: the checkpoint stores W as [in, out].
-        """
-
-    @abstractmethod
-    def attention_input(
-        self,
-        prefix: str,
-        hidden_size: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        *,
-        bias: bool = False,
-        names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
-        transposed: bool = False,
-    ) -> nn.Module:
-        """Returns the fused query, key and value projection, sharded by heads.
-
-        It maps [T, hidden_size] to (q, k, v), each [T, heads, head_dim]. With one entry in `names` the checkpoint holds
-        one fused tensor in the order q, k, v.
-        """
-
-    @abstractmethod
-    def attention(
-        self,
-        prefix: str,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        *,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        sinks: bool = False,
-        alibi_slopes: Tensor | None = None,
-        kind: AttentionKind = "decoder",
-    ) -> Attention:
-        """Returns attention over this rank's heads.
-
-        "decoder" is causal and has a KV cache; "encoder_only", for models with `whole_prompts`, lets each token see all
-        tokens of its row and keeps nothing.
-        """
-
-    @abstractmethod
-    def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:
-        """Returns the embedding of tokens or positions, ids [T] → [T, dim], sharded over the vocabulary."""
-
-    @abstractmethod
-    def head(
-        self, prefix: str, hidden_size: int, vocab_size: int, *, tied: nn.Module | None = None, bias: bool = False
-    ) -> nn.Module:
-        """Returns the output projection [N, hidden_size] → [N, vocab_size]; `tied` shares an embedding's weights."""
-
-    @abstractmethod
-    def norm(
-        self, prefix: str, dim: int, *, eps: float, kind: Literal["rms", "layer"] = "rms", offset: float = 0.0
-    ) -> nn.Module:
-        """Returns an RMSNorm (weight + `offset`) or LayerNorm.
-
-        An RMSNorm that is called with a residual adds it first, and returns (normed, sum).
-        """
-
-    @abstractmethod
-    def experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        top_k: int,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        renormalize: bool = True,
-        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
-    ) -> nn.Module:
-        """Returns routed experts: (hidden [T, hidden_size], router logits [T, num_experts]) → [T, hidden_size]."""
-
-
 class Model(nn.Module, ABC):
     """A decoder or an encoder. Built as `Class(setup, options)`; its parameters then exist, on `build.device`."""
 
@@ -246,7 +122,7 @@ class Model(nn.Module, ABC):
         super().__init__()
         del options
         self.config = setup.build.config
-        self._weights: Weights | None = None
+        self._weights: WeightMap | None = None
         self._make_weights = setup.build.weights
 
     @abstractmethod

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ..layers.build import Build
     from ..ops import Ops
     from .attention import AttentionSpec
     from .executor import WorkerFactory
     from .grammar import Vocabulary
     from .kv import KVLayout, KVRole
-    from .model import Build
     from .platform import Memory, Streams
     from .serving import Serving
 

@@ -55,9 +55,7 @@ class NewRequest(msgspec.Struct, kw_only=True):
     params: SamplingParams
     seed: int
     eos_token_ids: list[int] = []
-    adapter: int = 0
     pooling: PoolingParams | None = None
-    extras: dict[str, bytes] = {}
 
 
 class BlockAppend(msgspec.Struct, kw_only=True):
@@ -187,4 +185,3 @@ class StepResult(msgspec.Struct, kw_only=True):
     num_next_drafts: np.ndarray | None = None
     transfer: TransferReport | None = None
     wants_capture: bool = False
-    extras: dict[str, bytes] = {}

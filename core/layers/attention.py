@@ -16,7 +16,7 @@ from .cached import CachedLayer, Planner
 from .weights import WeightSlot
 
 if TYPE_CHECKING:
-    from .build import ModelBuild
+    from .build import Build
 
 #: The cache of layers that keep nothing.
 _NOTHING = torch.empty(0)
@@ -33,7 +33,7 @@ class Attention(CachedLayer):
 
     def __init__(
         self,
-        build: ModelBuild,
+        build: Build,
         name: str,
         spec: AttentionSpec,
         *,

@@ -1,4 +1,4 @@
-"""`ModelBuild`: hands a model its parts, for one rank, unquantised. Knows no model and no checkpoint file."""
+"""`Build`: hands a model its parts, for one rank, unquantised. Knows no model and no checkpoint file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..interfaces.attention import AttentionKind, AttentionSpec
-from ..interfaces.model import Build, Groups, Model, Shard
+from ..interfaces.model import Groups, Model, Shard
 from ..ops import Ops
 from ..parallel.group import SingleGroup
 from .attention import Attention
@@ -27,10 +27,15 @@ class Layers(nn.ModuleList):
 
 
 @dataclass(kw_only=True)
-class ModelBuild(Build):
-    """The default build. `max_model_len` is the longest sequence served (0: what the checkpoint says).
+class Build:
+    """Makes the parts of a model. `prefix` is a part's name in the checkpoint ("model.layers.0.mlp.gate_proj").
 
-    `caches` holds every layer with a cache by its name, in the order in which they were made.
+    All sizes are those of the whole model, whatever share of it a worker has. A part that fuses several checkpoint
+    tensors names them in `parts` (name → output size), relative to `prefix`.
+
+    `config` is the Hugging Face configuration object of the (text) model. `max_model_len` counts the tokens of the
+    longest request, prompt and output, which is the length of position tables; 0 is what the checkpoint says. `caches`
+    holds every layer with a cache by its name, in the order in which they were made.
     """
 
     config: Any
@@ -49,10 +54,11 @@ class ModelBuild(Build):
             self.max_model_len = int(self.config.max_position_embeddings)
 
     def weights(self, model: Model) -> WeightMap:
-        """The slots of all layers."""
+        """Returns what loads `model`; called once, when all its layers exist and its first tensors arrive."""
         return WeightMap(model)
 
     def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
+        """Returns `make(i)` for the layers of this pipeline stage; layers of other stages pass their input on."""
         size = self.groups.pipeline.size
         if size != 1:
             raise ValueError(f"layers cannot be split into {size} pipeline stages yet; use 1")
@@ -69,6 +75,10 @@ class ModelBuild(Build):
         parts: Mapping[str, int] | None = None,
         transposed: bool = False,
     ) -> nn.Module:
+        """Returns y = x Wᵀ + b. "column" shards the outputs, "row" shards the inputs and sums over the tensor group.
+
+        `transposed`: the checkpoint stores W as [in, out].
+        """
         if shard == "row":
             if parts:
                 raise ValueError(f"{prefix}: a row-sharded layer cannot be put together from parts {list(parts)}")
@@ -96,6 +106,11 @@ class ModelBuild(Build):
         names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
         transposed: bool = False,
     ) -> nn.Module:
+        """Returns the fused query, key and value projection, sharded by heads.
+
+        It maps [T, hidden_size] to (q, k, v), each [T, heads, head_dim]. With one entry in `names` the checkpoint holds
+        one fused tensor in the order q, k, v.
+        """
         return AttentionInput(
             self, prefix, hidden_size, num_heads, num_kv_heads, head_dim, bias=bias, names=names, transposed=transposed
         )
@@ -114,6 +129,11 @@ class ModelBuild(Build):
         alibi_slopes: Tensor | None = None,
         kind: AttentionKind = "decoder",
     ) -> Attention:
+        """Returns attention over this rank's heads.
+
+        "decoder" is causal and has a KV cache; "encoder_only", for models with `whole_prompts`, lets each token see all
+        tokens of its row and keeps nothing.
+        """
         heads = split_evenly(f"the attention heads of {prefix}", num_heads, self.groups.tensor)
         mine = slice(self.groups.tensor.rank * heads, (self.groups.tensor.rank + 1) * heads)
         spec = AttentionSpec(
@@ -143,16 +163,22 @@ class ModelBuild(Build):
         )
 
     def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:
+        """Returns the embedding of tokens or positions, ids [T] → [T, dim], sharded over the vocabulary."""
         return VocabEmbedding(self, prefix, num_embeddings, dim, shard=shard)
 
     def head(
         self, prefix: str, hidden_size: int, vocab_size: int, *, tied: nn.Module | None = None, bias: bool = False
     ) -> nn.Module:
+        """Returns the output projection [N, hidden_size] → [N, vocab_size]; `tied` shares an embedding's weights."""
         return Head(self, prefix, hidden_size, vocab_size, tied=tied, bias=bias)
 
     def norm(
         self, prefix: str, dim: int, *, eps: float, kind: Literal["rms", "layer"] = "rms", offset: float = 0.0
     ) -> nn.Module:
+        """Returns an RMSNorm (weight + `offset`) or LayerNorm.
+
+        An RMSNorm that is called with a residual adds it first, and returns (normed, sum).
+        """
         if kind == "layer":
             return LayerNorm(self, prefix, dim, eps)
         return RMSNorm(self, prefix, dim, eps, offset)
@@ -168,6 +194,7 @@ class ModelBuild(Build):
         renormalize: bool = True,
         names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> nn.Module:
+        """Returns routed experts: (hidden [T, hidden_size], router logits [T, num_experts]) → [T, hidden_size]."""
         return Experts(
             self, prefix, num_experts, top_k, hidden_size, intermediate_size, renormalize=renormalize, names=names
         )

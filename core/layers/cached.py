@@ -15,7 +15,7 @@ from ..interfaces.kv import AnyKVSpec
 from ..interfaces.model import ForwardStep
 
 if TYPE_CHECKING:
-    from .build import ModelBuild
+    from .build import Build
 
 
 class Planner(Protocol):
@@ -40,7 +40,7 @@ class CachedLayer(nn.Module, ABC):
     #: what the layer asks of an attention backend; None: it needs none
     backend_spec: AttentionSpec | None = None
 
-    def __init__(self, build: ModelBuild, name: str) -> None:
+    def __init__(self, build: Build, name: str) -> None:
         super().__init__()
         if name in build.caches:
             raise ValueError(f"two layers with a cache are called {name!r}")

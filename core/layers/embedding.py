@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..interfaces.model import Build
 from ..parallel.group import ProcessGroup, SingleGroup
 from .linear import empty_parameter
 from .weights import WeightSlot
+
+if TYPE_CHECKING:
+    from .build import Build
 
 
 class VocabRows(nn.Module):

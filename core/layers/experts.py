@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from ..interfaces.model import Build
 from .linear import empty_parameter, split_evenly
 from .weights import WeightSlot
+
+if TYPE_CHECKING:
+    from .build import Build
 
 _ALL = slice(None)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ..interfaces.model import Build
 from ..parallel.group import ProcessGroup
 from .weights import WeightSlot
+
+if TYPE_CHECKING:
+    from .build import Build
 
 
 def split_evenly(what: str, count: int, group: ProcessGroup) -> int:

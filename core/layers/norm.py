@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from torch import Tensor, nn
 
-from ..interfaces.model import Build
 from ..ops import Norm
 from .linear import empty_parameter
 from .weights import WeightSlot
+
+if TYPE_CHECKING:
+    from .build import Build
 
 
 class RMSNorm(nn.Module):

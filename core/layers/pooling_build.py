@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from .build import ModelBuild
+from .build import Build
 from .linear import Linear, Rows
 from .weights import WeightSlot
 
@@ -36,7 +36,7 @@ class NoHead(nn.Module):
 class ScoreHead(Linear):
     """hidden [N, hidden_size] → scores [N, num_labels], read from "score.weight"."""
 
-    def __init__(self, build: ModelBuild, prefix: str, hidden_size: int, num_labels: int) -> None:
+    def __init__(self, build: Build, prefix: str, hidden_size: int, num_labels: int) -> None:
         super().__init__(build, [Rows(SCORE, num_labels, 0, num_labels)], hidden_size, slice(0, hidden_size))
         self.prefix = prefix
 
@@ -45,7 +45,7 @@ class ScoreHead(Linear):
 
 
 @dataclass(kw_only=True)
-class PoolingBuild(ModelBuild):
+class PoolingBuild(Build):
     """`num_labels` 0: without a head."""
 
     num_labels: int = 0

@@ -11,8 +11,8 @@ from frame.core.interfaces.loader import LazyTensor, WeightLoader
 from frame.core.interfaces.model import ForwardStep, Groups, Model
 from frame.core.ops import Ops
 from frame.core.parallel.group import SingleGroup
-from frame.interfaces import ModelSetup
-from frame.layers import ModelBuild, WeightError, load_weights
+from frame.interfaces import Build, ModelSetup
+from frame.layers import WeightError, load_weights
 
 
 class MemoryTensor(LazyTensor):
@@ -38,7 +38,7 @@ class MemoryLoader(WeightLoader):
 
 def make_build(group=None, **config):
     single = SingleGroup()
-    return ModelBuild(
+    return Build(
         config=SimpleNamespace(max_position_embeddings=32, **config),
         dtype=torch.float32,
         device=torch.device("cpu"),

@@ -11,8 +11,8 @@ from frame.core.interfaces.model import ForwardStep, Groups, Model, ModelInputs
 from frame.core.ops import Ops
 from frame.core.parallel.group import ProcessGroup, SingleGroup
 from frame.core.plugin_host.registry import Registry
-from frame.interfaces import BackendSetup, LoaderSetup, ModelSetup
-from frame.layers import ModelBuild, load_weights
+from frame.interfaces import BackendSetup, Build, LoaderSetup, ModelSetup
+from frame.layers import load_weights
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 
 
@@ -55,7 +55,7 @@ def make_model(folder: Path, group: ProcessGroup | None = None, dtype: torch.dty
 
     config = AutoConfig.from_pretrained(folder)
     group = group or SingleGroup()
-    maker = ModelBuild(
+    maker = Build(
         config=config.get_text_config(),
         dtype=dtype,
         device=torch.device("cpu"),

@@ -16,7 +16,7 @@ from ...interfaces.model import Groups, Model
 from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
 from ...interfaces.setup import LoaderSetup, ModelSetup
-from ...layers.build import ModelBuild
+from ...layers.build import Build
 from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
 from ...plugin_host.model_choice import model_provider
@@ -31,7 +31,7 @@ class LoadedModel:
     """A model with its weights in place, and its `model_digest`."""
 
     model: Model
-    build: ModelBuild
+    build: Build
     digest: str
     weights_bytes: int
 
@@ -62,7 +62,7 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
 
 def build_model(
     config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry
-) -> tuple[Model, ModelBuild]:
+) -> tuple[Model, Build]:
     """The model of the checkpoint's architecture on the platform's device, its weights not yet read."""
     dtype = resolve_dtype(config, checkpoint, platform)
     kv_name = config.cache.kv_cache_dtype
@@ -81,12 +81,12 @@ def build_model(
     return registry.make("model", provider, ModelSetup(build), config), build
 
 
-def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[Model]) -> Callable[..., ModelBuild]:
+def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[Model]) -> Callable[..., Build]:
     """The class of the build: `PoolingBuild`, which replaces the head, where a generating model serves pooling."""
     plan = checkpoint.pooling
     keeps_head = config.model.convert == "none" and checkpoint.architecture.endswith(("ForCausalLM", "LMHeadModel"))
     if plan is None or model_class.output != "tokens" or keeps_head:
-        return ModelBuild
+        return Build
     return partial(PoolingBuild, num_labels=0 if plan.purpose == "embed" else plan.num_labels)
 
 

@@ -95,7 +95,6 @@ if TYPE_CHECKING:
         Placement as Placement,
     )
     from frame.core.interfaces.model import (
-        Build as Build,
         ForwardStep as ForwardStep,
         Groups as Groups,
         LayerHooks as LayerHooks,
@@ -247,6 +246,9 @@ if TYPE_CHECKING:
     from frame.core.interfaces.wire import (
         decode as decode,
         encode as encode,
+    )
+    from frame.core.layers.build import (
+        Build as Build,
     )
     from frame.vllm_names.processors import (
         AdapterLogitsProcessor as AdapterLogitsProcessor,

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from frame.core.layers.attention import (
         Attention as Attention,
     )
-    from frame.core.layers.build import (
-        ModelBuild as ModelBuild,
-    )
     from frame.core.layers.cached import (
         CachedLayer as CachedLayer,
         Planner as Planner,

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from frame.core.interfaces.model import Build
 from frame.core.layers.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from frame.core.layers.build import Build
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from frame.core.interfaces.kv_layout import plan_layout, with_blocks
 from frame.core.interfaces.loader import WeightLoader
 from frame.core.interfaces.model import ForwardStep, Groups, Model, ModelInputs
 from frame.core.interfaces.setup import BackendSetup
-from frame.core.layers.build import ModelBuild
+from frame.core.layers.build import Build
 from frame.core.layers.weights import load_weights
 from frame.core.ops import Ops
 from frame.core.plugin_host.offers import import_target
@@ -107,9 +107,9 @@ class ModelSuite(PluginSuite):
         """The facts of the checkpoint."""
         return read_checkpoint(self.model_config())
 
-    def build(self) -> ModelBuild:
+    def build(self) -> Build:
         """A build of the model on the CPU in float32, for one rank."""
-        return ModelBuild(
+        return Build(
             config=ModelConfig(self.checkpoint().text),
             dtype=torch.float32,
             device=torch.device("cpu"),
@@ -120,7 +120,7 @@ class ModelSuite(PluginSuite):
             max_model_len=128,
         )
 
-    def model(self, build: ModelBuild | None = None) -> Model:
+    def model(self, build: Build | None = None) -> Model:
         """The model without weights."""
         made = self.make(build=build or self.build())
         assert isinstance(made, Model), f"{type(made).__name__} does not derive from Model"
@@ -146,7 +146,7 @@ class ModelSuite(PluginSuite):
         """Prompts of the model's vocabulary."""
         return prompts(self.checkpoint().vocab_size)
 
-    def loaded(self) -> tuple[Model, ModelBuild]:
+    def loaded(self) -> tuple[Model, Build]:
         """The model with its weights, bound to reference attention over memory of its own."""
         build = self.build()
         model = self.model(build)
@@ -274,7 +274,7 @@ class ModelSuite(PluginSuite):
             assert torch.equal(one, other), f"{name} differs when {how}"
 
 
-def bind_reference(build: ModelBuild, num_blocks: int = 40) -> None:
+def bind_reference(build: Build, num_blocks: int = 40) -> None:
     """Gives every layer of a build an empty cache: those that ask for a backend reference attention, too.
 
     The first plan of a step is that of attention; each layer without a backend has one of its own, in their order.
@@ -293,7 +293,7 @@ def bind_reference(build: ModelBuild, num_blocks: int = 40) -> None:
 
 
 @torch.inference_mode()
-def forward(model: Model, build: ModelBuild, ids: Sequence[int], chunks: Iterable[int]) -> tuple[Tensor, Tensor]:
+def forward(model: Model, build: Build, ids: Sequence[int], chunks: Iterable[int]) -> tuple[Tensor, Tensor]:
     """(hidden states [T, hidden_size], logits [T, vocab_size]) of one sequence, computed in steps of those sizes."""
     specs = [layer.backend_spec for layer in build.caches.values() if layer.backend_spec is not None]
     alone = [layer for layer in build.caches.values() if layer.backend_spec is None]
