@@ -136,7 +136,7 @@ class Front:
         return self._pooling
 
     def tokenize(self, prompt: ParsedPrompt, params: SamplingParams | PoolingParams) -> ParsedPrompt:
-        """The prompt with its ids, as `submit` would make them; callers run it on another thread for long texts."""
+        """The prompt with its ids, which `submit` then takes as they are; callers run it on a thread for long texts."""
         if isinstance(params, PoolingParams):
             return self._pooling_for(params).tokenize(prompt, params)
         return self._admission.tokenize(prompt, params)

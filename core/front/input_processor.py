@@ -64,7 +64,7 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
 
 
 class Admission:
-    """Admits requests; counts them, because the seeds of those that bring none follow from their order.
+    """Admits requests. It counts them, because a request without a seed gets one that is derived from its number.
 
     `info` is what the engine reports once it is ready. `validators` are further checks of sampling parameters (logits
     processors'); they raise `ValueError`.
@@ -239,7 +239,7 @@ class Admission:
             raise InvalidRequest(f"{name} must be at most {most} (max_logprobs), got {value}", name)
 
     def _check_vocabulary(self, name: str, ids: Sequence[int] | Mapping[int, float]) -> None:
-        largest = max(ids, default=0)  # that none is negative was checked before
+        largest = max(ids, default=0)  # `SamplingParams.verify` has refused negative ids
         if largest >= self._info.vocab_size:
             raise InvalidRequest(
                 f"{name} holds {largest}, but token ids go from 0 to {self._info.vocab_size - 1}", name

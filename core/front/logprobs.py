@@ -23,7 +23,7 @@ LogprobsOnePosition: TypeAlias = dict[int, Logprob]
 
 @dataclass
 class FlatLogprobs(Sequence[LogprobsOnePosition | None]):
-    """Reads as a list with one mapping a position, but is six flat lists, so that long outputs cost few objects.
+    """A list of one mapping for each position, kept in six flat lists, so that long outputs create few objects.
 
     Position i owns entries start_indices[i] to end_indices[i]; a position without entries reads as None.
     """
@@ -98,7 +98,7 @@ def new_sample_logprobs(flat: bool) -> SampleLogprobs:
 
 
 def new_prompt_logprobs(flat: bool) -> PromptLogprobs:
-    """A container for those of a prompt, whose position 0 is None: nothing precedes the first token."""
+    """A container for the log-probabilities of a prompt. Position 0 is None, as nothing precedes the first token."""
     if not flat:
         return [None]
     container = FlatLogprobs()

@@ -63,16 +63,6 @@ class CompletionOutput:
     error: str | None = None
     fault: Fault = "engine"
 
-    @classmethod
-    def of(cls, **fields: Any) -> CompletionOutput:
-        """Makes one from its fields, faster than a call of the class: each token of a stream needs one.
-
-        A field that is left out has its default, because dataclass defaults are class attributes.
-        """
-        output = cls.__new__(cls)
-        output.__dict__ = fields
-        return output
-
     def finished(self) -> bool:
         return self.finish_reason is not None
 
@@ -109,13 +99,6 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = field(default=None, kw_only=True)
 
-    @classmethod
-    def of(cls, **fields: Any) -> RequestOutput:
-        """Makes one from all of its fields, faster than a call of the class."""
-        output = cls.__new__(cls)
-        output.__dict__ = fields
-        return output
-
     def add(self, next_output: RequestOutput, aggregate: bool = True) -> None:
         """Merges a later output of the same request: deltas are joined (`aggregate`), else the later one replaces."""
         self.finished |= next_output.finished
@@ -135,6 +118,16 @@ class RequestOutput:
             else:
                 self.outputs[position] = completion
         self.outputs.sort(key=lambda completion: completion.index)
+
+
+def quick(kind: type[T], **fields: Any) -> T:
+    """An output from its fields, made faster than by a call of its class: each token of a stream needs one.
+
+    A field that is left out has its default, because dataclass defaults are class attributes.
+    """
+    output = kind.__new__(kind)
+    output.__dict__ = fields
+    return output
 
 
 @dataclass

@@ -17,7 +17,7 @@ def suited_parser(registry: Registry, front: Front) -> Provider | None:
     """The tool parser that was written for the model, or None.
 
     A provider's tag `models` lists model types, as config.json has them, and its tag `marker` a text of their chat
-    templates: a model with a template of another kind does not write the calls that its family does.
+    templates: a model whose chat template lacks that text writes its calls in another format than its family.
     """
     model_type, template = front.checkpoint.model_type, template_text(front)
     for provider in registry.providers("tool-parser"):

@@ -54,7 +54,7 @@ class PoolingAdmission:
         params = self._complete(params, prompt)
         ids = self.tokenize(prompt, params).ids
         parts = self._parts(ids, prompt, params)
-        if len(parts) > 1:  # cut and normalised once they are joined
+        if len(parts) > 1:  # the front cuts and normalises the mean of the parts
             asked = msgspec.structs.replace(params, dimensions=self.facts.size, normalize=False)
         else:
             asked = params
@@ -76,7 +76,7 @@ class PoolingAdmission:
         return PoolingRecord(request_id, ids, params, requests, self.facts)
 
     def tokenize(self, prompt: ParsedPrompt, params: PoolingParams) -> ParsedPrompt:
-        """The prompt with ids, cut as asked; special tokens stay. Raises `InvalidRequest`."""
+        """The prompt with its ids, truncated as `params` ask but for special tokens. Raises `InvalidRequest`."""
         keep = params.truncate_prompt_tokens
         limit = self._info.max_model_len
         if keep is not None and keep > limit:
@@ -117,7 +117,7 @@ class PoolingAdmission:
         return tokenizer.special_frame.single(tokenizer.encode(text, add_special_tokens=False), keep)
 
     def _parts(self, ids: list[int], prompt: ParsedPrompt, params: PoolingParams) -> list[list[int]]:
-        """The prompt, or the parts that it is embedded in."""
+        """The prompt in one part, or in several that are embedded apart where it is longer than the model takes."""
         limit, most = self._info.max_model_len, self._max_embed_len
         if len(ids) <= limit:
             return [ids]
@@ -131,7 +131,7 @@ class PoolingAdmission:
         return frame.parts(ids, limit)
 
     def _complete(self, params: PoolingParams, prompt: ParsedPrompt) -> PoolingParams:
-        """The engine's own copy, checked against the model, with what only the front knows filled in."""
+        """A copy for the engine, checked against what the model can do; it says how the engine has to pool."""
         facts = self.facts
         try:
             params.verify()  # fields may have been set since
@@ -213,7 +213,7 @@ class PoolingRecord:
         self._num_cached = 0
 
     def ends(self) -> list[tuple[str, int]]:
-        """How each part ended, and its tokens: none."""
+        """How each part ended, and its number of output tokens, which is 0."""
         return [(str(part.finish_reason), 0) for part in self.sequences]
 
     def push(self, part: PooledPart, output: EngineOutput, now: float) -> bool:
@@ -249,7 +249,7 @@ class PoolingRecord:
         return PoolingOutput(self._join(np.average(np.concatenate(rows), axis=0, weights=weights)))
 
     def _join(self, mean: np.ndarray) -> np.ndarray:
-        """The mean of the parts of a long text, by their tokens, cut and normalised as asked."""
+        """Cuts and normalises the mean of the embeddings of a text's parts as the request asks."""
         params, facts = self._params, self._facts
         mean = mean[: params.dimensions or facts.size]
         normalize = facts.normalize if params.normalize is None else params.normalize

@@ -1,10 +1,10 @@
-"""What a caller may pass as a prompt, and its one normal form. Knows no tokenizer and no model."""
+"""Reads prompts of every form into `ParsedPrompt`. Knows no tokenizer and no model."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypeAlias, TypedDict
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,24 +14,6 @@ from ..interfaces.errors import InvalidRequest as InvalidRequest
 #: A rule of thumb for text, with which prompts are counted before they are tokenised.
 BYTES_PER_TOKEN = 4
 
-
-class TextPrompt(TypedDict):
-    """Text, tokenised with the tokenizer's special tokens. `cache_salt` keeps its prefix-cache blocks apart."""
-
-    prompt: str
-    cache_salt: NotRequired[str]
-
-
-class TokensPrompt(TypedDict):
-    """Token ids, used as they are; `prompt` is only echoed."""
-
-    prompt_token_ids: Sequence[int]
-    prompt: NotRequired[str]
-    cache_salt: NotRequired[str]
-
-
-PromptType: TypeAlias = str | TextPrompt | TokensPrompt | Sequence[int]
-
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _NOT_SERVED = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "token_type_ids")
 
@@ -40,7 +22,7 @@ class ParsedPrompt(msgspec.Struct, frozen=True, eq=False):
     """One prompt: `text`, or `token_ids` [n] int64 or int32, perhaps read-only, or both (then the ids count).
 
     `second_segment` is where the second text of a pair begins, -1 where there is one text. `listed` holds the same ids
-    as a list where they came as one, since copying it is faster than converting the array.
+    as a list where the caller passed a list, since copying it is faster than converting the array.
     """
 
     text: str | None = None
@@ -145,16 +127,3 @@ def _shown(value: Any) -> str:
         return f"one of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def as_prompts(prompts: Any) -> list[Any]:
-    """A single prompt of any form, or a sequence of prompts, as a list of prompts."""
-    if isinstance(prompts, (str, Mapping, ParsedPrompt)):
-        return [prompts]
-    if isinstance(prompts, np.ndarray):
-        return [prompts] if prompts.ndim == 1 else list(prompts)
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise InvalidRequest(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}", "prompt")
-    if prompts and isinstance(prompts[0], (int, np.integer)):
-        return [prompts]
-    return list(prompts)

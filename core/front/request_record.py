@@ -9,7 +9,7 @@ from ..interfaces.sampling import RequestOutputKind, SamplingParams
 from ..interfaces.step import LogprobRows
 from ..interfaces.tokenizer import Tokenizer
 from .logprobs import PromptLogprobs, append_rows, new_prompt_logprobs
-from .outputs import CompletionOutput, RequestMetrics, RequestOutput
+from .outputs import CompletionOutput, RequestMetrics, RequestOutput, quick
 from .sequence import Sequence as OutputSequence
 
 
@@ -128,7 +128,8 @@ class RequestRecord:
     def _output(
         self, prompt_logprobs: PromptLogprobs | None, outputs: list[CompletionOutput], finished: bool
     ) -> RequestOutput:
-        return RequestOutput.of(
+        return quick(
+            RequestOutput,
             request_id=self.request_id,
             prompt=self.text,
             prompt_token_ids=self.prompt_ids,

@@ -11,7 +11,7 @@ from ..interfaces.step import LogprobRows
 from ..interfaces.tokenizer import Tokenizer
 from .detokenizer import Detokenizer, make_detokenizer
 from .logprobs import SampleLogprobs, append_rows, new_sample_logprobs
-from .outputs import CompletionOutput
+from .outputs import CompletionOutput, quick
 from .stop import StopStrings
 
 
@@ -118,7 +118,7 @@ class Sequence:
         text, num_sent, self._num_sent = self._text, self._num_sent, len(self.token_ids)
         shown = text[0] if len(text) == 1 else "".join(text)
         text.clear()
-        return CompletionOutput.of(index=self.index, text=shown, token_ids=self.token_ids[num_sent:])
+        return quick(CompletionOutput, index=self.index, text=shown, token_ids=self.token_ids[num_sent:])
 
     def take(self) -> CompletionOutput:
         """The output by its `output_kind`: everything so far, or what is new since the last call."""

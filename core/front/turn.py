@@ -196,7 +196,7 @@ class AssistantTurn:
         """Why the output ended."""
         reason: str | None = completion.finish_reason
         reader = self._readers.get(completion.index)
-        return "tool_calls" if reason == "stop" and reader is not None and reader.num_calls else reason
+        return "tool_calls" if reason == "stop" and reader is not None and reader.message.calls else reason
 
     def num_reasoning_tokens(self) -> int:
         """Tokens of the reasoning of all outputs."""
@@ -251,11 +251,11 @@ class AssistantTurn:
 
     def _kept_tokens(self) -> list[int]:
         """Ids of the special tokens that the readers must see."""
-        texts = [text for parser in self._used() for text in parser.tokens()]
+        texts = [text for parser in self._reading_parsers() for text in parser.tokens()]
         found = (self._parsers.token_id(text) for text in texts)
         return sorted({token for token in found if token is not None})
 
-    def _used(self) -> list[ToolParser | ReasoningParser]:
+    def _reading_parsers(self) -> list[ToolParser | ReasoningParser]:
         tools = self._tool_parser
         reads_all = tools is not None and tools.reads_reasoning
         reasoning: ToolParser | ReasoningParser | None = None if reads_all else self._parsers.reasoning
@@ -265,7 +265,7 @@ class AssistantTurn:
         return [parser for parser in (reasoning, tools) if parser is not None]
 
     def _reader(self) -> TurnReader:
-        readers = [parser.start(self._request) for parser in self._used()]
+        readers = [parser.start(self._request) for parser in self._reading_parsers()]
         end = self._reasoning_end()
         end_ids = self._parsers.encode(end) if end is not None else []
         new_id = self._tool_parser.new_id if self._tool_parser is not None else str

@@ -35,7 +35,6 @@ class TurnReader:
         self._new_id = new_id
         self.message = AssistantMessage()
         self.reasoning: list[str] = []
-        self.num_calls = 0
         self.end_token = end_token
         self._num_tokens = 0
         self._num_until_end: int | None = None
@@ -68,7 +67,7 @@ class TurnReader:
         """Tokens before the one that ends the reasoning; where no single token ends it, the tokens of its text."""
         if not self.reasoning:
             return 0
-        if self.end_token is None or (self._num_until_end is None and (self.num_calls or self.message.content)):
+        if self.end_token is None or (self._num_until_end is None and (self.message.calls or self.message.content)):
             return len(encode("".join(self.reasoning)))
         return self._num_tokens if self._num_until_end is None else self._num_until_end
 
@@ -93,6 +92,5 @@ class TurnReader:
         if isinstance(event, (CallBegin, CallArguments, CallEnd)) and event.index and not self._parallel:
             return None
         if isinstance(event, CallBegin):
-            self.num_calls += 1
             return event if event.id else CallBegin(event.index, event.name, self._new_id())
         return event

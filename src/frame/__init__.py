@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         PoolingRequestOutput as PoolingRequestOutput,
         RequestOutput as RequestOutput,
     )
-    from .core.front.prompts import PromptType as PromptType, TextPrompt as TextPrompt, TokensPrompt as TokensPrompt
     from .core.interfaces.pooling_params import PoolingParams as PoolingParams
     from .core.interfaces.provider import API_VERSION as API_VERSION, Provider as Provider
     from .core.interfaces.sampling import (
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
         ScoringOutput as ScoringOutput,
         ScoringRequestOutput as ScoringRequestOutput,
     )
+    from .offline.prompts import PromptType as PromptType, TextPrompt as TextPrompt, TokensPrompt as TokensPrompt
     from .vllm_names.engine_args import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
 
 #: Modules that are attributes of `frame` without an import of their own.

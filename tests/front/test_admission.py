@@ -6,8 +6,9 @@ import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.front.input_processor import Admission, default_sampling_params, derive_seed
-from frame.core.front.prompts import InvalidRequest, as_prompts, parse_prompt
+from frame.core.front.prompts import InvalidRequest, parse_prompt
 from frame.interfaces import SamplingParams, StructuredOutputsParams
+from frame.offline.prompts import as_prompts
 
 from .engines import INFO
 from .test_front import checkpoint

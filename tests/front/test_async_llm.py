@@ -166,7 +166,7 @@ async def test_texts_are_tokenised_one_in_a_turn_of_the_loop_and_long_ones_on_a_
     assert all(later > earlier for earlier, later in pairwise(short))
 
 
-async def test_counting_and_chats_are_refused_unread_when_no_part_could_be_used(make, tokenizer):
+async def test_texts_that_are_too_long_even_when_truncated_are_refused_before_they_are_tokenised(make, tokenizer):
     llm, _ = make(lambda request: [5])
     assert await llm.tokenize("fox") == tokenizer.encode("fox")
     huge = "x" * 10_000_000
@@ -177,7 +177,7 @@ async def test_counting_and_chats_are_refused_unread_when_no_part_could_be_used(
         await llm.render_chat([{"role": "user", "content": huge}], chat)
 
 
-async def test_a_slow_consumer_gets_steps_merged(make, tokenizer):
+async def test_a_slow_consumer_gets_several_steps_in_one_output(make, tokenizer):
     ids = tokenizer.encode("the quick brown fox jumps over the lazy dog")
     llm, client = make(lambda request: ids, width=1)
     outputs = []
@@ -191,7 +191,7 @@ async def test_a_slow_consumer_gets_steps_merged(make, tokenizer):
     assert [token for output in outputs for token in output.outputs[0].token_ids] == ids
 
 
-async def test_many_streams(make, tokenizer):
+async def test_two_hundred_streams_do_not_mix(make, tokenizer):
     llm, _ = make(lambda request: request.prompt_ids[::-1].tolist())
     prompts = [[5 + number % 50, 6, 7, 8 + number % 9] for number in range(200)]
     streams = [collect(llm.generate(p, SamplingParams(output_kind=DELTA), str(i))) for i, p in enumerate(prompts)]
@@ -246,7 +246,7 @@ async def test_bad_input_touches_no_other_request(make):
     assert len((await good)[-1].outputs[0].token_ids) == 30
 
 
-async def test_a_dead_engine_is_told_and_left(make):
+async def test_streams_of_an_engine_that_died_end_with_its_error(make):
     llm, client = make(lambda request: [5] * 40, width=1, pause=0.005)
     task = asyncio.create_task(collect(llm.generate([1], SamplingParams(max_tokens=40, output_kind=DELTA), "r")))
     await running(client)
@@ -285,7 +285,7 @@ async def test_a_closed_client_ends_streams_with_an_error(make):
         await task
 
 
-async def test_control_calls(make, tokenizer):
+async def test_control_methods_call_the_engine(make, tokenizer):
     llm, client = make(lambda request: [5])
     assert await llm.get_tokenizer() is tokenizer.native
     assert await llm.reset_prefix_cache(reset_running_requests=True) is True
@@ -334,7 +334,7 @@ async def test_pauses_have_the_names_and_defaults_of_vllm(make):
     assert calls[-1][0] == "resume"
 
 
-async def test_facts_of_the_model(make):
+async def test_the_model_config_and_the_tasks_are_those_of_the_engine(make):
     llm, _ = make(lambda request: [5])
     assert (llm.model_config.max_model_len, llm.model_config.dtype) == (64, "float32")
     assert await llm.get_supported_tasks() == ("generate",)

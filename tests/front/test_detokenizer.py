@@ -46,7 +46,7 @@ def test_joined_deltas_are_the_text_and_no_delta_holds_half_a_character(make, to
 
 @given(ids=st.lists(st.integers(0, 399), max_size=40), sizes=st.lists(st.integers(0, 5), max_size=20))
 @settings(max_examples=150, deadline=None)
-def test_any_ids_read_as_the_library_reads_them(tokenizer, ids, sizes):
+def test_any_ids_are_decoded_as_by_the_library(tokenizer, ids, sizes):
     deltas, rest = stream(PieceDetokenizer(tokenizer.pieces, (), frozenset()), cut(ids, sizes))
     assert "".join(deltas) + rest == tokenizer.native.backend_tokenizer.decode(ids, skip_special_tokens=False)
 
@@ -101,7 +101,7 @@ def test_byte_fallback_keeps_spaces_after_the_prompt(fallback_tokenizer, text, s
 
 @given(ids=st.lists(st.integers(5, 15), max_size=20))
 @settings(max_examples=100, deadline=None)
-def test_decoders_that_look_at_neighbours(word_tokenizer, ids):
+def test_decoders_whose_text_of_a_token_depends_on_its_neighbours(word_tokenizer, ids):
     assert word_tokenizer.pieces is None
     prompt = word_tokenizer.encode("hello world")
     deltas, rest = stream(make_detokenizer(word_tokenizer, prompt, True, True), [[token] for token in ids])

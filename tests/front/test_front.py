@@ -121,7 +121,7 @@ def test_stop_strings_wait_for_min_tokens(source, tokenizer):
     assert outputs[-1].outputs[0].text == "a.b"
 
 
-def test_end_tokens_are_no_text(source, tokenizer):
+def test_end_tokens_are_not_decoded(source, tokenizer):
     ids = [*tokenizer.encode("fox"), tokenizer.eos_token_id, 9]
     outputs, _ = run(source, lambda request: ids, SamplingParams(skip_special_tokens=False))
     completion = outputs[-1].outputs[0]
@@ -172,7 +172,7 @@ def test_logprobs_and_prompt_logprobs(source, tokenizer, flat):
     assert first[ids[0]].decoded_token == tokenizer.token_text(ids[0])
 
 
-def test_delta_logprobs_are_told_once(source, tokenizer):
+def test_delta_logprobs_are_reported_once(source, tokenizer):
     ids = tokenizer.encode("fox fox")
     params = SamplingParams(logprobs=0, prompt_logprobs=0, output_kind=RequestOutputKind.DELTA)
     outputs, _ = run(source, lambda request: ids, params)
@@ -244,7 +244,7 @@ def test_ids_of_outputs_do_not_collide_with_other_requests(source):
     assert front.num_unfinished == 2
 
 
-def test_a_merged_output_says_where_its_error_lies():
+def test_a_merged_output_keeps_the_fault_of_the_error():
     first = RequestOutput("r", None, None, None, [CompletionOutput(0, "a", [1])], False)
     error = CompletionOutput(0, "", [], finish_reason="error", error="too long", fault="request")
     first.add(RequestOutput("r", None, None, None, [error], True))

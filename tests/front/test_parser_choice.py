@@ -1,4 +1,4 @@
-"""The tool parser of a checkpoint that nobody named one for: by the model, else by its template."""
+"""The tool parser where the settings name none: chosen by the model type, else by the chat template."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_model_and_its_template_choose(model_type: str, template: Any, want:
     assert chosen(model_type, template) == want
 
 
-def test_settings_come_first() -> None:
+def test_settings_override_the_choice_by_model() -> None:
     assert chosen("qwen3", HERMES, tool_call_parser="mistral") == "MistralParser"
     assert chosen("qwen3", HERMES, tool_call_parser="none") == "NoneType"
 
@@ -73,7 +73,7 @@ def test_other_models_are_asked_through_their_template_when_tools_come() -> None
     assert [call.name for call in turn.message().calls] == ["f"]
 
 
-def test_templates_without_calls_say_what_to_do() -> None:
+def test_a_template_without_calls_is_refused_with_the_remedy() -> None:
     for settings in ({}, {"tool_call_parser": "none"}):
         parsers = build_parsers(FrameConfig.from_flat(**settings), Registry.load(), front("unheard_of", "x"))
         assert parsers.turn().tools is None

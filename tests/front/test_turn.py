@@ -72,7 +72,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 STRICT = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
 
 
-def test_a_format_of_the_text_leaves_room_for_calls() -> None:
+def test_a_grammar_of_the_text_also_allows_calls() -> None:
     text, calls = held(parsers("hermes", render=render).turn(tools=[F]), json=SCHEMA)["elements"]
     assert text == {"type": "json_schema", "json_schema": SCHEMA}
     assert calls["elements"][0]["tags"][0]["begin"].startswith("<tool_call>")
@@ -84,14 +84,14 @@ def test_a_format_of_the_text_leaves_room_for_calls() -> None:
         assert held(parsers("hermes").turn(**options), json=SCHEMA).json == SCHEMA
 
 
-def test_calls_of_strict_tools_are_held_to_their_schemas() -> None:
+def test_the_grammar_enforces_the_schemas_of_strict_tools() -> None:
     form = held(parsers("hermes", render=render).turn(tools=[STRICT, G]))
     assert form["triggers"] == ["<tool_call>"]
     assert [tag["content"]["json_schema"] for tag in form["tags"]] == [SCHEMA, {"type": "object"}]
     assert held(parsers("hermes", render=render).turn(tools=[F, G])) is None
 
 
-def test_gpt_oss_holds_formats_in_its_final_message() -> None:
+def test_gpt_oss_applies_the_format_to_its_final_message() -> None:
     turn = parsers("openai").turn(tools=[F])
     found = held(turn, json=SCHEMA)
     assert found.json == SCHEMA
@@ -144,7 +144,7 @@ def test_a_parser_that_reads_reasoning_runs_alone() -> None:
     assert turn.message().content == "{}"
 
 
-def test_ids_are_of_the_format() -> None:
+def test_call_ids_have_the_form_of_the_model() -> None:
     turn = parsers("mistral").turn(tools=[F])
     turn.read(completion('[TOOL_CALLS]f{"a": 1}'))
     (call,) = turn.message().calls
@@ -165,7 +165,7 @@ def test_finish_reasons() -> None:
     assert turn.finish_reason(one) == "stop"
 
 
-def test_outputs_do_not_mix() -> None:
+def test_the_outputs_of_a_request_are_read_apart() -> None:
     turn = parsers("hermes").turn(tools=[F])
     turn.read(completion("<tool_", None, 0))
     turn.read(completion("b", None, 1))
@@ -208,7 +208,7 @@ def test_reasoning_that_a_call_ends_counts_up_to_the_call() -> None:
     assert turn.num_reasoning_tokens() == 3
 
 
-def test_reasoning_of_messages_has_both_names() -> None:
+def test_messages_give_templates_their_reasoning_under_both_names() -> None:
     for name in ("reasoning", "reasoning_content"):
         found = message_for_template({"role": "assistant", "content": "a", name: "hm"})
         assert (found["reasoning"], found["reasoning_content"]) == ("hm", "hm")

@@ -13,8 +13,9 @@ import msgspec
 
 from frame.core.front.logprobs import Logprob
 from frame.core.front.outputs import RequestOutput
-from frame.core.front.prompts import TokensPrompt
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
+
+from .prompts import TokensPrompt
 
 
 class BeamSearchParams(msgspec.Struct, omit_defaults=True):
@@ -87,14 +88,14 @@ class BeamSearch:
         self.beams = candidates[: self.params.beam_width]
 
     def score(self, beam: BeamSearchSequence) -> float:
-        """The rank of a beam, best highest. The end-of-sequence token does not count as length."""
+        """The number that beams are ranked by, the best beam having the highest. Its length is without an end token."""
         length = len(beam.tokens) - self.prompt_len
         if beam.finish_reason == "stop":
             length -= 1
         return beam.cum_logprob / float(max(length, 1) ** self.params.length_penalty)
 
     def result(self, decode: Callable[[Sequence[int]], str] | None) -> BeamSearchOutput:
-        """The best beams, finished or cut at the length, with their texts."""
+        """The best beams with their texts, whether they ended themselves or at `max_tokens`."""
         for beam in self.beams:
             beam.finish_reason = beam.finish_reason or "length"
         best = sorted([*self.completed, *self.beams], key=self.score, reverse=True)[: self.params.beam_width]
@@ -112,7 +113,7 @@ Generate = Callable[[list[TokensPrompt], SamplingParams], list[RequestOutput]]
 def search(
     searches: Sequence[BeamSearch], generate: Generate, max_model_len: int, on_round: Callable[[], None]
 ) -> None:
-    """Runs searches side by side, one token a round."""
+    """Runs several searches together: each round generates the next token of all their beams."""
     if not searches:
         return
     params = searches[0].params

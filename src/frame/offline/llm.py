@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from frame.core.config.flat import from_flat
 from frame.core.front.outputs import RequestOutput
-from frame.core.front.prompts import InvalidRequest, ParsedPrompt, TokensPrompt, as_prompts, parse_prompt
+from frame.core.front.prompts import InvalidRequest, ParsedPrompt, parse_prompt
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 from frame.core.interfaces.tokenizer import ChatOptions, ContentFormat
 
@@ -19,6 +19,7 @@ from .engine import LLMEngine
 from .metrics import Metric
 from .pooling import PoolingCalls
 from .progress_bar import Progress, ProgressOption
+from .prompts import TokensPrompt, as_prompts
 from .unserved import refuse_unserved
 
 logger = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ class LLM(PoolingCalls):
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What requests without parameters use: the model's generation config."""
+        """The sampling parameters of requests that bring none: those of the model's generation config."""
         return self.llm_engine.front.default_sampling_params.clone()
 
     @property
@@ -163,7 +164,7 @@ class LLM(PoolingCalls):
         return self.get_default_sampling_params()
 
     def get_metrics(self) -> list[Metric]:
-        """Every metric now; needs disable_log_stats=False."""
+        """The present value of every metric; raises `RuntimeError` unless disable_log_stats=False."""
         return self.llm_engine.get_metrics()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
@@ -204,7 +205,7 @@ class LLM(PoolingCalls):
         self.llm_engine.wake_up(tags)
 
     def close(self) -> None:
-        """Frees the device; also happens when the object goes, or at the end of `with LLM(…) as llm:`."""
+        """Frees the device. `with LLM(…) as llm:` does it at its end, and Python when it deletes the object."""
         self.llm_engine.close()
 
     def __enter__(self) -> Self:
@@ -224,7 +225,7 @@ class LLM(PoolingCalls):
         return [self.llm_engine.front.render_chat(one, options) for one in ([messages] if single else messages)]
 
     def _pair(self, prompts: Sequence[Any], params: Params) -> list[tuple[Any, SamplingParams]]:
-        """Each prompt with its sampling parameters, set to give one output at the end."""
+        """Each prompt with a copy of its sampling parameters that asks for one output, at the end."""
         if params is None:
             params = self.get_default_sampling_params()
         if not isinstance(params, Sequence):
@@ -257,7 +258,7 @@ class LLM(PoolingCalls):
                             results[position_of] = output
                             progress.finish(output)
         finally:
-            engine.abort_request(list(positions))  # those that an error or an interrupt left unfinished
+            engine.abort_request(list(positions))  # requests that an error or an interrupt left unfinished
         return [output for output in results if output is not None]
 
     def _generate_quietly(self, prompts: list[TokensPrompt], params: SamplingParams) -> list[RequestOutput]:
@@ -266,7 +267,7 @@ class LLM(PoolingCalls):
 
 @contextmanager
 def _naming(position: int, count: int) -> Iterator[None]:
-    """Adds to a refusal raised inside which of several prompts it is about."""
+    """Adds to an `InvalidRequest` raised inside which of several prompts it is about."""
     try:
         yield
     except InvalidRequest as error:
@@ -288,7 +289,7 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     if final is params:
         return params
     final.output_kind = RequestOutputKind.FINAL_ONLY
-    final.skip_clone = True  # nobody else holds this copy
+    final.skip_clone = True  # nobody else refers to this copy
     return final
 
 

@@ -39,7 +39,7 @@ class Gauge(Metric):
 
 @dataclass
 class Vector(Metric):
-    """Several counters in a fixed order."""
+    """Several counters under one name, in a fixed order."""
 
     values: list[int]
 
@@ -72,7 +72,7 @@ class _Distribution:
 
 
 class RequestStatistics:
-    """Distributions over finished requests, and counts by how they ended."""
+    """Histograms over finished requests, and the numbers of requests by finish reason."""
 
     def __init__(self) -> None:
         self._first_token = _Distribution()

@@ -1,4 +1,4 @@
-"""The calls of `LLM` for pooling models: encode, embed, classify, reward, score."""
+"""The methods of `LLM` for pooling models: encode, embed, classify, reward, score."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from frame.core.front.outputs import PoolingOutput, PoolingRequestOutput
-from frame.core.front.prompts import InvalidRequest, ParsedPrompt, as_prompts, parse_prompt
+from frame.core.front.prompts import InvalidRequest, ParsedPrompt, parse_prompt
 from frame.core.interfaces.pooling_params import PoolingParams, PoolingTask
 
 from .engine import LLMEngine
@@ -19,18 +19,22 @@ from .pooled_outputs import (
     ScoringRequestOutput,
 )
 from .progress_bar import ProgressOption
+from .prompts import as_prompts
 from .unserved import refuse_unserved
 
 Params = PoolingParams | Sequence[PoolingParams] | None
 
 
 class PoolingCalls:
-    """A part of `LLM`. One PoolingParams serves all prompts, a list pairs with them; outputs come in their order."""
+    """The methods of `LLM` for pooling models.
+
+    One PoolingParams holds for all prompts, a list has one for each prompt; outputs come in the order of the prompts.
+    """
 
     llm_engine: LLMEngine
 
     def _run(self, pairs: Sequence[tuple[Any, Any]], priorities: Sequence[int], use_tqdm: ProgressOption) -> list[Any]:
-        """The finished outputs of (prompt, parameters), in order."""
+        """Runs the requests (prompt, parameters); returns their finished outputs in the same order."""
         raise NotImplementedError
 
     def encode(
@@ -43,7 +47,7 @@ class PoolingCalls:
         pooling_task: PoolingTask | None = None,
         **unused: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """The model's rows as they are; `pooling_task` says which, by default what the model does first.
+        """The rows that the model computes for `pooling_task`, by default the first of its tasks, as they are.
 
         Raises `InvalidRequest` (a `ValueError`) before anything runs for what cannot be served.
         """
@@ -56,7 +60,7 @@ class PoolingCalls:
         given = as_prompts(prompts)
         pairs = list(zip(given, _pair(pooling_params, len(given), pooling_task), strict=True))
         ready = _tokenize(self.llm_engine, pairs)
-        # equally long rows that lie side by side are attended where they are
+        # prompts of equal length in a row save the attention backend a copy into padded rows
         order = sorted(range(len(ready)), key=lambda place: _length(ready[place][0]))
         found = self._run([ready[place] for place in order], [0] * len(order), use_tqdm)
         outputs = [output for _, output in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
@@ -102,7 +106,7 @@ class PoolingCalls:
         lora_request: Any = None,
         **unused: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """A row of scores for each token of each text, or for those that end a step."""
+        """A row of scores for each token of each text, or for each token that ends a step of reasoning."""
         refuse_unserved(self.reward, lora_request=lora_request, **unused)
         return self._pool(prompts, pooling_params, use_tqdm, "reward")
 
@@ -117,7 +121,7 @@ class PoolingCalls:
         chat_template: str | None = None,
         **unused: Any,
     ) -> list[ScoringRequestOutput]:
-        """How well texts fit: one with one, one with each of many, or many pairwise.
+        """How well texts match: one with one, one with each of many, or many pairwise.
 
         A cross-encoder reads each pair; with an embedding model the score is the cosine of two embeddings.
         """
@@ -136,7 +140,7 @@ class PoolingCalls:
 
 
 def _pair(params: Params, count: int, task: PoolingTask | None) -> list[PoolingParams]:
-    """One PoolingParams for each prompt; a task of the call beats theirs."""
+    """A PoolingParams for each prompt; `task`, where it is given, replaces the tasks in `params`."""
     given = list(params) if isinstance(params, Sequence) else [params or PoolingParams()] * count
     if len(given) != count:
         raise InvalidRequest(f"{len(given)} pooling params were given for {count} prompts", "pooling_params")
@@ -151,9 +155,9 @@ def _pair(params: Params, count: int, task: PoolingTask | None) -> list[PoolingP
 
 
 def _tokenize(engine: LLMEngine, pairs: list[tuple[Any, PoolingParams]]) -> list[tuple[Any, PoolingParams]]:
-    """The texts among the prompts with their ids, all at once, which the tokenizer does on several threads.
+    """The prompts, where they are texts with their ids. All texts are passed to the tokenizer at once, for its threads.
 
-    Those to be cut, and those that may be too long, are left to admission.
+    Admission tokenises the texts that are to be truncated and those that may be too long.
     """
     parsed = [(parse_prompt(prompt), params) for prompt, params in pairs]
     bound = engine.front.info.max_model_len * 16

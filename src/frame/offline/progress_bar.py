@@ -28,12 +28,12 @@ class Progress:
         self._bar = make(total=total, desc=label, unit=unit, dynamic_ncols=True)
 
     def advance(self) -> None:
-        """One step is done."""
+        """Counts one finished step."""
         if self._bar is not None:
             self._bar.update(1)
 
     def finish(self, output: RequestOutput | PoolingRequestOutput[Any]) -> None:
-        """One request is done; shows tokens per second in and out."""
+        """Counts one finished request; shows the tokens per second of prompts and of outputs."""
         if self._bar is None:
             return
         self._num_in += len(output.prompt_token_ids or ())
