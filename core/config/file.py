@@ -36,9 +36,8 @@ def _read(path: Path) -> Mapping[Any, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"configuration file {path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        cause = getattr(error, "strerror", None) or error
+        raise ConfigError(f"configuration file {path} cannot be read: {cause}") from None
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         _refuse_duplicates(path, node)

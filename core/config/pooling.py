@@ -5,11 +5,10 @@ Reads the small JSON files only. A fact that the folder does not state is None, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from .errors import ConfigError
 from .json_file import read_list, read_optional
@@ -27,8 +26,8 @@ _ENDINGS: tuple[tuple[str, Purpose | None], ...] = (
     ("RewardModel", "reward"),
     ("Model", "embed"),
 )
-#: Switches in 1_Pooling/config.json → pooler
-_MODES = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
+#: What sentence-transformers calls a way of pooling, in old and new files → pooler
+_MODES = {"cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean", "lasttoken": "last"}
 _MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 #: Most classes of a model that states no names for them.
 _MAX_LABELS = 1 << 20
@@ -66,10 +65,8 @@ def read_pooling(config: FrameConfig, folder: Path, hf: Mapping[str, Any], archi
         return None
     stored = _sentence_modules(folder, modules) if purpose == "embed" else {}
     sizes = tuple(int(size) for size in hf.get("matryoshka_dimensions") or ())
-    labels = _labels(hf)
-    wanted = config.pooler
+    labels, wanted = _labels(hf), config.pooler
     normalize = stored.get("normalize", True) if wanted.normalize is None else wanted.normalize
-    use_activation = purpose == "classify" if wanted.use_activation is None else wanted.use_activation
     pooler = stored.get("pooler") if wanted.pooling_type == "auto" else wanted.pooling_type
     if pooler is None and purpose == "reward":
         pooler = "all"
@@ -78,7 +75,7 @@ def read_pooling(config: FrameConfig, folder: Path, hf: Mapping[str, Any], archi
         pooler=pooler,
         normalize=bool(normalize),
         activation=_activation(hf, len(labels)),
-        use_activation=use_activation,
+        use_activation=purpose == "classify" if wanted.use_activation is None else wanted.use_activation,
         num_labels=len(labels),
         labels=labels,
         max_len=_sentence_length(folder),
@@ -123,11 +120,10 @@ def _activation(hf: Mapping[str, Any], num_labels: int) -> Activation:
         "sbert_ce_default_activation_function"
     )
     if isinstance(stated, str):
-        name = stated.rpartition(".")[2].lower()
-        known: Mapping[str, Activation] = {"identity": "identity", "sigmoid": "sigmoid", "softmax": "softmax"}
+        name, known = stated.rpartition(".")[2].lower(), get_args(Activation)
         if name not in known:
             raise ConfigError(f"no activation {stated!r}; there are: {', '.join(known)}")
-        return known[name]
+        return cast("Activation", name)
     problems: Mapping[str, Activation] = {
         "regression": "identity",
         "single_label_classification": "softmax",
@@ -152,26 +148,21 @@ def _sentence_modules(folder: Path, modules: list[dict[str, Any]]) -> dict[str, 
 
 
 def _sentence_pooler(path: Path, settings: Mapping[str, Any]) -> str:
-    stated = settings.get("pooling_mode")
-    modes = [stated] if isinstance(stated, str) else stated
+    stated, prefix = settings.get("pooling_mode"), "pooling_mode_"
+    modes = stated if isinstance(stated, list) else [stated] if stated else []
     if not modes:
-        modes = [
-            key.removeprefix("pooling_mode_") for key, on in settings.items() if key[:13] == "pooling_mode_" and on
-        ]
-    names = {**_MODES, "cls": "cls", "mean": "mean"}
-    unknown = [mode for mode in modes if mode not in names]
-    if unknown or len(modes) != 1:
+        modes = [key.removeprefix(prefix) for key, on in settings.items() if key.startswith(prefix) and on]
+    if len(modes) != 1 or str(modes[0]) not in _MODES:
         raise ConfigError(
             f"{path} pools by {', '.join(map(str, modes)) or 'nothing'}; choose cls, mean or last with --pooling-type"
         )
-    return names[modes[0]]
+    return _MODES[modes[0]]
 
 
 def _sentence_length(folder: Path) -> int | None:
     """Returns max_seq_length of sentence-transformers, whose file is named after the model's family."""
     for path in sorted(folder.glob("sentence_*_config.json")):
-        if re.fullmatch(r"sentence_\w+_config\.json", path.name):
-            length = read_optional(path).get("max_seq_length")
-            if isinstance(length, int) and length > 0:
-                return length
+        length = read_optional(path).get("max_seq_length")
+        if isinstance(length, int) and length > 0:
+            return length
     return None

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
     """A group of settings: frozen, and closed to unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+    def contradictions(self) -> Iterable[str]:
+        """Returns a sentence for each setting that is wrong beside the others; the first one is the user's error."""
+        return ()
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        for sentence in self.contradictions():
+            raise ValueError(sentence)
+        return self
 
 
 def setting(default: Any, help: str, **bounds: Any) -> Any:

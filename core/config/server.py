@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
-
-from pydantic import ValidationInfo, field_validator, model_validator
+from collections.abc import Iterator
+from typing import Literal
 
 from .section import Section, setting
 
@@ -165,54 +164,34 @@ class ServerConfig(Section):
     )
     disable_access_log: bool = setting(False, "Log no line for each request.")
 
-    @model_validator(mode="after")
-    def _check_admin(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        for name in ("api_key", "admin_key"):
+            # an unset variable on a command line makes an empty key, which any empty header would match
+            if any(not key.strip() for key in getattr(self, name)):
+                yield f"{name} must not be empty; leave it out where none is needed"
+        if self.cache_salt_per_key and not self.api_key:
+            yield "cache_salt_per_key needs api_key: without keys all clients are one"
         if self.admin_port is not None and not self.admin_key:
-            raise ValueError("admin_port is open to every user of this machine; set admin_key, or use admin_uds")
+            yield "admin_port is open to every user of this machine; set admin_key, or use admin_uds"
         if self.admin_port is not None and self.admin_uds is not None:
-            raise ValueError("admin_port and admin_uds exclude each other")
-        return self
-
-    @model_validator(mode="after")
-    def _check_rpc_methods(self) -> Self:
+            yield "admin_port and admin_uds exclude each other"
         wrong = next((name for name in self.rpc_methods if name in _ENGINE_ONLY or name.startswith("_")), None)
         if wrong is not None:
-            raise ValueError(f"rpc_methods may not name {wrong!r}: only the engine calls it")
+            yield f"rpc_methods may not name {wrong!r}: only the engine calls it"
         if self.rpc_methods and self.admin_port is None and self.admin_uds is None:
-            raise ValueError("rpc_methods needs admin_uds or admin_port, where /collective_rpc is")
-        return self
+            yield "rpc_methods needs admin_uds or admin_port, where /collective_rpc is"
+        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+            yield "allow_credentials needs allowed_origins that name the origins, not '*'"
+        yield from self._contradictions_of_tls()
 
-    @model_validator(mode="after")
-    def _check_tls(self) -> Self:
-        needy = ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "enable_ssl_refresh")
-        alone = next((name for name in needy if getattr(self, name)), None)
-        if alone is not None and self.ssl_certfile is None:
-            raise ValueError(f"{alone} needs ssl_certfile")
+    def _contradictions_of_tls(self) -> Iterator[str]:
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "enable_ssl_refresh"):
+            if getattr(self, name) and self.ssl_certfile is None:
+                yield f"{name} needs ssl_certfile"
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
-            raise ValueError("ssl_cert_reqs needs ssl_ca_certs, to check clients' certificates against")
+            yield "ssl_cert_reqs needs ssl_ca_certs, to check clients' certificates against"
         if self.ssl_ca_certs is not None and not self.ssl_cert_reqs:
-            raise ValueError(
+            yield (
                 "ssl_ca_certs needs ssl_cert_reqs, which is 0 (clients are asked for no certificate): set it to 2 "
                 "(all must show one) or 1 (those that show one are checked)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_origins(self) -> Self:
-        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
-            raise ValueError("allow_credentials needs allowed_origins that name the origins, not '*'")
-        return self
-
-    @model_validator(mode="after")
-    def _check_salt(self) -> Self:
-        if self.cache_salt_per_key and not self.api_key:
-            raise ValueError("cache_salt_per_key needs api_key: without keys all clients are one")
-        return self
-
-    @field_validator("api_key", "admin_key")
-    @classmethod
-    def _refuse_empty_keys(cls, keys: list[str], info: ValidationInfo) -> list[str]:
-        """Refuses an empty key (an unset variable on a command line), which any empty header would match."""
-        if any(not key.strip() for key in keys):
-            raise ValueError(f"{info.field_name} must not be empty; leave it out where none is needed")
-        return keys

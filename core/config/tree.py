@@ -7,10 +7,9 @@ What follows from settings is kept by the objects that derive it. Imports no tor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
-from pydantic import model_validator
 from pydantic_core import PydanticSerializationError
 
 from .errors import ConfigError
@@ -71,14 +70,10 @@ class SchedulerConfig(Section):
         ge=1,
     )
 
-    @model_validator(mode="after")
-    def _check_partial_prefills(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
         if self.max_long_partial_prefills > self.max_num_partial_prefills:
-            raise ValueError(
-                f"max_long_partial_prefills {self.max_long_partial_prefills} is above "
-                f"max_num_partial_prefills {self.max_num_partial_prefills}"
-            )
-        return self
+            long, every = self.max_long_partial_prefills, self.max_num_partial_prefills
+            yield f"max_long_partial_prefills {long} is above max_num_partial_prefills {every}"
 
 
 class ExecutorConfig(Section):
@@ -187,11 +182,9 @@ class ObservabilityConfig(Section):
     vllm_metrics: bool = setting(False, "Expose metrics under vLLM's names (`vllm:…`) as well.")
     profile_dir: str | None = setting(None, "Folder for profiler traces, an absolute path.")
 
-    @model_validator(mode="after")
-    def _check_profile_dir(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
         if self.profile_dir is not None and not self.profile_dir.startswith("/"):
-            raise ValueError(f"profile_dir must be an absolute path, got {self.profile_dir!r}")
-        return self
+            yield f"profile_dir must be an absolute path, got {self.profile_dir!r}"
 
 
 class FrameConfig(Section):

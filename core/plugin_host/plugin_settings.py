@@ -59,14 +59,12 @@ def check_one_device(executor: Any) -> None:
 
 def check_options(registry: Registry, config: Any) -> None:
     """Raises `PluginError` for options of a plugin that is not there, or that no plugin of that name takes."""
-    owners: dict[str, list[Offer]] = {}
-    for offer in registry.offers:
-        for name in offer.names:
-            owners.setdefault(name, []).append(offer)
     for name in config.plugin:
-        if name not in owners:
-            raise PluginError(f"no plugin {name!r} to configure{near(name, owners)}; `frame plugins` lists them")
-        usable = [offer for offer in owners[name] if offer.problem is None]
+        owners = [offer for offer in registry.offers if name in offer.names]
+        if not owners:
+            known = {name for offer in registry.offers for name in offer.names}
+            raise PluginError(f"no plugin {name!r} to configure{near(name, known)}; `frame plugins` lists them")
+        usable = [offer for offer in owners if offer.problem is None]
         with_options = [offer for offer in usable if offer.provider.options is not None] or usable
         errors = []
         for offer in with_options:

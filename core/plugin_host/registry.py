@@ -71,7 +71,10 @@ class Registry:
         here, registry._resolved = models_here()
         registry.offers += here
         if choices is not None:
-            registry.offers = [registry._offer_of_choice(choice) for choice in choices]
+            registry.offers = [
+                offer_here(kind, name, target) if package == HERE else registry.offer(kind, f"{package}:{name}")
+                for kind, package, name, target in choices
+            ]
         return registry
 
     def providers(self, kind: str) -> list[Provider]:
@@ -246,11 +249,6 @@ class Registry:
                 target = offer.provider.target if offer.package == HERE else ""
                 found.append(Choice(kind, offer.package, offer.provider.name, target))
         return found
-
-    def _offer_of_choice(self, choice: Choice) -> Offer:
-        if choice.package == HERE:
-            return offer_here(choice.kind, choice.name, choice.target)
-        return self.offer(choice.kind, f"{choice.package}:{choice.name}")
 
     def _unknown(self, kind: str, name: str) -> str:
         noun, known = KINDS[kind].noun, [provider.name for provider in self.providers(kind)]
