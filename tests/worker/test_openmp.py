@@ -13,8 +13,8 @@ import pytest
 
 from frame.core.processes.child import spawn
 from frame.core.processes.messages import EngineReport
-from frame.core.startup import openmp
 from frame.core.startup.openmp import SPIN_COUNT, WAITING, child_environment
+from frame.offline import torch_import
 
 TELL = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ.get('GOMP_SPINCOUNT', 'unset'))"
 
@@ -48,7 +48,7 @@ def test_a_variable_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
 def test_only_the_import_of_torch_sees_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_DISPLAY_ENV", "VERBOSE")
     code = (
-        "import os, sys\nfrom frame.core.startup.openmp import import_torch\nimport_torch()\nimport_torch()\n"
+        "import os, sys\nfrom frame.offline.torch_import import import_torch\nimport_torch()\nimport_torch()\n"
         "sys.exit('torch' not in sys.modules or 'GOMP_SPINCOUNT' in os.environ)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
@@ -75,14 +75,14 @@ def test_nothing_is_collected_while_torch_is_imported(
         phases.append(phase)
 
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(openmp, "import_module", large_import)
+    monkeypatch.setattr(torch_import, "import_module", large_import)
     assert gc.isenabled()
     try:
         if frozen:
             gc.freeze()
         if not collects:
             gc.disable()
-        openmp.import_torch()
+        torch_import.import_torch()
         assert gc.isenabled() == collects
         assert bool(gc.get_freeze_count()) == frozen  # how many they are changes as some are let go
     finally:
@@ -108,7 +108,7 @@ def test_a_program_that_imports_torch_first_is_warned(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     code = (
-        f"{first}\nfrom frame.core.startup.openmp import import_torch, spins_long\nimport_torch()\nimport_torch()\n"
+        f"{first}\nfrom frame.offline.torch_import import import_torch, spins_long\nimport_torch()\nimport_torch()\n"
         "print(spins_long())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

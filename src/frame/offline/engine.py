@@ -13,9 +13,9 @@ from frame.core.front.tokenizer import TokenizerSource
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
-from frame.core.startup.openmp import LATE, import_torch, spins_long
 
 from .metrics import Metric, RequestStatistics
+from .torch_import import LATE, import_torch, spins_long
 from .unserved import refuse_unserved, sleep_keeps
 
 if TYPE_CHECKING:
