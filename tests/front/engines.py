@@ -103,5 +103,5 @@ def rows(ids, k):
 
 def source_of(folder: Path | None, **settings: Any) -> TokenizerSource:
     """The tokenizer of a checkpoint in `folder`; None: there is to be none."""
-    checkpoint: Any = SimpleNamespace(folder=folder, vocab_size=400, eos_token_ids=[])
+    checkpoint: Any = SimpleNamespace(folder=folder, vocab_size=400, eos_token_ids=[2])
     return TokenizerSource(from_flat({"skip_tokenizer_init": folder is None, **settings}), checkpoint, Registry.load())
