@@ -142,12 +142,7 @@ class Lifecycle:
         return True
 
     def finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        *,
-        stop_reason: int | None = None,
-        error: str | None = None,
+        self, request: Request, reason: FinishReason, *, stop_reason: int | None = None, error: str | None = None
     ) -> EngineOutput:
         """Ends an unfinished request; its slot and blocks are free once no step and no connector uses them."""
         drained = True

@@ -6,7 +6,6 @@ Field names and meanings follow vLLM's public `SamplingParams`. The front checks
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,8 @@ from enum import IntEnum
 from typing import Any
 
 import msgspec
+
+from ..config.errors import near
 
 logger = logging.getLogger(__name__)
 
@@ -158,9 +159,8 @@ class _NamesFields(msgspec.StructMeta):
             wrong = next((name for name in fields if name not in known), None)
             if wrong is None:
                 raise
-        close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(known)}"
-        raise ValueError(f"{cls.__name__} has no field {wrong!r} ({hint})")
+        hint = near(wrong, known) or f" (there are: {', '.join(known)})"
+        raise ValueError(f"{cls.__name__} has no field {wrong!r}{hint}")
 
 
 class SamplingParams(msgspec.Struct, metaclass=_NamesFields, omit_defaults=True, dict=True):

@@ -155,15 +155,10 @@ class SamplingFields(BoundedModel):
     extra_args: Settings | None = None
     deterministic: bool = False
 
-    @field_validator("n")
+    @field_validator("n", "prompt_logprobs")
     @classmethod
-    def _bound_n(cls, value: int | None, info: ValidationInfo) -> int | None:
-        return at_most(value, "max_n", info)
-
-    @field_validator("prompt_logprobs")
-    @classmethod
-    def _bound_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        return bound_logprobs(value, info)
+    def _bound_number(cls, value: int | None, info: ValidationInfo) -> int | None:
+        return at_most(value, "max_n", info) if info.field_name == "n" else bound_logprobs(value, info)
 
     @field_validator("allowed_token_ids", mode="before")
     @classmethod

@@ -44,7 +44,6 @@ class BlockHasher:
         self._digest = _digest(algorithm)
         self._layout = layout
         self._encode = msgspec.msgpack.Encoder().encode
-        self._plain = {exact: self._root(None, None, (), exact) for exact in (False, True)}  # of most requests
 
     def root(
         self,
@@ -58,14 +57,8 @@ class BlockHasher:
 
         A block of a deterministic request stands for equal bits, one of another request for equal tokens of a model.
         """
-        if salt is None and adapter is None and not media_keys:
-            return self._plain[bool(deterministic)]
-        return self._root(salt, adapter, media_keys, deterministic)
-
-    def _root(self, salt: str | None, adapter: str | None, media_keys: Sequence[str], deterministic: bool) -> bytes:
-        layout = self._layout
-        content = layout.numerics if deterministic else layout.model
-        facts = [ENCODING, content, layout.block_size, salt, adapter, list(media_keys), deterministic]
+        content = self._layout.numerics if deterministic else self._layout.model
+        facts = [ENCODING, content, self._layout.block_size, salt, adapter, list(media_keys), bool(deterministic)]
         return self._digest(self._encode(facts))
 
     def extend(self, hashes: list[bytes], root: bytes, token_ids: array[int], num_blocks: int) -> None:

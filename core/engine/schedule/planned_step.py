@@ -48,7 +48,7 @@ class StepDraft:
     undecided: bool = False  # the connector wants to be asked about a request again
     num_partial: int = 0  # prompts that stay partly computed after this step
     num_long_partial: int = 0
-    _grown: list[tuple[int, int, int, list[int]]] = field(default_factory=list)  # slot, group, offset, block ids
+    _grown: list[tuple[int, int, int, int]] = field(default_factory=list)  # group, slot, offset in its table, block
 
     def give(self, slot: int, count: int) -> None:
         """Schedules `count` tokens of `slot`."""
@@ -60,7 +60,7 @@ class StepDraft:
         """Drops all that was planned for `slot`; returns what was published for it."""
         self.budget += int(self.counts[slot])
         self.counts[slot] = 0
-        self._grown = [entry for entry in self._grown if entry[0] != slot]
+        self._grown = [entry for entry in self._grown if entry[1] != slot]
         return self.publications.pop(slot, [])
 
     def extend(self, kv: KVCache, batch: Batch, request: Request, total: int) -> bool:
@@ -70,36 +70,24 @@ class StepDraft:
             return False
         batch.covered[request.slot] = kv.capacity(request)
         for group, start in enumerate(before):
-            if len(request.cache.blocks[group]) > start:
-                self._grown.append((request.slot, group, start, request.cache.blocks[group][start:]))
+            new = enumerate(request.cache.blocks[group][start:], start)
+            self._grown += [(group, request.slot, place, block) for place, block in new]
         return True
 
     def note_block(self, request: Request) -> None:
         """Notes the last block of each of a request's tables."""
         for group, table in enumerate(request.cache.blocks):
-            self._grown.append((request.slot, group, len(table) - 1, table[-1:]))
+            self._grown.append((group, request.slot, len(table) - 1, table[-1]))
 
     def _appends(self) -> list[BlockAppend]:
         if not self._grown:
             return []
-        rows: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        for slot, group, offset, blocks in self._grown:
-            if group not in rows:
-                rows[group] = [], [], []
-            slots, offsets, ids = rows[group]
-            for place, block in enumerate(blocks, offset):
-                slots.append(slot)
-                offsets.append(place)
-                ids.append(block)
-        return [
-            BlockAppend(
-                group=group,
-                slots=np.array(slots, np.int32),
-                offsets=np.array(offsets, np.int32),
-                block_ids=np.array(ids, np.int32),
-            )
-            for group, (slots, offsets, ids) in sorted(rows.items())
-        ]
+        grown = np.array(self._grown, np.int32)
+        appends = []
+        for group in np.unique(grown[:, 0]).tolist():
+            slots, offsets, block_ids = grown[grown[:, 0] == group, 1:].T.copy()
+            appends.append(BlockAppend(group=group, slots=slots, offsets=offsets, block_ids=block_ids))
+        return appends
 
     def launch(self, step: int, batch: Batch, removed_slots: list[int], finished_ids: list[str]) -> LaunchedStep:
         """Makes the plan and counts it in the batch. Rows with fewer tokens come first, so decodes precede prefills."""
