@@ -19,7 +19,7 @@ from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
-from ..interfaces.tokenizer import ChatOptions, Tokenizer
+from ..interfaces.tokenizer import ChatOptions
 from .input_processor import Admission, default_sampling_params
 from .outputs import RequestMetrics
 from .pooling import PoolingAdmission, PoolingRecord
@@ -72,10 +72,6 @@ class Front:
         """Tokens that end an output."""
         return self._admission.eos_token_ids
 
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer; raises `TokenizerError` when there is none."""
-        return self.source.get()
-
     def submit(
         self,
         request_id: str,
@@ -97,14 +93,7 @@ class Front:
                 f"priority {priority} needs scheduling_policy 'priority'; its present policy ignores priorities",
                 "priority",
             )
-        parsed = parse_prompt(prompt)
-        record: Record
-        if isinstance(params, PoolingParams):
-            pooling = self._pooling_for(params)
-            record = pooling.admit(request_id, parsed, params, priority=priority, kv_transfer=kv_transfer)
-        else:
-            self.require("generate")
-            record = self._admission.admit(request_id, parsed, params, priority=priority, kv_transfer=kv_transfer)
+        record: Record = self._admission_of(params).admit(request_id, parse_prompt(prompt), params)
         taken = next((one.request_id for one in record.requests if one.request_id in self._sequences), None)
         if taken is not None:  # child i of request "a" is "i_a"
             raise InvalidRequest(
@@ -114,32 +103,31 @@ class Front:
         for sequence in record.sequences:
             self._sequences[sequence.request.request_id] = record, sequence
         for request in record.requests:
-            request.owner = owner
+            request.priority, request.kv_transfer, request.owner = priority, kv_transfer, owner
         return record.requests
 
     def require(self, task: str) -> None:
         """Raises `InvalidRequest` unless the model does `task`: "generate" or one of `PoolingTask`."""
-        if task not in (["generate"] if self.info.pooling is None else self.info.pooling.tasks):
-            raise self._cannot(task)
+        kind, choices = "generates text", "generate (--runner pooling makes it pool)"
+        tasks: Sequence[str] = ["generate"]
+        if self.info.pooling is not None:
+            tasks = self.info.pooling.tasks
+            kind, choices = "pools", ", ".join(tasks)
+        if task not in tasks:
+            raise InvalidRequest(f"the model {kind}, so it cannot do {task!r}; it can: {choices}", "model")
 
-    def _cannot(self, task: str) -> InvalidRequest:
-        if self.info.pooling is None:
-            kind, choices = "generates text", "generate (--runner pooling makes it pool)"
-        else:
-            kind, choices = "pools", ", ".join(self.info.pooling.tasks)
-        return InvalidRequest(f"the model {kind}, so it cannot do {task!r}; it can: {choices}", "model")
-
-    def _pooling_for(self, params: PoolingParams) -> PoolingAdmission:
-        """The admission of pooling requests; raises `InvalidRequest` where the model generates text."""
-        if self._pooling is None:
-            raise self._cannot(params.task or "encode")
-        return self._pooling
+    def _admission_of(self, params: SamplingParams | PoolingParams) -> Any:
+        """The `Admission` or `PoolingAdmission` of such requests; raises `InvalidRequest` where the model has none."""
+        if isinstance(params, PoolingParams):
+            self.require(params.task or "encode")
+            return self._pooling
+        self.require("generate")
+        return self._admission
 
     def tokenize(self, prompt: ParsedPrompt, params: SamplingParams | PoolingParams) -> ParsedPrompt:
         """The prompt with its ids, which `submit` then takes as they are; callers run it on a thread for long texts."""
-        if isinstance(params, PoolingParams):
-            return self._pooling_for(params).tokenize(prompt, params)
-        return self._admission.tokenize(prompt, params)
+        tokenized: ParsedPrompt = self._admission_of(params).tokenize(prompt, params)
+        return tokenized
 
     def pair(self, first: str, second: str, params: PoolingParams, chat_template: str | None = None) -> ParsedPrompt:
         """Two texts as one prompt of a reranker.
@@ -149,10 +137,11 @@ class Front:
         """
         template = chat_template or self.chat_template
         if template is None:
-            return self._pooling_for(params).pair(first, second, params)
+            joined: ParsedPrompt = self._admission_of(params).pair(first, second, params)
+            return joined
         messages = [{"role": "query", "content": first}, {"role": "document", "content": second}]
         chat = self.render_chat(messages, ChatOptions(chat_template=template, add_generation_prompt=False))
-        return self._pooling_for(params).tokenize(ParsedPrompt(chat.text, chat.token_ids), params)
+        return self.tokenize(ParsedPrompt(chat.text, chat.token_ids), params)
 
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[Any], list[str]]:
         """Turns engine outputs into request outputs, and engine ids to abort because a stop string ended them."""
@@ -232,13 +221,13 @@ class Front:
         """A conversation as a prompt, with the configured template unless `options` bring one."""
         options = self.with_template(options)
         return render_chat(
-            self.tokenizer(), messages, options, lambda text: self._admission.check_length(text, cut=True)
+            self.source.get(), messages, options, lambda text: self._admission.check_length(text, cut=True)
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; raises `InvalidRequest` for one that is too long to be used even when truncated."""
         self._admission.check_length(text, cut=True)
-        return self.tokenizer().encode(text, add_special_tokens)
+        return self.source.get().encode(text, add_special_tokens)
 
     def _take(self, touched: dict[str, Record], now: float) -> list[Any]:
         outputs = []

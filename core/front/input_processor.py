@@ -85,15 +85,7 @@ class Admission:
         self._validators = list(validators)
         self._num_admitted = 0
 
-    def admit(
-        self,
-        request_id: str,
-        prompt: ParsedPrompt,
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        kv_transfer: dict[str, Any] | None = None,
-    ) -> RequestRecord:
+    def admit(self, request_id: str, prompt: ParsedPrompt, params: SamplingParams) -> RequestRecord:
         """Raises `InvalidRequest` naming the field, its value and its bounds."""
         arrival = time.time()
         self._check_params(params)
@@ -109,9 +101,7 @@ class Admission:
             seed=seed & _SEED_MASK,
             eos_token_ids=self.eos_token_ids,
             arrival=arrival,
-            priority=priority,
             salt=prompt.salt,
-            kv_transfer=kv_transfer,
         )
         tokenizer = self._tokenizer.get_or_none() if params.detokenize else None
         interval = self._config.scheduler.stream_interval

@@ -6,7 +6,6 @@ Knows the engine's `PoolingFacts`, but neither tensors nor poolers.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -40,15 +39,7 @@ class PoolingAdmission:
         self._splits_long_texts = pooler.enable_chunked_processing
         self._max_embed_len = pooler.max_embed_len
 
-    def admit(
-        self,
-        request_id: str,
-        prompt: ParsedPrompt,
-        params: PoolingParams,
-        *,
-        priority: int = 0,
-        kv_transfer: dict[str, Any] | None = None,
-    ) -> PoolingRecord:
+    def admit(self, request_id: str, prompt: ParsedPrompt, params: PoolingParams) -> PoolingRecord:
         """Raises `InvalidRequest` naming the field, its value and its bounds."""
         arrival = time.time()
         params = self._complete(params, prompt)
@@ -66,10 +57,8 @@ class PoolingAdmission:
                 max_tokens=1,
                 seed=0,
                 arrival=arrival,
-                priority=priority,
                 salt=prompt.salt,
                 pooling=asked,
-                kv_transfer=kv_transfer,
             )
             for index, part in enumerate(parts)
         ]
@@ -138,8 +127,6 @@ class PoolingAdmission:
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
         task = params.task or "encode"
-        if task not in facts.tasks:
-            raise InvalidRequest(f"the model cannot do task {task!r}; it can: {', '.join(facts.tasks)}", "task")
         if task == "encode":
             task = facts.tasks[0]
         for name, wrong in (("normalize", task not in _EMBEDS), ("use_activation", task in _EMBEDS)):

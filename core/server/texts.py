@@ -52,12 +52,12 @@ class FrontTexts:
         if wrong is not None:
             raise RequestError(400, f"token id must be in [0, {vocab_size}), got {wrong}", param="tokens")
         with refusals():
-            return await asyncio.to_thread(self._host.llm.front.tokenizer().decode, token_ids, False)
+            return await asyncio.to_thread(self._host.llm.front.source.get().decode, token_ids, False)
 
     def tokenizer_info(self) -> dict[str, Any]:
         with refusals():
             front = self._host.llm.front
-            settings = front.tokenizer().describe()
+            settings = front.source.get().describe()
             return settings if front.chat_template is None else {**settings, "chat_template": front.chat_template}
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -106,7 +106,7 @@ class AsyncLLM(AsyncFront):
     @property
     def tokenizer(self) -> Tokenizer:
         """The front's tokenizer; raises `TokenizerError` when there is none."""
-        return self.front.tokenizer()
+        return self.front.source.get()
 
     def encode(
         self, prompt: Any, pooling_params: PoolingParams | None, request_id: str, **options: Any
@@ -122,7 +122,7 @@ class AsyncLLM(AsyncFront):
 
     async def get_tokenizer(self) -> Any:
         """The tokenizer of the library that reads it, which is transformers unless `tokenizer_mode` names another."""
-        return self.front.tokenizer().native
+        return self.front.source.get().native
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters of requests that bring none: those of the model's generation config."""

@@ -125,7 +125,7 @@ class LLMEngine:
 
         Raises `TokenizerError` when there is none.
         """
-        return self.front.tokenizer().native
+        return self.front.source.get().native
 
     def stats(self) -> EngineStats:
         """The engine's own counters and gauges now."""

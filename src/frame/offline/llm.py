@@ -139,7 +139,7 @@ class LLM(PoolingCalls):
         searches = []
         for prompt in as_prompts(prompts):
             parsed = parse_prompt(prompt)
-            ids = parsed.ids if parsed.token_ids is not None else front.tokenizer().encode(parsed.text or "")
+            ids = parsed.ids if parsed.token_ids is not None else front.source.get().encode(parsed.text or "")
             beams = [BeamSearchSequence(ids)]
             searches.append(BeamSearch(params, len(ids), frozenset(front.eos_token_ids), beams))
         batch = concurrency_limit or len(searches) or 1

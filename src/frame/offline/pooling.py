@@ -60,7 +60,7 @@ class PoolingCalls:
         given = as_prompts(prompts)
         pairs = list(zip(given, _pair(pooling_params, len(given), pooling_task), strict=True))
         ready = _tokenize(self.llm_engine, pairs)
-        # prompts of equal length in a row save the attention backend a copy into padded rows
+        # an attention backend attends prompts of equal length in one call where they lie side by side
         order = sorted(range(len(ready)), key=lambda place: _length(ready[place][0]))
         found = self._run([ready[place] for place in order], [0] * len(order), use_tqdm)
         outputs = [output for _, output in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
@@ -172,7 +172,7 @@ def _tokenize(engine: LLMEngine, pairs: list[tuple[Any, PoolingParams]]) -> list
     if not plain:
         return list(parsed)
     ready: list[tuple[Any, PoolingParams]] = list(parsed)
-    encoded = engine.front.tokenizer().encode_batch([parsed[place][0].text or "" for place in plain])
+    encoded = engine.front.source.get().encode_batch([parsed[place][0].text or "" for place in plain])
     for place, ids in zip(plain, encoded, strict=True):
         prompt, params = parsed[place]
         ready[place] = ParsedPrompt(prompt.text, np.array(ids, np.int64), prompt.salt), params
