@@ -36,13 +36,6 @@ class ChatOptions:
     documents: Sequence[Mapping[str, str]] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.add_generation_prompt and self.continue_final_message:
-            raise InvalidRequest(
-                "continue_final_message and add_generation_prompt exclude each other; set one of them to false",
-                "continue_final_message",
-            )
-
 
 class Pieces(dict[int, bytes]):
     """Token id → its bytes, which may be a part of a character. `read` gives those of an id that is met first.
@@ -199,14 +192,14 @@ class Tokenizer(ABC):
         return None
 
     def render_chat(
-        self, messages: list[dict[str, Any]], options: ChatOptions, check: Callable[[str], None]
+        self, messages: Sequence[Any], options: ChatOptions, check: Callable[[str], None]
     ) -> tuple[str, list[int]]:
         """A conversation as text and as ids; `options.chat_template` replaces `chat_template` where it is not None.
 
-        Calls `check(text)` before it tokenises, which raises for a text that is too long. Special tokens that messages
-        and `options` spell out must not become such tokens. Roles are names of at most 64 letters, digits and "_-.";
-        contents are text or lists of text parts; arguments of tool calls are objects. May run a template of a client,
-        which must not reach anything of this process. Any other error than `InvalidRequest` is taken as the template's.
+        `messages` are as the client sent them, of any form, and stay unchanged. Raises `InvalidRequest` naming the
+        message at fault; any other error is taken as the template's. Calls `check(text)`, which raises for a text that
+        is too long, before it tokenises. Special tokens that messages (also roles) and `options` spell out must not
+        become such tokens, and a template, which may be a client's, must not reach anything of this process.
         """
         raise InvalidRequest("this tokenizer renders no chats; send a prompt", "messages")
 

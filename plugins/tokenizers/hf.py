@@ -16,6 +16,7 @@ from typing import Any
 
 from frame.interfaces import ChatOptions, InvalidRequest, Pieces, SpecialFrame, Tokenizer, TokenizerSetup
 
+from .messages import read_messages
 from .token_bytes import read_pieces
 from .vocabulary import HfVocabulary
 
@@ -119,8 +120,9 @@ class HfTokenizer(Tokenizer):
         return self.native.chat_template
 
     def render_chat(
-        self, messages: list[dict[str, Any]], options: ChatOptions, check: Callable[[str], None]
+        self, messages: Sequence[Any], options: ChatOptions, check: Callable[[str], None]
     ) -> tuple[str, list[int]]:
+        read = read_messages(messages, options)
         apply = self.native.apply_chat_template
         parameters = inspect.signature(apply).parameters
         reserved = sorted({*parameters, *_OWN_VARIABLES}.intersection(options.template_kwargs))
@@ -134,11 +136,11 @@ class HfTokenizer(Tokenizer):
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
         )
-        text = apply(messages, tokenize=False, **arguments)
+        text = apply(read, tokenize=False, **arguments)
         check(text)
-        written = [messages, arguments["tools"], arguments["documents"], options.template_kwargs]
+        written = [read, arguments["tools"], arguments["documents"], options.template_kwargs]
         if "sanitize_control_tokens" in parameters and self._spells_special(written):
-            ids = apply(messages, tokenize=True, return_dict=False, sanitize_control_tokens=True, **arguments)
+            ids = apply(read, tokenize=True, return_dict=False, sanitize_control_tokens=True, **arguments)
         else:
             ids = self.encode(text, add_special_tokens=False)
         return text, ids

@@ -124,7 +124,7 @@ class Scribbling(NgramSpeculator):
 class Forging(HfTokenizer):
     """Reads special tokens out of rendered chats, whoever wrote them."""
 
-    def render_chat(self, messages: list[dict[str, Any]], options: ChatOptions, check: Any) -> tuple[str, list[int]]:
+    def render_chat(self, messages: Sequence[Any], options: ChatOptions, check: Any) -> tuple[str, list[int]]:
         text, _ = super().render_chat(messages, options, check)
         return text, self.encode(text, add_special_tokens=False)
 

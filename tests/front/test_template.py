@@ -25,7 +25,7 @@ def test_the_last_message_can_be_continued(tokenizer):
     options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
     assert render_chat(tokenizer, messages, options).text == "<bos><user>hello<assistant>the quick"
     with pytest.raises(InvalidRequest, match="exclude each other"):
-        ChatOptions(continue_final_message=True)
+        render_chat(tokenizer, messages, ChatOptions(continue_final_message=True))
 
 
 def test_content_cannot_forge_control_tokens(tokenizer):

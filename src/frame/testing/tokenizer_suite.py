@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,6 +17,17 @@ from .plugin_suite import PluginSuite, reason_or_none
 
 #: What a byte-level tokenizer must keep; the suite's `texts` take its place for one that normalises.
 _TEXTS = ("hello world", "the quick  brown\n\tfox", "naïve café 日本語 😀", "x", " leading and trailing ")
+#: Chats that no template may get: of other types than messages have, or with a role that could close control tokens.
+_ODD: tuple[list[Any], ...] = (
+    [],
+    ["hello"],
+    [{"content": "a"}],
+    [{"role": "user><eos", "content": "a"}],
+    [{"role": "user\n", "content": "a"}],
+    [{"role": "user", "content": 3}],
+    [{"role": "user", "content": [{"type": "text"}]}],
+    [{"role": "assistant", "tool_calls": ["f"]}],
+)
 
 
 class TokenizerSuite(PluginSuite):
@@ -117,6 +129,17 @@ class TokenizerSuite(PluginSuite):
             assert message["content"] in text
             written = sorted(token for token in ids if token in tokenizer.special_ids)
             assert written == honest, f"a message wrote special tokens: {message['content']!r}"
+
+    @pytest.mark.parametrize("messages", _ODD, ids=ascii)
+    def test_odd_messages_are_refused(self, messages: list[Any]) -> None:
+        tokenizer = self.tokenizer()
+        if not tokenizer.chat_template:
+            pytest.skip("it has no chat template")
+        before = copy.deepcopy(messages)
+        with pytest.raises(InvalidRequest) as caught:
+            tokenizer.render_chat(messages, ChatOptions(), _accept)
+        assert "\n" not in str(caught.value), "an error must be one line"
+        assert messages == before, "messages belong to the caller"
 
     def test_a_text_that_is_too_long_is_not_tokenised(self) -> None:
         tokenizer = self.tokenizer()
