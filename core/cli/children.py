@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -15,6 +16,7 @@ from ..startup.logging import configure_logging
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..interfaces.grammar import GrammarBackend, Vocabulary
+    from ..plugin_host.registry import Registry
 
 
 class Child(NamedTuple):
@@ -73,15 +75,10 @@ def _serve_engine(
 
         registry = Registry.load(plugins)
         begin_platforms(config, registry)
-        from ..config.checkpoint import read_checkpoint
         from ..engine.assembly import EngineStart
-        from ..front.tokenizer import TokenizerSource
         from ..worker.factory import Workers
 
-        def vocabulary() -> Vocabulary:
-            return TokenizerSource(config, read_checkpoint(config), registry).vocabulary()
-
-        return EngineStart(config, registry, Workers, stage, vocabulary).finish
+        return EngineStart(config, registry, Workers, stage, partial(_read_vocabulary, config, registry)).finish
 
     return EngineProcess(_read_config(config_file), socket, control_fd, prepare, journal_fd).run()
 
@@ -109,15 +106,20 @@ def _try_grammars(descriptor: int) -> int:
 
 
 def _build_grammars(config: FrameConfig, choices: list[Any]) -> GrammarBackend:
-    from ..config.checkpoint import read_checkpoint
-    from ..front.tokenizer import TokenizerSource
     from ..plugin_host.registry import Registry
     from ..plugin_host.setups import grammar_setup
 
     registry = Registry.load(choices)
     provider = registry.select("grammar", config.structured_outputs.structured_outputs_backend, lambda _: None)
-    vocabulary = TokenizerSource(config, read_checkpoint(config), registry).vocabulary()
-    return cast("GrammarBackend", registry.make("grammar", provider, grammar_setup(config, vocabulary), config))
+    setup = grammar_setup(config, _read_vocabulary(config, registry))
+    return cast("GrammarBackend", registry.make("grammar", provider, setup, config))
+
+
+def _read_vocabulary(config: FrameConfig, registry: Registry) -> Vocabulary:
+    from ..config.checkpoint import read_checkpoint
+    from ..front.tokenizer import TokenizerSource
+
+    return TokenizerSource(config, read_checkpoint(config), registry).vocabulary()
 
 
 _FROM_PARENT = {"config_file": Path, "control_fd": int}

@@ -64,12 +64,6 @@ class Checkpoint:
         """The family's name in transformers."""
         return str(self.text.get("model_type", self.hf.get("model_type", "")))
 
-    @property
-    def sliding_window(self) -> int | None:
-        """Tokens that a layer with a window attends to; None without one. The model says which layers have it."""
-        window = self.text.get("sliding_window")
-        return int(window) if window and self.text.get("use_sliding_window", True) else None
-
 
 def read_checkpoint(config: FrameConfig) -> Checkpoint:
     """Reads the folder that `find_folder` finds for `config.model`.

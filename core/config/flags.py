@@ -116,20 +116,18 @@ def _help_of(parser: FlagParser, name: str) -> str:
     """Returns the text for `--help=NAME`, of a group, a flag or "all"; raises `ConfigError` for another name."""
     wanted = name.strip().lower().removeprefix("--").replace("-", "_")
     group = wanted.removesuffix("config").rstrip("_")
-    if wanted == "all":
-        return parser.format_help() + "\n" + "\n".join(_section_help(section) for section in sections())
-    if wanted in leaves() and group not in sections():
+    groups = sections() if wanted == "all" else {group: sections()[group]} if group in sections() else {}
+    if not groups and wanted in leaves():
         return _flags_help([leaves()[wanted]])
-    if group in sections():
-        return _section_help(group)
-    known: Mapping[str, Any] = {**sections(), **leaves()}
-    raise ConfigError(f"no group or flag {name!r}{near(wanted, known)}; the groups are: {', '.join(sections())}")
-
-
-def _section_help(section: str) -> str:
-    return f"{section}: {sections()[section]}\n" + _flags_help(
-        [own for own in leaves().values() if own.section == section]
-    )
+    if not groups:
+        known: Mapping[str, Any] = {**sections(), **leaves()}
+        raise ConfigError(f"no group or flag {name!r}{near(wanted, known)}; the groups are: {', '.join(sections())}")
+    parts = [parser.format_help()] if wanted == "all" else []
+    for section, about in groups.items():
+        parts.append(
+            f"{section}: {about}\n" + _flags_help([one for one in leaves().values() if one.section == section])
+        )
+    return "\n".join(parts)
 
 
 def _flags_help(settings: list[Leaf]) -> str:

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 
 class FoundProcessor(NamedTuple):
-    """A class of logits processors, the name by which it was found, its options, and the provider if there is one."""
+    """A class of logits processors, the name by which it was found, its options, and the provider if there is one.
+
+    `named`: the configuration names it, so that its failure ends the start.
+    """
 
     name: str
     kind: type[Any]
-    options: Any
+    options: Any = None
     provider: Provider | None = None
+    named: bool = True
 
 
 def request_check(config: FrameConfig, registry: Registry) -> Callable[[SamplingParams], None]:
@@ -54,33 +58,29 @@ def _check_callables(params: SamplingParams) -> None:
 
 def processor_classes(config: FrameConfig, registry: Registry) -> list[FoundProcessor]:
     """Returns every processor once: all that packages offer, and those that only the configuration names."""
-    offered = registry.providers("processor")
-    names = {name for provider in offered for name in (provider.name, *provider.aliases)}
-    found = []
-    for provider in offered:
-        named = is_named(provider, config)
-        if one := tried(registry, provider, partial(_offered, registry, provider, config), named=named):
+    given = config.model.logits_processors
+    typed = {one.rpartition(":")[2] for one in given if isinstance(one, str)}
+    found, offered = list[FoundProcessor](), set[str]()
+    for provider in registry.providers("processor"):
+        own = {provider.name, *provider.aliases}
+        offered |= own
+        named = is_configured(provider, config) or not typed.isdisjoint(own)
+        if one := tried(registry, provider, partial(_load, registry, provider, config, named), named=named):
             found.append(one)
-    for given in config.model.logits_processors:
-        if isinstance(given, str) and given.rpartition(":")[2] in names:
-            registry.choose("processor", given)
-        elif not any(given is other.kind for other in found):
-            kind = _import(given, sorted(names)) if isinstance(given, str) else given
+    for item in given:
+        if isinstance(item, str) and item.rpartition(":")[2] in offered:
+            registry.choose("processor", item)
+        elif not any(item is other.kind for other in found):
+            kind = _import(item, sorted(offered)) if isinstance(item, str) else item
             _check_class(kind)
-            found.append(FoundProcessor(str(given), kind, None))
+            found.append(FoundProcessor(str(item), kind))
     return found
 
 
-def is_named(provider: Provider, config: FrameConfig) -> bool:
-    """Whether the configuration names a processor, so that its failure ends the start."""
-    given = {one.rpartition(":")[2] for one in config.model.logits_processors if isinstance(one, str)}
-    return is_configured(provider, config) or not given.isdisjoint((provider.name, *provider.aliases))
-
-
-def _offered(registry: Registry, provider: Provider, config: FrameConfig) -> FoundProcessor:
+def _load(registry: Registry, provider: Provider, config: FrameConfig, named: bool) -> FoundProcessor:
     kind = registry.resolve(provider)
     _check_class(kind)
-    return FoundProcessor(provider.name, kind, registry.options(provider, config), provider)
+    return FoundProcessor(provider.name, kind, registry.options(provider, config), provider, named)
 
 
 def _import(name: str, offered: list[str]) -> Any:

@@ -37,7 +37,6 @@ def test_facts(folder):
     assert (checkpoint.vocab_size, checkpoint.max_model_len, checkpoint.dtype) == (100, 64, "bfloat16")
     assert checkpoint.eos_token_ids == [3, 2]
     assert checkpoint.generation == {"eos_token_id": [3, 2], "temperature": 0.5, "top_k": 5}
-    assert checkpoint.sliding_window is None
     assert read(folder, generation_config="frame").generation == {}
     assert read(folder, generation_config="frame", override_generation_config={"top_k": 5}).generation == {"top_k": 5}
 

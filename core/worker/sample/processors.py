@@ -16,7 +16,7 @@ from ...interfaces.sampling import SamplingParams
 from ...interfaces.setup import ProcessorSetup
 from ...interfaces.step import NewRequest
 from ...plugin_host.isolation import tried
-from ...plugin_host.logits_processors import FoundProcessor, is_named, processor_classes
+from ...plugin_host.logits_processors import FoundProcessor, processor_classes
 from ...plugin_host.registry import Registry
 from .need import Need
 
@@ -32,7 +32,7 @@ def load_processors(config: FrameConfig, registry: Registry, device: torch.devic
         build = partial(_build, found, setup)
         if found.provider is None:
             processors.append(build())
-        elif one := tried(registry, found.provider, build, named=is_named(found.provider, config)):
+        elif one := tried(registry, found.provider, build, named=found.named):
             processors.append(one)
     return processors
 
