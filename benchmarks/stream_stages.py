@@ -60,8 +60,8 @@ class Stages:
         from frame.core.config.checkpoint import read_checkpoint
         from frame.core.config.tree import FrameConfig
         from frame.core.front.async_front import AsyncFront
+        from frame.core.front.output_parsers import build_parsers
         from frame.core.front.tokenizer import TokenizerSource
-        from frame.core.front.turn import build_parsers
         from frame.core.interfaces.client import EngineInfo
         from frame.core.plugin_host.registry import Registry
         from frame.core.processes.client import RemoteEngine
@@ -91,7 +91,7 @@ class Stages:
         self._ids = source.get().encode(TEXT, add_special_tokens=False)
         self._llm = AsyncFront(config, self._client, checkpoint, registry, source)
         self._host = ServingHost(config, self._client)
-        self._host.open(self._llm, build_parsers(config, registry, self._llm.front))
+        self._host.open(self._llm, build_parsers(self._llm.front))
         endpoints = [one for one in make_endpoints(config, registry, self._host) if not one.admin]
         self._app, _ = build_app(config, self._host, endpoints)
         self._settings = config.server.model_copy(update={"disable_access_log": True})

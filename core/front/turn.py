@@ -5,147 +5,33 @@ Knows no wire format and no engine.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..config.tree import FrameConfig
 from ..interfaces.errors import RequestError
 from ..interfaces.parser import (
     AssistantMessage,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
     OutputEvent,
+    OutputReader,
     ParserRequest,
+    Reasoning,
     ReasoningParser,
     ToolParser,
+    joined,
 )
 from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
-from ..interfaces.setup import ParserSetup
-from ..interfaces.tokenizer import ChatOptions
-from ..plugin_host.offers import PluginError
-from ..plugin_host.registry import Registry
 from .call_formats import only_calls, text_or_calls, text_with_calls
-from .parser_choice import parser_of_any_model, suited_parser
-from .tools import ToolChoice, read_tools
-from .turn_reader import TurnReader
+from .tools import ToolChoice
 
 if TYPE_CHECKING:
-    from ..interfaces.provider import Provider
-    from .front import Front
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class OutputParsers:
-    """The parsers of a server.
-
-    `tools` and `reasoning` read the model's own formats. `forced` gives the grammar of demanded calls, and reads those
-    calls, where `tools` has no grammar. `auto`: the model may choose to call. Where `tools` is None, the first request
-    with tools asks `find_tools` for the parser, which is None when there is none. `exclude_when_none`: the tools are
-    hidden from the model when the request's tool choice is "none". `token_id` finds a special token by its text;
-    `encode` tokenises a text without special tokens around it.
-    """
-
-    tools: ToolParser | None = None
-    reasoning: ReasoningParser | None = None
-    forced: ToolParser | None = None
-    auto: bool = False
-    exclude_when_none: bool = True
-    find_tools: Callable[[], ToolParser | None] = lambda: None
-    token_id: Callable[[str], int | None] = lambda text: None
-    encode: Callable[[str], list[int]] = lambda text: []
-    #: classes of parsers that were asked for strict calls and have no grammar of them
-    not_strict: set[str] = field(default_factory=set)
-
-    def cannot_be_strict(self, parser: ToolParser) -> None:
-        """Logs once that `strict: true` has no effect on calls that the model decides to make in this format."""
-        name = type(parser).__name__
-        if name not in self.not_strict:
-            self.not_strict.add(name)
-            logger.warning(
-                "strict tools: %s has no grammar of calls, so arguments may break the schemas of tools with strict: "
-                "true; tool_choice 'required' or a named tool holds them to it",
-                name,
-            )
-
-    def turn(
-        self,
-        *,
-        tools: Sequence[Any] | None = None,
-        tool_choice: Any = None,
-        parallel: bool = True,
-        include_reasoning: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> AssistantTurn:
-        """The turn of one request; raises `RequestError` 400 naming what is wrong with its tools."""
-        choice = read_tools(tools, tool_choice)
-        callable_tools = bool(choice.tools) and not choice.none
-        found = replace(self, tools=self.find_tools()) if callable_tools and self.tools is None else self
-        if callable_tools and not choice.must_call and (found.tools is None or not self.auto):
-            why = "the server was started with --no-enable-auto-tool-choice"
-            if self.auto:
-                why = (
-                    "the model's chat template writes no tool calls that could be found; "
-                    "name their format (--tool-call-parser)"
-                )
-            raise RequestError(400, f"tool_choice 'auto' is not served: {why}", param="tool_choice")
-        request = ParserRequest(
-            tools=() if choice.none else choice.tools,
-            must_call=choice.must_call,
-            parallel=parallel,
-            template_kwargs=template_kwargs or {},
-        )
-        return AssistantTurn(found, request, choice, include_reasoning)
-
-
-def build_parsers(config: FrameConfig, registry: Registry, front: Front) -> OutputParsers:
-    """The parsers that the configuration names or the model needs, over the tokenizer of `front`.
-
-    Raises `PluginError`.
-    """
-    server, tokenizer = config.server, front.source.get_or_none()
-
-    def render(messages: Sequence[Any], **options: Any) -> str:
-        return front.render_chat(messages, ChatOptions(**options)).text or ""
-
-    def make(kind: str, name: str | Provider | None) -> Any:
-        setup = ParserSetup(render if tokenizer else None)
-        return None if name is None else registry.make(kind, name, setup, config)
-
-    def suited() -> Any:
-        provider = suited_parser(registry, front)
-        if provider is not None:
-            logger.info("tool parser: %s, by the model type %s", provider.name, front.checkpoint.model_type)
-        return make("tool-parser", provider)
-
-    @cache
-    def find_tools() -> Any:
-        if server.tool_call_parser != "auto":
-            return None
-        try:
-            return make("tool-parser", parser_of_any_model(registry))
-        except (PluginError, ValueError) as error:
-            logger.warning("no tool parser for this model: %s", error)
-            return None
-
-    by_tokenizer: dict[str, Any] = {}
-    if tokenizer is not None:
-        encode = partial(tokenizer.encode, add_special_tokens=False)
-        by_tokenizer = {"token_id": tokenizer.token_id, "encode": encode}
-    named = None if server.tool_call_parser == "none" else server.tool_call_parser
-    return OutputParsers(
-        tools=suited() if named == "auto" else make("tool-parser", named),
-        find_tools=find_tools,
-        reasoning=make("reasoning-parser", server.reasoning_parser),
-        forced=make("tool-parser", server.forced_call_parser),
-        auto=server.enable_auto_tool_choice,
-        exclude_when_none=server.exclude_tools_when_tool_choice_none,
-        **by_tokenizer,
-    )
+    from .output_parsers import OutputParsers
 
 
 class AssistantTurn:
@@ -276,3 +162,84 @@ class AssistantTurn:
             new_id,
             end_token=end_ids[0] if len(end_ids) == 1 else None,
         )
+
+
+class TurnReader:
+    """Reads one output with a chain of readers: each gets the text that the one before it passed on as content.
+
+    The first one finds the reasoning, the second one calls.
+
+    `end_token` is the token that ends the reasoning, None where no single token does.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[OutputReader],
+        parallel: bool,
+        include_reasoning: bool,
+        new_id: Callable[[], str],
+        *,
+        end_token: int | None = None,
+    ) -> None:
+        self._new_id = new_id
+        self.message = AssistantMessage()
+        self.reasoning: list[str] = []
+        self.end_token = end_token
+        self._num_tokens = 0
+        self._num_until_end: int | None = None
+        self._readers = list(readers)
+        self._parallel = parallel
+        self._include_reasoning = include_reasoning
+
+    def read(self, text: str, token_ids: Sequence[int], finished: bool) -> list[OutputEvent]:
+        """The events of new text, and at the end of the output those of the text that was held back."""
+        if not self._readers:
+            if not text:
+                return []
+            content: list[OutputEvent] = [Content(text)]
+            self.message.add(content)
+            return content
+        self._count(token_ids)
+        events: list[OutputEvent] = [Content(text)] if text else []
+        for reader in self._readers:
+            events = self._through(reader, events, token_ids, finished)
+        events = joined([event for event in map(self._shown, events) if event is not None])
+        self.message.add(events)
+        return events
+
+    def _count(self, token_ids: Sequence[int]) -> None:
+        if self._num_until_end is None and self.end_token is not None and self.end_token in token_ids:
+            self._num_until_end = self._num_tokens + list(token_ids).index(self.end_token)
+        self._num_tokens += len(token_ids)
+
+    def num_reasoning_tokens(self, encode: Callable[[str], list[int]]) -> int:
+        """Tokens before the one that ends the reasoning; where no single token ends it, the tokens of its text."""
+        if not self.reasoning:
+            return 0
+        if self.end_token is None or (self._num_until_end is None and (self.message.calls or self.message.content)):
+            return len(encode("".join(self.reasoning)))
+        return self._num_tokens if self._num_until_end is None else self._num_until_end
+
+    @staticmethod
+    def _through(
+        reader: OutputReader, events: list[OutputEvent], token_ids: Sequence[int], finished: bool
+    ) -> list[OutputEvent]:
+        found: list[OutputEvent] = []
+        for event in events:
+            if isinstance(event, Content):
+                found += reader.feed(event.text, token_ids)
+            else:
+                found.append(event)
+        if finished:
+            found += reader.finish()
+        return found
+
+    def _shown(self, event: OutputEvent) -> OutputEvent | None:
+        if isinstance(event, Reasoning):
+            self.reasoning.append(event.text)
+            return event if self._include_reasoning else None
+        if isinstance(event, (CallBegin, CallArguments, CallEnd)) and event.index and not self._parallel:
+            return None
+        if isinstance(event, CallBegin):
+            return event if event.id else CallBegin(event.index, event.name, self._new_id())
+        return event

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
-from ..front.turn import OutputParsers, build_parsers
+from ..front.output_parsers import OutputParsers, build_parsers
 from ..interfaces.setup import Setup
 from ..plugin_host.registry import Registry
 from ..server.app import build_admin, build_app, make_endpoints
@@ -189,7 +189,7 @@ class ApiProcess:
         from ..front.async_front import AsyncFront
 
         llm = AsyncFront(self._config, self._client, checkpoint, self._registry, tokenizer)
-        return llm, build_parsers(self._config, self._registry, llm.front)
+        return llm, build_parsers(llm.front)
 
     def _begin_drain(self, server: Server, ingress: Ingress) -> None:
         if self._draining is not None:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..config.tree import FrameConfig
-from ..front.turn import OutputParsers
+from ..front.output_parsers import OutputParsers
 from ..interfaces.client import EngineClient, EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineStats
 from ..interfaces.errors import RequestError

@@ -11,8 +11,8 @@ import pytest
 
 from frame import SamplingParams
 from frame.core.config.tree import FrameConfig
+from frame.core.front.output_parsers import OutputParsers
 from frame.core.front.tools import read_tools
-from frame.core.front.turn import OutputParsers
 from frame.core.interfaces.errors import RequestError
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import ParserRequest, ParserSetup, StructuredOutputsParams, Tool

@@ -11,7 +11,7 @@ import pytest
 
 from frame import LLM, RequestOutputKind, SamplingParams
 from frame.core.config.tree import FrameConfig
-from frame.core.front.turn import OutputParsers
+from frame.core.front.output_parsers import OutputParsers
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import ParserRequest, ParserSetup, StructuredOutputsParams, Tool
 from frame.plugins.parsers.json_list import calls_schema

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig
-from frame.core.front.turn import build_parsers
+from frame.core.front.output_parsers import build_parsers
 from frame.core.interfaces.client import EngineDeadError
 from frame.core.interfaces.serving import Batches
 from frame.core.plugin_host.registry import Registry
@@ -33,7 +33,7 @@ async def open_routes(config: FrameConfig, command: Sequence[str] | None = None)
         registry = Registry.load()
         registry.add_files(config)
         llm = await asyncio.to_thread(lambda: AsyncFront(config, client, checkpoint, registry))
-        host.open(llm, build_parsers(config, registry, llm.front))
+        host.open(llm, build_parsers(llm.front))
         build_app(config, host, [one for one in make_endpoints(config, registry, host) if not one.admin])
         yield host.batches
         llm.shutdown()

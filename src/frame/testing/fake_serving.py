@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frame.core.front.logprobs import Logprob
+from frame.core.front.output_parsers import OutputParsers
 from frame.core.front.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from frame.core.front.prompts import parse_prompt
-from frame.core.front.turn import AssistantTurn, OutputParsers
+from frame.core.front.turn import AssistantTurn
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.endpoint import RequestError
 from frame.core.interfaces.engine import EngineStats

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from frame.core.config.tree import FrameConfig
+from frame.core.front.output_parsers import build_parsers
 from frame.core.front.prompts import ParsedPrompt
-from frame.core.front.turn import build_parsers
 from frame.core.interfaces.errors import RequestError
 from frame.core.plugin_host.registry import Registry
 
@@ -17,7 +17,7 @@ F = {"type": "function", "function": {"name": "f"}}
 HERMES = "{% for call in calls %}<tool_call>{{ call }}</tool_call>{% endfor %}<args-json-object>"
 
 
-def front(model_type: str, template: Any, rendered: str = "") -> Any:
+def front(model_type: str, template: Any, rendered: str = "", **settings: Any) -> Any:
     """A front whose chats all render as `rendered`, with the name of a function that was called."""
 
     def render_chat(messages: Any, options: Any) -> ParsedPrompt:
@@ -28,13 +28,19 @@ def front(model_type: str, template: Any, rendered: str = "") -> Any:
     tokenizer = SimpleNamespace(
         chat_template=template, token_id=lambda text: None, encode=lambda text, add_special_tokens: [1]
     )
-    source = SimpleNamespace(get_or_none=lambda: tokenizer)
+    source = SimpleNamespace(get_or_none=lambda: tokenizer, registry=Registry.load())
     checkpoint = SimpleNamespace(model_type=model_type)
-    return SimpleNamespace(checkpoint=checkpoint, source=source, chat_template=None, render_chat=render_chat)
+    return SimpleNamespace(
+        config=FrameConfig.from_flat(**settings),
+        checkpoint=checkpoint,
+        source=source,
+        chat_template=None,
+        render_chat=render_chat,
+    )
 
 
 def chosen(model_type: str, template: Any, **settings: Any) -> str:
-    parsers = build_parsers(FrameConfig.from_flat(**settings), Registry.load(), front(model_type, template))
+    parsers = build_parsers(front(model_type, template, **settings))
     return type(parsers.tools).__name__
 
 
@@ -64,7 +70,7 @@ def test_settings_override_the_choice_by_model() -> None:
 
 def test_other_models_are_asked_through_their_template_when_tools_come() -> None:
     rendered = '<call>{"name": "NAME", "arguments": {"probe_text": "probe value", "probe_number": 4711}}</call>'
-    parsers = build_parsers(FrameConfig(), Registry.load(), front("unheard_of", "x", rendered))
+    parsers = build_parsers(front("unheard_of", "x", rendered))
     assert parsers.tools is None
     turn = parsers.turn(tools=[F])
     turn.read(
@@ -75,7 +81,7 @@ def test_other_models_are_asked_through_their_template_when_tools_come() -> None
 
 def test_a_template_without_calls_is_refused_with_the_remedy() -> None:
     for settings in ({}, {"tool_call_parser": "none"}):
-        parsers = build_parsers(FrameConfig.from_flat(**settings), Registry.load(), front("unheard_of", "x"))
+        parsers = build_parsers(front("unheard_of", "x", **settings))
         assert parsers.turn().tools is None
         with pytest.raises(RequestError, match="--tool-call-parser"):
             parsers.turn(tools=[F])
