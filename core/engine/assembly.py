@@ -14,11 +14,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..config.checkpoint import Checkpoint, read_checkpoint
+from ..config.checkpoint import read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
 from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
-from ..interfaces.executor import Executor, WorkerFactory, WorkerFacts, WorkerReady
+from ..interfaces.executor import Executor, WorkerFactory
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
@@ -86,7 +86,15 @@ class EngineStart:
             ready = executor.allocate(layout)
             self._progress("scheduler")
             compiler = make_compiler(config, self._registry, self._vocabulary)
-            info = _describe(config, layout, facts[0], ready[0], self._checkpoint)
+            info = EngineInfo(
+                **msgspec.structs.asdict(facts[0].described),
+                max_model_len=_fitting_length(config, layout, self._checkpoint.max_model_len),
+                vocab_size=self._checkpoint.vocab_size,
+                num_blocks=layout.pools[0],
+                block_size=layout.block_size,
+                stages=ready[0].stages,
+                pooling=ready[0].pooling,
+            )
             setup = connector_setup(config, info.max_model_len, layout, self._engine_id)
             connector: ConnectorScheduler = NullConnectorScheduler(setup)
             if config.transfer.kv_connector is not None:
@@ -116,20 +124,6 @@ class EngineStart:
             )
             undo.pop_all()
         return engine
-
-
-def _describe(
-    config: FrameConfig, layout: KVLayout, facts: WorkerFacts, ready: WorkerReady, checkpoint: Checkpoint
-) -> EngineInfo:
-    return EngineInfo(
-        **msgspec.structs.asdict(facts.described),
-        max_model_len=_fitting_length(config, layout, checkpoint.max_model_len),
-        vocab_size=checkpoint.vocab_size,
-        num_blocks=layout.pools[0],
-        block_size=layout.block_size,
-        stages=ready.stages,
-        pooling=ready.pooling,
-    )
 
 
 def _fitting_length(config: FrameConfig, layout: KVLayout, max_model_len: int) -> int:

@@ -180,6 +180,14 @@ class _Parser(ABC):
     def start(self, request: ParserRequest) -> OutputReader:
         """Returns a reader for one output of `request`."""
 
+    def end(self, request: ParserRequest) -> str | None:
+        """Returns the text that ends reasoning at the beginning of the output; None when it cannot begin with any.
+
+        A constraint on the output holds from that text on. Tool parsers are asked if they have `reads_reasoning`.
+        """
+        del request
+        return None
+
 
 class ToolParser(_Parser):
     """Finds tool calls. Built as `Class(setup, options)` in each API process."""
@@ -209,25 +217,12 @@ class ToolParser(_Parser):
         del request
         return None
 
-    def end(self, request: ParserRequest) -> str | None:
-        """As `ReasoningParser.end`, for a parser with `reads_reasoning`."""
-        del request
-        return None
-
 
 class ReasoningParser(_Parser):
     """Separates reasoning from content: its readers emit `Reasoning` and `Content`; a tool parser reads the content.
 
     Built as `Class(setup, options)` in each API process.
     """
-
-    def end(self, request: ParserRequest) -> str | None:
-        """Returns the text that ends reasoning at the beginning of the output; None when it cannot begin with any.
-
-        A constraint on the output holds from that text on.
-        """
-        del request
-        return None
 
 
 class ToolCall(msgspec.Struct):

@@ -7,6 +7,7 @@ prefixes once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,7 +40,7 @@ class SharedPrefixes:
     ) -> None:
         self.groups = groups or {}
         self._grain = grain
-        self._costs = costs
+        self._costs = costs or PrefixCosts(launch=math.inf)
         self._families: dict[int, _Family] = {}
         self._tables: dict[int, tuple[int, Tables]] = {}  # by slot: the first block, by which families are found
         self._groups: list[tuple[np.ndarray, int]] | None = []  # None: to be computed anew
@@ -47,7 +48,7 @@ class SharedPrefixes:
 
     def enter(self, slot: int, tables: Tables) -> None:
         """A request with the tables of the KV groups that keep whole prefixes takes `slot`; they may grow later."""
-        if self._costs is None or not tables or not tables[0]:
+        if not tables or not tables[0]:
             return
         first = tables[0][0]
         self._tables[slot] = first, tables
@@ -82,7 +83,7 @@ class SharedPrefixes:
         if self._groups is None:
             found = (self._group(family) for family in self._families.values() if family.common)
             self._groups = [group for group in found if group is not None]
-        if not self._groups or self._costs is None:
+        if not self._groups:
             return []
         made, saved, row_of_slot = [], 0.0, self._row_of_slot
         row_of_slot[slots] = np.arange(len(slots), dtype=np.int32)
@@ -98,8 +99,6 @@ class SharedPrefixes:
 
     def _group(self, family: _Family) -> tuple[np.ndarray, int] | None:
         """(slots, tokens) of the members for which sharing saves most; None where it saves nothing."""
-        if self._costs is None:
-            return None
         order = sorted(family.common, key=family.common.__getitem__, reverse=True)
         lengths = [family.common[slot] for slot in order]
         saved = [self._costs.saved(count + 2, length) for count, length in enumerate(lengths)]

@@ -68,7 +68,7 @@ class Scheduler:
         costs = prefix_costs if fewest is None else PrefixCosts(fewest, prefix_tile_rows) if fewest else None
         if not prefix_tile_rows or self._deterministic:
             costs = None
-        whole = self._kv.whole_groups if self._kv.caches_prefixes else {}
+        whole = self._kv.whole_groups if costs is not None and self._kv.caches_prefixes else {}
         prefixes = SharedPrefixes(self._config.max_num_seqs, costs, whole, layout.grain)
         self._batch = Batch(self._config.max_num_seqs, prefixes)
         self._waiting = WaitingQueue(policy)
