@@ -56,7 +56,7 @@ KINDS = {
     "loader": Kind("frame_weight_loaders", "weight loader", "loader:WeightLoader"),
     #: Each API process and `LLM` builds one when it starts, and so does each process that renders templates of clients;
     #: an engine builds one for the vocabulary of its first grammar. It lives as long as the process.
-    "tokenizer": Kind("frame_tokenizers", "tokenizer", "tokenizer:Tokenizer"),
+    "tokenizer": Kind("frame_tokenizers", "tokenizer plugin", "tokenizer:Tokenizer"),
     #: `frame.interfaces.LogitsProcessor` classes, or vLLM-style ones, which are adapted. A worker builds all of them
     #: when it starts; they live as long as the worker.
     "processor": Kind("frame_logits_processors", "logits processor"),

@@ -69,7 +69,9 @@ def test_preference_and_name_choose_among_several(tmp_path: Path) -> None:
 def test_no_plugin_can_read_the_folder(tmp_path: Path) -> None:
     with pytest.raises(NoTokenizerError, match=r"hf: folder .* has no tokenizer .*pass token ids"):
         source_of(tmp_path).get()
-    with pytest.raises(TokenizerError, match=r"tokenizer 'hf' cannot be used here: .* has no tokenizer") as caught:
+    with pytest.raises(
+        TokenizerError, match=r"tokenizer plugin 'hf' cannot be used here: .* has no tokenizer"
+    ) as caught:
         source_of(tmp_path, tokenizer_mode="hf").get()
     assert not isinstance(caught.value, NoTokenizerError), "a tokenizer was named, so the start must end"
 
