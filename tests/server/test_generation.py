@@ -27,7 +27,7 @@ class Streams:
         self.fault = fault
         self.owners: list[str] = []
 
-    async def generate(
+    async def stream(
         self, prompt: Any, params: SamplingParams, request_id: str, *, owner: str = ""
     ) -> AsyncGenerator[Any, None]:
         self.owners.append(owner)
@@ -77,7 +77,7 @@ async def test_a_key_pays_for_the_tokens_of_its_prompt_and_outputs() -> None:
 @pytest.mark.parametrize(("prompt", "tokens"), [("word " * 400, 500), ({"prompt_token_ids": [1] * 500}, 500)])
 async def test_a_client_that_leaves_before_the_first_output_pays_for_its_prompt(prompt: Any, tokens: int) -> None:
     class Waits(Streams):
-        async def generate(self, *given: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        async def stream(self, *given: Any, **options: Any) -> AsyncGenerator[Any, None]:
             await asyncio.sleep(60)
             yield None
 
