@@ -26,12 +26,12 @@ def _provider(name: str, target: str, summary: str, example: str, *aliases: str,
 
 @hookimpl
 def frame_tool_parsers() -> list[Provider]:
-    """By the model's format of calls, under the names that vLLM uses."""
+    """One provider for each format in which models write calls, under vLLM's names."""
     rank = {name: len(MODELS) - place for place, name in enumerate(MODELS)}
     return [_provider(name, *rest, choice=rank.get(name, 0)) for name, rest in TOOL_PARSERS.items()]
 
 
 @hookimpl
 def frame_reasoning_parsers() -> list[Provider]:
-    """By the model's tags, under the names that vLLM uses."""
+    """One provider for each pair of tags around reasoning, under vLLM's names."""
     return [_provider(name, *rest) for name, rest in REASONING_PARSERS.items()]

@@ -19,15 +19,16 @@ from .probes import FIRST, SECOND, TEXT_KEY, bodies, common_end, common_length, 
 BLANK, NUMBERED = "\0", "\1"
 _NUMBER = re.compile(rf"{BLANK}:\d+")
 _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
-#: Parts of markers at the cut ends of a text that two texts share.
+#: Rests of markers: the common part of two texts may begin and end inside a marker.
 _CUT_BEGIN, _CUT_END = re.compile(r"^[^<\[{]*[>\]](?=[<\[{])"), re.compile(r"<[^<>]*$")
-#: The id of a call as templates write it; it is removed.
+#: The id of a call as templates write it. It is removed, so that it is no part of a marker.
 _ID = re.compile(r',\s*"id":\s*"probecal\d"|"id":\s*"probecal\d",\s*|\[CALL_ID\]probecal\d')
 
 
 @dataclass(frozen=True)
 class CallShape:
-    """`opener begin ARGUMENTS end [separator begin ARGUMENTS end]… closer`; `begin` holds a blank for the name.
+    """`opener begin ARGUMENTS end [separator begin ARGUMENTS end]… closer`; `begin` holds `BLANK` in place of
+    the name.
 
     `separator` is None where the template writes one call only.
     """
@@ -95,7 +96,7 @@ def read_shape(render: Callable[..., str]) -> CallShape | None:
 
 
 def _place(text: str, name: str) -> tuple[int, int] | None:
-    """Where the arguments of the call of `name` begin and end."""
+    """The places in the text where the arguments of the call of `name` begin and end."""
     match = re.compile(rf'{name}[^{{]*(\{{\s*"{TEXT_KEY}")').search(text)
     return None if match is None else (match.start(1), json_end(text, match.start(1)))
 

@@ -43,7 +43,7 @@ class CallReader(OutputReader):
 
     @abstractmethod
     def outside(self) -> bool:
-        """The state in which text is content, until a call may begin."""
+        """Reads content up to a place where a call may begin; the first state of a reader."""
 
     def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[OutputEvent]:
         """Takes new text."""
@@ -85,7 +85,7 @@ class CallReader(OutputReader):
             self._space.append(text)
 
     def begin(self, name: str, call_id: str = "") -> None:
-        """Begins a call; the marked text was its head."""
+        """Begins a call, whose head was the marked text."""
         self.scan.unmark()
         self._after_call = True
         self._events.append(CallBegin(self.num_calls, name, call_id))

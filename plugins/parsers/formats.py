@@ -25,7 +25,7 @@ class JsonParser(TemplateCalls):
     bare: ClassVar[bool] = False
 
     def tokens(self) -> Sequence[str]:
-        """Its markers."""
+        """The special tokens among its markers."""
         return (*self.begin, *self.closers)
 
     def start(self, request: ParserRequest) -> OutputReader:
@@ -39,7 +39,7 @@ class NamedParser(TemplateCalls):
     form: ClassVar[NamedFormat]
 
     def tokens(self) -> Sequence[str]:
-        """Its markers."""
+        """The special tokens among its markers."""
         form = self.form
         texts = (*form.begin, *form.opener, *form.separators, *form.closers, form.identifier)
         return tuple(part for text in texts for part in _tokens(text))
@@ -55,7 +55,7 @@ class TaggedParser(ToolParser):
     form: ClassVar[TaggedFormat]
 
     def tokens(self) -> Sequence[str]:
-        """Its markers."""
+        """The special tokens among its markers."""
         form = self.form
         return (
             *form.begin, *form.opener, *form.closers, form.end, form.key_begin, form.key_end, form.value_begin,
@@ -67,7 +67,7 @@ class TaggedParser(ToolParser):
         return tagged_tags(self.form, request.tools)
 
     def constraint(self, request: ParserRequest) -> StructuredOutputsParams | None:
-        """Such calls and nothing else, where tags can hold all arguments to their schemas."""
+        """The grammar of answers that are calls; None where tags cannot enforce the schemas of all arguments."""
         return demanded_calls(self.form, request)
 
     def start(self, request: ParserRequest) -> OutputReader:

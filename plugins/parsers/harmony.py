@@ -78,7 +78,7 @@ class HarmonyReader(OutputReader):
         return events
 
     def _emit(self, kind: type[Content] | type[Reasoning], text: str) -> None:
-        """Adds text; a further message of the same kind begins on a new line."""
+        """Emits text; a further message of the same kind begins on a new line."""
         if not text:
             return
         if self._fresh and kind in self._said:
@@ -88,7 +88,7 @@ class HarmonyReader(OutputReader):
         self._events.append(kind(text))
 
     def _outside(self) -> bool:
-        """Between messages: text there is content, white space is dropped."""
+        """Reads text between messages, which is content; drops white space."""
         if self._said and not self._loose and not self._scan.skip_space():
             return False
         text, marker = self._scan.until(_HEADS)
@@ -136,7 +136,7 @@ class HarmonyReader(OutputReader):
         return self._after(marker)
 
     def _after(self, marker: str | None) -> bool:
-        """Goes on after the end of a message, which may be the beginning of another."""
+        """Chooses the state after a marker that ends a message and may begin another."""
         if marker is None:
             return False
         if marker in ("<|start|>", "<|channel|>"):
@@ -173,7 +173,7 @@ class HarmonyReader(OutputReader):
         return done
 
     def _in_text_arguments(self) -> bool:
-        """Arguments that are not a JSON object: the whole message, unchanged."""
+        """Passes on a message that is not a JSON object as the arguments, unchanged."""
         text, marker = self._scan.until(_ENDS)
         if text:
             self._arguments(text)
@@ -182,7 +182,7 @@ class HarmonyReader(OutputReader):
         return self._after(marker)
 
     def _after_arguments(self) -> bool:
-        """Text after the arguments in the same message is content."""
+        """Reads text after the arguments in the same message, which is content."""
         if not self._scan.skip_space():
             return False
         self._kind, self._fresh, self._state = Content, True, self._in_body
@@ -203,7 +203,7 @@ class HarmonyParser(ToolParser):
     reads_reasoning = True
 
     def end(self, request: ParserRequest) -> str:
-        """The head of the answer; calls are separate messages before it."""
+        """The head of the message that is the answer; calls are messages before it."""
         del request
         return FINAL
 
@@ -218,7 +218,7 @@ class HarmonyReasoningParser(ReasoningParser):
     special_tokens = SPECIAL_TOKENS
 
     def end(self, request: ParserRequest) -> str:
-        """The head of the answer."""
+        """The head of the message that is the answer."""
         del request
         return FINAL
 

@@ -44,7 +44,7 @@ class JsonCall:
         self.failed = False
 
     def step(self) -> bool:
-        """Reads; returns whether to call it again without further text. Sets `ended` or `failed` at the end."""
+        """Reads text; returns whether to call it again before more text comes. Sets `ended` or `failed` at the end."""
         return self._state()
 
     def _fail(self) -> bool:

@@ -47,7 +47,7 @@ class JsonCallReader(CallReader):
         self.content(text)
         if marker is None:
             return False
-        # the marker is marked: when no call follows, it becomes content
+        # `scan.mark` remembers the marker, which becomes content when no call follows
         self.scan.at -= len(marker)
         self.scan.mark()
         self.scan.at += len(marker)
@@ -56,7 +56,7 @@ class JsonCallReader(CallReader):
         return True
 
     def _first(self) -> bool:
-        """The start of an output that may be calls without a marker."""
+        """Reads the beginning of an output, which may be calls without a marker."""
         self.scan.mark()
         self.state = self._before_bare
         return True
@@ -137,7 +137,7 @@ class JsonCallReader(CallReader):
         return True
 
     def _leave(self) -> None:
-        """There is no call here: goes back to content."""
+        """Reads content again, because no call stands here."""
         self.degrade()
         self._in_list, self._call = False, None
         self.state = self.outside

@@ -59,7 +59,7 @@ def read_literal(text: str) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """A literal as JSON text, characters written out."""
+    """A literal as JSON text, in which characters beyond ASCII are not escaped."""
     return whole_characters(json.dumps(value, ensure_ascii=False))
 
 

@@ -32,7 +32,7 @@ class MistralParser(TemplateCalls):
 
 
 class _MistralReader(OutputReader):
-    """Passes the text to both readers until the first marker; the text after it decides which one stays."""
+    """Passes the text to the readers of both forms. The text after the first marker decides which reader goes on."""
 
     def __init__(self, objects: OutputReader, named: OutputReader, marker: str) -> None:
         self._readers = [objects, named]

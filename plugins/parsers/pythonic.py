@@ -48,7 +48,7 @@ class LiteralSpan:
         return scan.take(min(at, len(text))), False
 
     def _width(self, text: str, at: int, ended: bool) -> int | None:
-        """How many characters at `at` belong together; None when more text is needed to tell."""
+        """The number of characters from `at` that are read as one; None when more text is needed to tell."""
         character = text[at]
         if character == "\\":
             return 2 if ended or at + 1 < len(text) else None
@@ -115,7 +115,7 @@ class PythonicReader(CallReader):
         return True
 
     def _first(self) -> bool:
-        """The start of an output that may be a list of calls without a marker."""
+        """Reads the beginning of an output, which may be a list of calls without a marker."""
         self.scan.mark()
         self.state = self._before_list
         return True
@@ -133,7 +133,7 @@ class PythonicReader(CallReader):
         return True
 
     def _in_name(self) -> bool:
-        """A name and the parenthesis after it."""
+        """Reads a name and the parenthesis after it."""
         if not self._name and not self.scan.skip_space():
             return False
         match = _NAME.match(self.scan.text, self.scan.at)

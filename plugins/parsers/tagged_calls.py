@@ -229,7 +229,7 @@ class TaggedCallReader(CallReader):
         if self._tool is None:
             return frozenset()
         place = (self._tool.name, key)
-        if place not in self._kinds_of:  # kept, because a schema may be long and the function be called often
+        if place not in self._kinds_of:  # cached: a schema may be long, and each piece of a value asks
             self._kinds_of[place] = self._tool.types_of(key)
         return self._kinds_of[place]
 
@@ -288,7 +288,7 @@ class _Value:
         return to_json(text)
 
     def _fits(self, value: object) -> bool:
-        """Whether a converted value has a type that the schema allows; without a schema any type but text."""
+        """Whether a converted value has a type that the schema allows; without a schema, any type but text."""
         kind = _TYPES[type(value)]
         if not self._kinds:
             return kind != "string"

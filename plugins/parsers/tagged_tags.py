@@ -12,17 +12,18 @@ from .tagged_calls import TaggedFormat
 
 Format = dict[str, Any]
 
-#: Keywords that tags cannot enforce: on text, which stands there without quotes, and on the arguments as a whole.
-_OF_TEXT = frozenset(("pattern", "minLength", "maxLength", "format", "allOf", "not"))
-_OF_ALL = frozenset(
+#: Keywords of a text's schema that tags cannot enforce, because the text stands between them without quotes.
+_UNENFORCED_ON_TEXT = frozenset(("pattern", "minLength", "maxLength", "format", "allOf", "not"))
+#: Keywords of the schema of all arguments that tags cannot enforce.
+_UNENFORCED_ON_ARGUMENTS = frozenset(
     ("anyOf", "oneOf", "allOf", "not", "$ref", "patternProperties", "minProperties", "dependentRequired")
 )
-#: Keywords that say something of a value where its schema names no type.
-_OF_ANY = frozenset(("$ref", "anyOf", "oneOf", "allOf", "enum", "const"))
+#: Keywords that restrict a value whose schema names no type.
+_UNTYPED = frozenset(("$ref", "anyOf", "oneOf", "allOf", "enum", "const"))
 
 
 def demanded_calls(form: TaggedFormat, request: ParserRequest) -> StructuredOutputsParams | None:
-    """Answers that are calls of strict tools and nothing else; None where tags cannot hold a value to its schema."""
+    """The grammar of answers that are calls of strict tools; None where tags cannot enforce the schema of a value."""
     if not all(_can_obey(tool) for tool in request.tools):
         return None
     calls = tagged_tags(form, request.tools)
@@ -32,15 +33,15 @@ def demanded_calls(form: TaggedFormat, request: ParserRequest) -> StructuredOutp
 
 
 def _can_obey(tool: Tool) -> bool:
-    """Whether each argument's value, as text or as JSON, can be held to its schema, and there are no further ones."""
+    """Whether tags can enforce the schema of each argument's value, and the schema allows no other arguments."""
     properties = tool.parameters.get("properties") or {}
     required = tool.parameters.get("required") or ()
-    if tool.parameters.get("additionalProperties") or _OF_ALL.intersection(tool.parameters):
+    if tool.parameters.get("additionalProperties") or _UNENFORCED_ON_ARGUMENTS.intersection(tool.parameters):
         return False
     if not set(required) <= set(properties):
         return False
     return not any(
-        isinstance(schema, Mapping) and _is_text(tool, key) and _OF_TEXT.intersection(_keywords(schema))
+        isinstance(schema, Mapping) and _is_text(tool, key) and _UNENFORCED_ON_TEXT.intersection(_keywords(schema))
         for key, schema in properties.items()
     )
 
@@ -57,7 +58,7 @@ def _is_text(tool: Tool, key: str) -> bool:
     if kinds := tool.types_of(key):
         return "string" in kinds
     schema = tool.parameters["properties"][key]
-    return not (isinstance(schema, Mapping) and _OF_ANY.intersection(schema))
+    return not (isinstance(schema, Mapping) and _UNTYPED.intersection(schema))
 
 
 def tagged_tags(form: TaggedFormat, tools: Sequence[Tool]) -> CallTags:

@@ -1,4 +1,4 @@
-"""A tool parser for models without one of their own: it finds in the chat template how calls are written.
+"""The tool parser of models that no other parser was written for: it infers the format from the chat template.
 
 It renders the template with calls of known names and values. Their places in the text show the family of the format
 (JSON objects, a name and JSON, tagged arguments, Python calls), and the text between them shows its markers.
@@ -61,7 +61,7 @@ def _tokens(marker: str) -> list[str]:
 
 
 def _common_marker(first: str, second: str) -> str:
-    """The marker with which both texts end: their common end, without the rest of an earlier marker."""
+    """The marker at the end of both texts: their common end, without the rest of a marker that it begins inside."""
     return _CLOSING.sub("", common_end(first, second)).lstrip()
 
 

@@ -11,7 +11,7 @@ from frame.interfaces import Content, OutputEvent, OutputReader, ParserRequest, 
 from .scan import Markers, Scan
 
 _CALL_TAG = "<tool_call>"
-#: The text of a call after that tag; text that only mentions the tag does not go on like this.
+#: What follows `_CALL_TAG` in a call, but not in reasoning that only mentions the tag.
 _CALL_HEAD = re.compile(r'\s{0,16}(?:\{\s{0,16}"|<function=|[\w.\-]{1,64}\s{0,16}<(?:arg_key>|/tool_call>))')
 _MAX_HEAD = 128
 
@@ -88,7 +88,7 @@ class TagReader(OutputReader):
             ends = None if marker is None else marker == self._close or self._is_call(marker)
             if marker is not None and marker != self._close and ends is not False:
                 self._scan.at -= len(marker)
-            self._say(text + marker if marker is not None and ends is False else text)
+            self._emit_reasoning(text + marker if marker is not None and ends is False else text)
             if ends is None:
                 return
             if ends:
@@ -103,8 +103,8 @@ class TagReader(OutputReader):
             return True
         return False if self._scan.ended or len(rest) == _MAX_HEAD else None
 
-    def _say(self, text: str) -> None:
-        """Adds reasoning; white space at its end is held back until more reasoning follows."""
+    def _emit_reasoning(self, text: str) -> None:
+        """Emits reasoning; white space at its end is held back until more reasoning follows."""
         body = text.rstrip()
         if body:
             first = self._space if self._spoken else ()

@@ -115,7 +115,7 @@ def test_a_demanded_call_has_valid_arguments(llm: LLM, choice: Any) -> None:
         assert message.content == ""
 
 
-def test_definitions_of_one_name_stay_those_of_their_tools() -> None:
+def test_equal_names_of_definitions_in_two_tools_are_kept_apart() -> None:
     def tool(name: str, kind: str) -> Tool:
         item = {"type": kind, "description": "of a list", "x": {"$ref": "#/$defs/Other"}}
         place = {"$ref": "#/$defs/a~1b"}
@@ -156,7 +156,7 @@ def test_a_constraint_begins_after_the_reasoning() -> None:
     assert closed.structured_outputs.start_after == []
 
 
-def test_a_format_of_the_text_gives_way_to_a_demanded_call() -> None:
+def test_a_demanded_call_replaces_the_format_of_the_text() -> None:
     turn = parsers().turn(tools=[TIME], tool_choice="required")
     params = turn.constrain(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")), "")
     assert params.structured_outputs is not None
@@ -190,7 +190,7 @@ def test_a_demanded_call_has_the_format_of_the_model(llm: LLM, name: str, templa
     ],
 )
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_demanded_call_with_its_arguments_in_tags_has_them_there(
+def test_a_demanded_call_of_a_format_with_tags_has_its_arguments_in_them(
     llm: LLM, name: str, begin: str, end: str, choice: Any
 ) -> None:
     own = Registry.load().make("tool-parser", name, ParserSetup(), FrameConfig())
@@ -211,7 +211,7 @@ def test_a_demanded_call_with_its_arguments_in_tags_has_them_there(
     ],
     ids=["pattern", "length in a union", "any name", "union", "no property"],
 )
-def test_schemas_that_tags_cannot_hold_leave_demanded_calls_to_the_json_list(parameters: Any) -> None:
+def test_calls_whose_schemas_tags_cannot_enforce_are_demanded_as_a_json_list(parameters: Any) -> None:
     own = Registry.load().make("tool-parser", "qwen3_coder", ParserSetup(), FrameConfig())
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     turn = replace(parsers(), tools=own).turn(tools=[tool], tool_choice="required")
@@ -224,7 +224,7 @@ def test_schemas_that_tags_cannot_hold_leave_demanded_calls_to_the_json_list(par
     "schema", [{"type": "string", "enum": 5}, {"anyOf": 5}, {"oneOf": {"a": 1}}, True, {"enum": []}]
 )
 @pytest.mark.parametrize("choice", ["required", "auto"])
-def test_schemas_that_are_none_are_left_to_the_grammar_compiler(schema: Any, choice: str) -> None:
+def test_the_grammar_compiler_judges_schemas_that_are_no_schemas(schema: Any, choice: str) -> None:
     own = Registry.load().make("tool-parser", "qwen3_coder", ParserSetup(), FrameConfig())
     parameters = {"type": "object", "properties": {"a": schema}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}

@@ -24,7 +24,7 @@ VALUES = st.recursive(
 
 @settings(deadline=None, max_examples=100)
 @given(VALUES)
-def test_what_python_writes_is_read(value: Any) -> None:
+def test_literals_that_python_writes_are_read(value: Any) -> None:
     assert read_literal(repr(value)) == value
     assert read_literal(json.dumps(value)) == value
     assert read_json(to_json(value)) == value
@@ -53,12 +53,12 @@ def test_any_text_is_read_as_python_does_or_refused(text: str) -> None:
         "1" * 5000, "[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2), "'\\x1'", "'\\U00110000'", "b'a'", "1 if 2 else 3",
     ],
 )  # fmt: skip
-def test_what_is_no_literal_is_refused(text: str) -> None:
+def test_text_that_is_no_literal_is_refused(text: str) -> None:
     with pytest.raises(LiteralError):
         read_literal(text)
 
 
-def test_texts() -> None:
+def test_quoted_texts() -> None:
     assert read_literal(r"'a\'b\n\u00e9\x41\q'") == "a'b\né" + "A" + "\\q"
     assert read_literal("'''a\n'b'\"c\"'''") == "a\n'b'\"c\""
     assert read_literal("('a' \"b\"\n'c')") == "abc"
@@ -70,7 +70,7 @@ def test_texts() -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "[1e999]"])
-def test_json_has_no_such_number(number: str) -> None:
+def test_numbers_that_json_lacks_are_refused(number: str) -> None:
     with pytest.raises(LiteralError):
         read_json(number)
 

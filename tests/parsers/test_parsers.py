@@ -1,4 +1,4 @@
-"""Every default parser: golden outputs, and streams that equal the whole under any cut of any text."""
+"""Every default parser: golden outputs, and the same events however a text is cut into pieces."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def cut(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> tuple[str, list[str]]
 
 
 def near_golden(cases: list[str]) -> st.SearchStrategy[str]:
-    """Golden texts, and what becomes of them when some characters are lost or something is put in."""
+    """Golden texts, of which some lack characters or hold a marker in a wrong place; and random markers and text."""
 
     @st.composite
     def damaged(draw: st.DrawFn) -> str:
@@ -127,7 +127,7 @@ def near_golden(cases: list[str]) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_a_stream_equals_the_whole(name: str) -> None:
+def test_a_text_in_pieces_gives_the_events_of_the_whole_text(name: str) -> None:
     found = parser("tool-parser", name)
 
     @QUICK
@@ -143,7 +143,7 @@ def test_a_stream_equals_the_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(REASONING))
 @pytest.mark.parametrize("prompt", ["", "<think>\n", "</think>\n"])
-def test_a_stream_of_reasoning_equals_the_whole(name: str, prompt: str) -> None:
+def test_reasoning_in_pieces_gives_the_events_of_the_whole_text(name: str, prompt: str) -> None:
     found = parser("reasoning-parser", name)
 
     @QUICK
@@ -192,7 +192,7 @@ def test_arguments_are_complete_json_when_the_call_ends(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_arguments_stream(name: str) -> None:
-    """A call is told before it is complete, and its arguments come in pieces."""
+    """A call begins before its arguments are complete, which come in pieces."""
     text = Registry.load().choose("tool-parser", name).tags["example"]
     reader = parser("tool-parser", name).start(ParserRequest(tools=TOOLS))
     begun = None
@@ -207,7 +207,7 @@ def test_arguments_stream(name: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [60, 900, 990, 1100, 200_000])
-def test_deep_values_are_no_fault(depth: int) -> None:
+def test_deeply_nested_values_raise_nothing(depth: int) -> None:
     for name in ("qwen3_coder", "pythonic", "hermes", "openai"):
         deep = "[" * depth + "]" * depth
         text = {

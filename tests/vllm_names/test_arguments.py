@@ -27,7 +27,7 @@ def config(line: str) -> FrameConfig:
     return config_from_arguments(parser.parse_args(shlex.split(line)))
 
 
-def test_the_list_is_whole() -> None:
+def test_the_list_of_flags_is_complete() -> None:
     assert len(SERVE_FLAGS) == len(set(SERVE_FLAGS)) == 261
 
 
@@ -71,7 +71,7 @@ def test_every_flag_is_parsed() -> None:
         ("--no-enable-eplb --fingerprint-mode full --moe-backend auto", ""),
     ],
 )
-def test_both_lines_mean_the_same(line: str, ours: str) -> None:
+def test_a_line_of_vllm_gives_the_settings_of_our_line(line: str, ours: str) -> None:
     plain = config(ours)
     assert config(line).model_dump(mode="json") == plain.model_dump(mode="json")
 
@@ -93,7 +93,7 @@ def test_both_lines_mean_the_same(line: str, ours: str) -> None:
         ("--cudagraph-metrics", "this is not measured"),
     ],
 )
-def test_what_would_change_something_is_refused_with_the_remedy(line: str, said: str) -> None:
+def test_values_that_would_change_something_are_refused_with_the_remedy(line: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config(line)
     assert said in str(caught.value)
@@ -121,7 +121,7 @@ def test_values_of_another_form_are_refused_in_one_sentence(given: dict[str, Any
     assert said in str(caught.value)
 
 
-def test_what_has_no_effect_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_arguments_without_effect_are_named_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     config("--swap-space 4 --max-loras 2")
     assert [record.getMessage() for record in caplog.records] == [
         "arguments of vLLM's that have no effect here: max_loras, swap_space"

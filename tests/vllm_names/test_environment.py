@@ -18,11 +18,11 @@ def test_each_variable_gets_a_line_without_its_value() -> None:
     assert "secret" not in "".join(lines)
 
 
-def test_an_empty_key_is_none() -> None:
+def test_an_empty_key_counts_as_unset() -> None:
     assert api_key_of({}) == api_key_of({"VLLM_API_KEY": ""}) == []
 
 
-def test_a_server_that_had_a_key_has_it_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_takes_the_key_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "from-the-environment")
     with server(FAKE) as running:
         assert httpx.get(f"{running.url}/v1/models").status_code == 401

@@ -1,4 +1,4 @@
-"""vLLM's module paths lead to frame's names, and what is not there says why."""
+"""vLLM's module paths lead to frame's names; a name that frame lacks is refused with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = [(place, name, target) for place, names in MODULES.items() for name, tar
 
 
 @pytest.mark.parametrize(("place", "name", "target"), NAMES, ids=[f"{place}.{name}" for place, name, _ in NAMES])
-def test_every_name_of_the_table(place: str, name: str, target: str) -> None:
+def test_every_name_of_the_table_is_found(place: str, name: str, target: str) -> None:
     module = import_module(f"frame.{place}")
     home, colon, attribute = target.partition(":")
     if colon and " " not in home:
@@ -33,7 +33,7 @@ def test_an_unknown_name_and_an_unknown_module_are_import_errors() -> None:
         import_module("frame.v1.nothing")
 
 
-def test_the_files_of_frame_come_first_and_torch_stays_out() -> None:
+def test_modules_of_frame_itself_are_found_first_and_without_torch() -> None:
     assert frame.interfaces.__file__ is not None
     code = "import sys, frame.sampling_params, frame.utils, frame.v1.engine.async_llm; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -60,7 +60,7 @@ def _none_left(argument: str, fields: Mapping[str, Any], *known: str) -> None:
 
 
 def _one_of(argument: str, value: Any, known: Mapping[str, Any]) -> Any:
-    """What `value` stands for in `known`, whose keys are upper-case names and digits; raises `ConfigError`."""
+    """Looks up a value, a name in any case or a number, in `known`; raises `ConfigError` for another one."""
     name = str(getattr(value, "name", value)).upper()
     if name not in known:
         raise ConfigError(f"no {argument} {value!r:.200}; there are: {', '.join(known)}")
@@ -110,7 +110,7 @@ def _structured_outputs(value: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
     if (backend := given.pop("backend", None)) is not None:
         settings["structured_outputs_backend"] = backend
-    given.pop("disable_fallback", None)  # there is nothing to fall back to
+    given.pop("disable_fallback", None)  # frame has one grammar backend at a time, so there is no fallback
     _none_left("structured_outputs_config", given, "backend", *names, "disable_fallback")
     return settings
 

@@ -25,9 +25,9 @@ class _Entry(NamedTuple):
 class DenseRows:
     """Numbers the running requests as the dense rows 0 … n - 1 that a batch processor expects.
 
-    Each step gets the `BatchUpdate` that turns the rows of the step before into its own. New requests take the rows of
-    finished ones, lowest first; more are appended; the last rows are moved into holes that stay, lowest hole first;
-    then rows are swapped into the order of the step.
+    Each step gets the `BatchUpdate` that turns the rows of the previous step into its own. New requests take the rows
+    of finished requests, the lowest row first, and are appended when these are used up. Where more requests finished
+    than began, the last rows are moved into the empty ones. Then rows are swapped into the order of the step.
     """
 
     def __init__(self) -> None:
@@ -36,17 +36,17 @@ class DenseRows:
         self._new: dict[int, _Entry] = {}
 
     def add(self, slot: int, params: SamplingParams, prompt_ids: list[int], output_ids: list[int]) -> None:
-        """A request took `slot`; a request that held it before is removed."""
+        """Notes that a request took `slot`, and that the request that held it before has left."""
         self.remove(slot)
         self._new[slot] = _Entry(slot, params, prompt_ids, output_ids)
 
     def remove(self, slot: int) -> None:
-        """The request in `slot` has left. A request that was in no update yet appears in none."""
+        """Notes that the request in `slot` has left. No update names a request that left before its first update."""
         if self._new.pop(slot, None) is None and slot in self.rows:
             self._finished.add(slot)
 
     def update(self, order: Sequence[int]) -> BatchUpdate | None:
-        """Brings the rows up to date, those of the slots `order` first and in this order; None if nothing changed."""
+        """Assigns the rows of this step, first those of the slots in `order`; None if no row changed."""
         rows: list[int | None] = [None if slot in self._finished else slot for slot in self.rows]
         holes = [row for row, slot in enumerate(rows) if slot is None]
         added = []

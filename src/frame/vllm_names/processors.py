@@ -31,12 +31,12 @@ class MoveDirectionality(Enum):
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """How the batch's rows changed since the last step. To be consumed in this order: removed, added, moved.
+    """How the batch's rows changed since the last step. Apply it in this order: removed, added, moved.
 
     `batch_size` rows remain at the end. `removed` rows became empty. `added` are (row, params, prompt ids, output
-    ids); the row may be an occupied one, whose request is gone; output ids grow in place as tokens arrive. `moved` are
-    (source, target, direction), applied one after the other; what was at the target of a one-way move is gone. No row
-    is both removed and added.
+    ids); where the row was occupied, its earlier request has left; output ids grow in place as tokens arrive. `moved`
+    are (source, target, direction), applied one after the other; a one-way move overwrites its target. No row is both
+    removed and added.
     """
 
     batch_size: int
@@ -73,7 +73,7 @@ class BatchLogitsProcessor(ForeignLogitsProcessor):
 
 
 class AdapterLogitsProcessor(BatchLogitsProcessor):
-    """Runs one callable a request: a subclass says which in `new_req_logits_processor`, and `is_argmax_invariant`."""
+    """Runs a callable for each request that has one; a subclass defines which, and `is_argmax_invariant`."""
 
     def __init__(self, setup: ProcessorSetup, device: torch.device, is_pin_memory: bool) -> None:
         del setup, device, is_pin_memory
@@ -81,7 +81,7 @@ class AdapterLogitsProcessor(BatchLogitsProcessor):
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
-        """The callable for a new request, or None when it does not take part."""
+        """The callable for a new request, or None when it needs none."""
 
     @classmethod
     def adapted(cls, setup: ProcessorSetup) -> LogitsProcessor:

@@ -37,11 +37,11 @@ _NO_STATES = "models with state-space layers are not supported yet"
 _NO_QUANTISATION = "quantised weights are not supported yet"
 _NO_CODE = "no code of a checkpoint is ever run"
 _CHOSEN_BY_SHAPE = "kernels are chosen by shape and device; give --attention-backend or --plugin.cuda.FIELD"
-_NO_MEASURE = "this is not measured; /metrics and `frame bench` have what is"
+_NO_MEASURE = "this is not measured; /metrics and `frame bench` list what is measured"
 
 
 def _switches(reason: str, names: str) -> dict[str, Unused]:
-    """Switches that may only be off."""
+    """Switches that are refused when they are on."""
     return {name: Unused(reason, (None, False), switch=True) for name in names.split()}
 
 
@@ -207,7 +207,7 @@ _SERVER = {
     **_free("disable_frontend_multiprocessing", switch=True),
 }
 
-#: Arguments that nothing here acts on.
+#: Argument → why frame does not use it, and which of its values change nothing.
 UNUSED: Mapping[str, Unused] = MappingProxyType(dict(sorted({
     **_RANKS, **_EXPERTS, **_WEIGHTS, **_MODEL, **_MEDIA_ARGUMENTS, **_ADAPTERS, **_CACHE, **_SCHEDULER, **_KERNELS,
     **_OBSERVABILITY, **_SERVER,
