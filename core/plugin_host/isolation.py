@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def tried(registry: Registry, provider: Provider, work: Callable[[], T], *, named: bool) -> T | None:
-    """Returns what `work` returns; `work` builds or uses the plugin of `provider`.
+def run_or_leave_out(registry: Registry, provider: Provider, work: Callable[[], T], *, named: bool) -> T | None:
+    """Calls `work`, which builds or uses the plugin of `provider`, and returns its result.
 
-    When it raises, logs why, makes the plugin unavailable and returns None. For a plugin that was `named`, and for
-    frame's own, it raises instead.
+    When `work` raises, the plugin is left out: the cause is logged, nobody can choose the plugin any more, and the
+    result is None. For a plugin that the user `named`, and for frame's own, the error is raised.
     """
     try:
         return work()
@@ -52,7 +52,7 @@ def culprit(registry: Registry, error: BaseException) -> str:
         return str(sent)
     step, found = error.__traceback__, ""
     while step is not None:
-        # the innermost frame of a plugin counts: what it called may be torch's, or ours
+        # the innermost frame of a plugin counts: the frames below it may be torch's or frame's
         found = _owner(registry, str(step.tb_frame.f_globals.get("__name__", ""))) or found
         step = step.tb_next
     return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..interfaces.provider import Provider
 from ..interfaces.sampling import SamplingParams
-from .isolation import is_configured, tried
+from .isolation import is_configured, run_or_leave_out
 from .offers import PluginError, import_target
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def processor_classes(config: FrameConfig, registry: Registry) -> list[FoundProc
         own = {provider.name, *provider.aliases}
         offered |= own
         named = is_configured(provider, config) or not typed.isdisjoint(own)
-        if one := tried(registry, provider, partial(_load, registry, provider, config, named), named=named):
+        if one := run_or_leave_out(registry, provider, partial(_load, registry, provider, config, named), named=named):
             found.append(one)
     for item in given:
         if isinstance(item, str) and item.rpartition(":")[2] in offered:

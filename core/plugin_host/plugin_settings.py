@@ -1,4 +1,4 @@
-"""What a configuration says of plugins: which it names, and their options. Builds no plugin."""
+"""Reads from a configuration which plugins it names and their options. Builds no plugin."""
 
 from __future__ import annotations
 

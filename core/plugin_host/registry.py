@@ -274,7 +274,7 @@ def _misfit(found: type[Any], kind: str, part: str) -> str | None:
     if interface is None:
         return None
     module, _, name = interface.partition(":")
-    if part:
+    if part:  # the other side of a connector: ConnectorScheduler, ConnectorWorker
         name = name.replace("Scheduler", part.capitalize())
     if not issubclass(found, getattr(import_module(f"..interfaces.{module}", __package__), name)):
         return f"does not derive from {name}"

@@ -22,7 +22,7 @@ from ..interfaces.endpoint import Endpoint
 from ..interfaces.errors import RequestError
 from ..interfaces.provider import Provider
 from ..interfaces.setup import EndpointSetup
-from ..plugin_host.isolation import is_configured, tried
+from ..plugin_host.isolation import is_configured, run_or_leave_out
 from ..plugin_host.registry import Registry
 from ..plugin_host.setups import endpoint_setup
 from .calls import RouteCalls
@@ -107,7 +107,7 @@ def make_endpoints(config: FrameConfig, registry: Registry, serving: ServingHost
     made = []
     for provider in registry.providers("endpoint"):
         work = partial(_endpoint, registry, provider, setup, config)
-        if endpoint := tried(registry, provider, work, named=is_configured(provider, config)):
+        if endpoint := run_or_leave_out(registry, provider, work, named=is_configured(provider, config)):
             made.append(endpoint)
     mode = "tokens" if config.server.tokens_only else "text"
     return [endpoint for endpoint in made if endpoint.admin or mode in endpoint.modes]

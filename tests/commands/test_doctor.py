@@ -103,12 +103,12 @@ def test_a_backend_that_cannot_be_asked_here_is_an_assumption(tmp_path, capsys):
 @pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith("llama-l")])
 def test_weights_that_are_not_there_yet_are_counted_from_the_configuration(family, tmp_path, capsys):
     folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16)
-    told = doctor(capsys, str(folder))
+    predicted = doctor(capsys, str(folder))
     for file in folder.glob("*.safetensors*"):
         file.unlink()
     found = doctor(capsys, str(folder))
-    assert found["weights"]["elements"] == pytest.approx(told["weights"]["elements"], rel=0.01)
-    assert found["kv_cache"] == told["kv_cache"]
+    assert found["weights"]["elements"] == pytest.approx(predicted["weights"]["elements"], rel=0.01)
+    assert found["kv_cache"] == predicted["kv_cache"]
     assert found["weights"]["files"] == 0
     assert any("no file of them is there yet" in line for line in found["assumptions"])
     assert main(["doctor", str(folder)]) == 0
@@ -117,11 +117,11 @@ def test_weights_that_are_not_there_yet_are_counted_from_the_configuration(famil
 
 def test_an_encoder_has_no_cache(tmp_path, capsys):
     folder = make_pooling_checkpoint(tmp_path, "bert")
-    told = doctor(capsys, str(folder))
-    assert told["kv_cache"]["num_blocks"] == told["kv_cache"]["num_bytes"] == 0
-    assert told["capacity"]["tokens"] == told["capacity"]["max_num_batched_tokens"] == 2048
-    assert told["capacity"]["full_length_requests"] == 2048 / 128
-    assert told["binding_limit"]["name"] == "max_num_batched_tokens"
+    predicted = doctor(capsys, str(folder))
+    assert predicted["kv_cache"]["num_blocks"] == predicted["kv_cache"]["num_bytes"] == 0
+    assert predicted["capacity"]["tokens"] == predicted["capacity"]["max_num_batched_tokens"] == 2048
+    assert predicted["capacity"]["full_length_requests"] == 2048 / 128
+    assert predicted["binding_limit"]["name"] == "max_num_batched_tokens"
     assert main(["doctor", str(folder), "--platform", "cuda", "--memory-gib", "24"]) == 0
     text = capsys.readouterr().out
     assert "KV cache         none: each token of an encoder sees its whole prompt at once" in text
@@ -130,7 +130,9 @@ def test_an_encoder_has_no_cache(tmp_path, capsys):
     found = doctor(capsys, str(folder), "--platform", "cuda", "--memory-gib", "0.1", status=1)
     assert found["binding_limit"]["name"] == "weights"
     (folder / "model.safetensors").unlink()
-    assert doctor(capsys, str(folder))["weights"]["elements"] == pytest.approx(told["weights"]["elements"], rel=0.01)
+    assert doctor(capsys, str(folder))["weights"]["elements"] == pytest.approx(
+        predicted["weights"]["elements"], rel=0.01
+    )
 
 
 def test_pickles_alone_are_refused(tmp_path, capsys):

@@ -33,7 +33,7 @@ async def _spin_count_of_child(file: Path) -> str:
 
 
 def test_children_spin_briefly(tmp_path: Path) -> None:
-    assert asyncio.run(_spin_count_of_child(tmp_path / "told")) == SPIN_COUNT
+    assert asyncio.run(_spin_count_of_child(tmp_path / "spin_count")) == SPIN_COUNT
 
 
 def test_a_variable_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_a_variable_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert "GOMP_SPINCOUNT" not in child_environment()
     monkeypatch.setenv("GOMP_SPINCOUNT", "77")
-    assert asyncio.run(_spin_count_of_child(tmp_path / "told")) == "77"
+    assert asyncio.run(_spin_count_of_child(tmp_path / "spin_count")) == "77"
 
 
 def test_only_the_import_of_torch_sees_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

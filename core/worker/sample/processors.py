@@ -15,7 +15,7 @@ from ...interfaces.logits import LogitsProcessor, RequestLogitsProcessor, bind
 from ...interfaces.sampling import SamplingParams
 from ...interfaces.setup import ProcessorSetup
 from ...interfaces.step import NewRequest
-from ...plugin_host.isolation import tried
+from ...plugin_host.isolation import run_or_leave_out
 from ...plugin_host.logits_processors import FoundProcessor, processor_classes
 from ...plugin_host.registry import Registry
 from .need import Need
@@ -32,7 +32,7 @@ def load_processors(config: FrameConfig, registry: Registry, device: torch.devic
         build = partial(_build, found, setup)
         if found.provider is None:
             processors.append(build())
-        elif one := tried(registry, found.provider, build, named=found.named):
+        elif one := run_or_leave_out(registry, found.provider, build, named=found.named):
             processors.append(one)
     return processors
 
