@@ -1,4 +1,4 @@
-"""Makes one KV cache out of the facts of all workers, and the name of what decides its bits."""
+"""Plans one KV cache for all workers from their facts, and hashes what decides the bits in its blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("frame.engine")
 
 
 def agreed_layout(config: FrameConfig, mesh: Mesh, facts: Sequence[WorkerFacts]) -> KVLayout:
-    """The KV cache of all workers, each pool as large as the poorest of them can hold.
+    """The KV cache of all workers, each pool as large as the worker with the least memory can hold.
 
     Raises `RuntimeError` when a worker is missing or has loaded another model, `ValueError` when not even two blocks
     fit.

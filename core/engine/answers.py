@@ -1,4 +1,4 @@
-"""What a step's result does to its requests: new tokens, ends, failures, transfers. Plans nothing."""
+"""Applies the result of a step to its requests: new tokens, ends, failures, transfers. Plans nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Answers:
         self.generated_tokens = 0
 
     def accept(self, step: LaunchedStep, result: StepResult) -> list[EngineOutput]:
-        """The outputs of every row whose request still lives."""
+        """Returns the outputs of all rows whose requests are unfinished."""
         plan, kv = step.plan, self._lifecycle.kv
         if not len(plan.slots):
             return []
@@ -171,7 +171,7 @@ class Answers:
         return outputs
 
     def apply_transfer(self, report: TransferReport, step: LaunchedStep) -> list[EngineOutput]:
-        """Loads and saves that ended. Must come before the rows of the same `step`: it may drop some of them."""
+        """Ends loads and saves. Must be called before `accept` of the same `step`, some of whose rows it may drop."""
         lifecycle = self._lifecycle
         lifecycle.transfers.report(report)
         outputs = []

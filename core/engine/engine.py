@@ -34,9 +34,9 @@ IDLE_SECONDS = 0.0005
 TRANSFER_SECONDS = 10.0
 #: Steps without a request that may fail one after the other, and the pause after each.
 MAX_EMPTY_FAILURES, EMPTY_FAILURE_SECONDS = 20, 0.05
-#: Requests that fail alone, one after the other, before the worker is taken as broken rather than all of them.
+#: So many requests that fail alone, one after the other, show that the worker is broken rather than all of them.
 MAX_CULPRITS_IN_A_ROW = 8
-#: Most time that the loop, with nothing else to do, waits for a grammar before it looks for news.
+#: The longest that the loop, with nothing else to do, waits for a grammar before it looks for new requests.
 GRAMMAR_SECONDS = 0.005
 
 
@@ -61,7 +61,7 @@ class Engine:
         self._merge = merge
         self._culprit = culprit
         self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
-        self._late: list[EngineOutput] = []
+        self._late: list[EngineOutput] = []  # which the next call of `step` returns
         self._journal = NullJournal()
         self._pause = Pause(scheduler)
         self._idle_capture = IdleCapture(wants_capture)

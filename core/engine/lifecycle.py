@@ -22,7 +22,7 @@ ABANDONED_STEPS = 1000
 class Lifecycle:
     """Every unfinished request by id, and the finished ones that still hold something.
 
-    `removed_slots` and `finished_ids` are news for the worker that the next plan carries.
+    The next plan tells the worker of `removed_slots` and `finished_ids`.
     """
 
     def __init__(self, *, kv: KVCache, batch: Batch, waiting: WaitingQueue, transfers: Transfers) -> None:
@@ -129,9 +129,9 @@ class Lifecycle:
         self._patience = ABANDONED_STEPS
 
     def await_abandoned(self, missed: bool) -> bool:
-        """Whether a step without tokens may bring room: blocks of abandoned loads that are reported, or given up.
+        """Whether a step without tokens may free blocks: those of abandoned loads that end, or are given up.
 
-        They are not waited for unless requests or the caller have `missed` them.
+        Nobody waits for them unless requests are unfinished or the caller has `missed` blocks.
         """
         if not (self.abandoned and (missed or self.requests)):
             return False
@@ -187,7 +187,7 @@ class Lifecycle:
                 self._settle(request)
 
     def sent(self, request_id: str) -> None:
-        """The connector no longer reads the blocks of a finished request; unknown ids are ignored."""
+        """Gives back the blocks of a finished request that the connector no longer reads; unknown ids are ignored."""
         request = self.held.pop(request_id, None)
         if request is not None:
             request.transfer.hold(False)

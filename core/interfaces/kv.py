@@ -49,7 +49,7 @@ class FullKV(KVSpec, frozen=True, tag=True, kw_only=True):
 
 
 class SlidingKV(FullKV, frozen=True, tag=True, kw_only=True):
-    """The same, but a token reads itself and the `window - 1` before it; older blocks are given back."""
+    """As `FullKV`, but a token reads itself and the `window - 1` before it; older blocks are given back."""
 
     window: int
 

@@ -1,7 +1,7 @@
 """A platform: a kind of device, its memory, its queues to and from the host, and the fast versions of the ops.
 
-The runner reaches the device only through this interface, `Steps` and the `Ops` that it hands out, so a new platform is
-one file. Knows no model and no request.
+The runner reaches the device only through this interface, `Steps` and the `Ops` that it hands out, so that a new
+platform changes nothing else. Knows no model and no request.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class Kernels:
     def prepare(self, run: Callable[[], None]) -> None:
         """Called once, before memory is profiled. `run` runs steps of every kind on a tiny cache, as often as called.
 
-        A platform that has no use for that calls it never.
+        A platform that needs no preparation does not call it.
         """
         del run
 

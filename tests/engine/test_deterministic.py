@@ -131,7 +131,7 @@ def test_bits_do_not_depend_on_the_schedule(
             assert bits(outputs[str(index)]) == alone[prompt, kind], f"request {index} of {batch} on {name!r}"
 
 
-def test_the_schedules_hold_what_they_are_meant_to(engines: dict[str, Engine]) -> None:
+def test_the_schedules_preempt_requests_and_find_cached_prefixes(engines: dict[str, Engine]) -> None:
     for name, engine in engines.items():
         drain(engine, [asked(f"{name}-{index}", index % len(PROMPTS), 0) for index in range(9)])
     stats = {name: engine.stats() for name, engine in engines.items()}

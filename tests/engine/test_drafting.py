@@ -14,7 +14,7 @@ def simulate(windows=(None,), num_blocks=60, **settings):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_window_keeps_what_refused_drafts_lead_back_to(seed):
+def test_a_window_keeps_the_blocks_that_are_read_again_after_rejected_drafts(seed):
     sim = simulate((3, None), max_in_flight=3, seed=seed)
     requests = [make_request(f"r{i}", [1, 2, 3 + i], 40, seed=seed + i) for i in range(2)]
     for request in requests:
@@ -37,7 +37,7 @@ def test_drafts_take_only_the_tokens_that_prompts_leave():
     assert any(plan.num_drafts.any() for plan in sim.plans)
 
 
-def test_drafts_make_nobody_give_way():
+def test_drafts_preempt_no_request():
     sim = simulate(num_blocks=21, max_in_flight=1)
     requests = [make_request(f"r{i}", [1, 2 + i], 16, seed=i) for i in range(2)]
     for request in requests:
@@ -49,7 +49,7 @@ def test_drafts_make_nobody_give_way():
     assert sim.scheduler.stats().num_accepted_tokens > 0
 
 
-def test_no_drafts_while_many_run():
+def test_no_drafts_above_the_batch_limit():
     sim = simulate(disable_by_batch_size=2)
     for index in range(3):
         sim.add(make_request(f"r{index}", [1, 2 + index], 6 + 10 * index))
@@ -59,7 +59,7 @@ def test_no_drafts_while_many_run():
     assert any(plan.num_drafts.any() for plan in sim.plans)
 
 
-def test_without_a_speculator_there_are_none():
+def test_without_a_speculator_no_step_has_drafts():
     sim = Simulation(layout=make_layout(20))
     sim.add(make_request("a", [1, 2], 8))
     sim.run()

@@ -41,7 +41,7 @@ def test_hashes_are_the_same_in_every_process():
         assert done.stdout.strip() == GOLDEN
 
 
-def test_what_is_not_said_to_be_deterministic_is_not():
+def test_a_request_is_not_deterministic_unless_it_says_so():
     hasher = make()
     assert hasher.root(deterministic=None) == hasher.root() != hasher.root(deterministic=True)
 

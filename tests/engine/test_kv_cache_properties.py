@@ -120,7 +120,7 @@ class Life:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(LAYOUTS, STEPS)
-def test_lives_of_requests(layout, steps):
+def test_requests_that_enter_grow_and_end_leave_the_cache_consistent(layout, steps):
     life = Life(KVCache(layout, BlockHasher("sha256", layout), enable_prefix_caching=True))
     for what, number in steps:
         getattr(life, what)(number)

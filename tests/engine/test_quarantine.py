@@ -44,7 +44,7 @@ def run_with_poison(sim: Simulation, poison: set[str], after: int = 0) -> None:
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("poison", [{"3"}, {"0", "11"}, {"4", "5", "6"}])
-def test_those_at_fault_end_and_all_others_get_their_tokens(in_flight: int, after: int, poison: set[str]) -> None:
+def test_requests_at_fault_end_and_all_others_get_their_tokens(in_flight: int, after: int, poison: set[str]) -> None:
     sim = Simulation(layout=make_layout(200), max_in_flight=in_flight, max_num_batched_tokens=24)
     requests = {str(i): make_request(str(i), [i % 5] * (5 + i), max_tokens=9, seed=i) for i in range(12)}
     for request in requests.values():
@@ -89,7 +89,7 @@ def test_suspects_of_an_earlier_engine_run_after_the_others_and_alone() -> None:
     assert groups[3] >= set("abc")
 
 
-def test_halves() -> None:
+def test_suspects_are_tried_in_halves_until_one_is_alone() -> None:
     suspects = Suspects()
     assert suspects.blame(["a", "b", "c", "d", "e"]) is None
     assert suspects.groups == [["a", "b", "c"], ["d", "e"]]
@@ -150,7 +150,7 @@ def test_a_journal_entry_costs_microseconds() -> None:
     NullJournal().launch(plan)
 
 
-def test_random_poison() -> None:
+def test_random_requests_at_fault_are_found_and_no_other_ends() -> None:
     for seed in range(30):
         rng = random.Random(seed)
         sim = Simulation(

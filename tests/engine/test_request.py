@@ -44,7 +44,7 @@ def test_a_part_of_a_request_is_changed_in_one_file(part: str) -> None:
     assert writers == ({WRITERS[part]} if WRITERS[part] else set())
 
 
-def test_the_search_finds_what_it_is_meant_to() -> None:
+def test_the_search_for_writers_finds_assignments_and_mutations() -> None:
     source = (
         "a.cache.blocks[0] = []\na.cache.n += 1\na.cache.hashes.append(1)\na.cache = 1\na.cache.ask()\nb = a.cache.n\n"
     )

@@ -158,7 +158,7 @@ def test_min_tokens_holds_stops_back():
     assert sim.tokens("a") == plain[:4]
 
 
-def test_a_replayed_request_goes_on_after_what_it_had_said():
+def test_a_replayed_request_continues_after_the_tokens_it_had_emitted():
     plain = make_request("a", [5, 6], max_tokens=8)
     tokens, _ = expected(plain, 64)
     sim = simulation()
@@ -337,7 +337,7 @@ def test_an_answer_to_an_unknown_step_is_refused():
         sim.scheduler.update(plan, StepResult(step=0, token_ids=np.zeros((1, 1)), num_tokens=np.zeros(1)))
 
 
-def test_nothing_to_do_is_none_and_so_are_too_many_plans():
+def test_no_plan_is_made_without_work_or_above_the_limit_of_plans_in_flight():
     sim = simulation(max_in_flight=2)
     assert sim.scheduler.schedule() is None
     sim.add(make_request("a", [1], max_tokens=9))
@@ -426,7 +426,7 @@ def test_blocks_that_did_not_arrive_are_recomputed(later):
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_or_the_request_fails_when_the_policy_says_so(later):
+def test_a_request_whose_blocks_did_not_arrive_fails_when_the_policy_says_so(later):
     sim = loading(later, failing=(0,), policy="fail")
     assert sim.reason("b") == "error"
     assert "could not be loaded" in sim.outputs["b"][-1].error
@@ -569,7 +569,7 @@ def test_a_load_that_a_failed_step_never_began_is_given_up_when_its_blocks_are_m
     sim.check(request)
 
 
-def test_the_fake_draws_what_the_expectation_says():
+def test_the_fake_worker_draws_the_tokens_that_the_tests_expect():
     prompt = [1, 2]
     first = next_token(prefixes_of(prompt)[-1], 1, VOCAB)
     assert expected(make_request("a", prompt, max_tokens=1), 64) == ([first], "length")

@@ -182,7 +182,7 @@ def test_loads_and_holds_change_no_token_and_leak_no_block(setup, connector, scr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 4000, 500))
-def test_thousands_of_random_lives(start):
+def test_thousands_of_random_requests_get_their_tokens(start):
     for seed in range(start, start + 500):
         rng = random.Random(seed)
         setup = {

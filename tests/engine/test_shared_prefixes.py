@@ -80,7 +80,7 @@ def test_rows_that_compute_more_or_lack_shared_tokens_are_left_out() -> None:
     assert prefixes.rows(slots[:1], np.ones(1, np.int32), np.array([40], np.int32)) == []
 
 
-def test_what_saves_too_little_is_no_group() -> None:
+def test_rows_that_would_save_too_little_are_no_group() -> None:
     prefixes = SharedPrefixes(40, PrefixCosts(launch=1000), {0: 16})
     for slot in range(17):
         prefixes.enter(slot, [list(range(1, 6))])
@@ -113,7 +113,7 @@ def test_costs_decide_by_rows_tokens_and_all_groups_together() -> None:
     assert sorted(tokens for _, tokens in rows_of(prefixes, [*range(4), *range(5, 17)])) == [160, 160]
 
 
-def test_nothing_is_kept_where_nobody_asks() -> None:
+def test_without_costs_no_group_is_reported() -> None:
     prefixes = SharedPrefixes(8, None, {0: 16})
     prefixes.enter(0, [[1]])
     prefixes.enter(1, [[1]])
@@ -125,7 +125,7 @@ def test_nothing_is_kept_where_nobody_asks() -> None:
 @given(
     events=st.lists(st.tuples(st.booleans(), st.integers(0, 7), st.lists(st.integers(1, 2), min_size=1, max_size=5))),
 )
-def test_groups_are_sound_whatever_comes_and_goes(events: list[tuple[bool, int, list[int]]]) -> None:
+def test_groups_share_their_tokens_whichever_requests_come_and_go(events: list[tuple[bool, int, list[int]]]) -> None:
     """All members of a group hold the same blocks for the group's tokens."""
     prefixes, tables = SharedPrefixes(8, PrefixCosts(launch=1), {0: 4}), {}
     for enters, slot, path in events:

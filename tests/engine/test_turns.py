@@ -70,7 +70,7 @@ def fair() -> Iterator[Run]:
     run.engine.close()
 
 
-def test_a_late_owner_gets_a_place_at_once(fair: Run) -> None:
+def test_a_late_owner_gets_a_slot_at_once(fair: Run) -> None:
     fair.add("a", 80)
     for _ in range(8):
         fair.step()
@@ -82,7 +82,7 @@ def test_a_late_owner_gets_a_place_at_once(fair: Run) -> None:
     fair.finish()
 
 
-def test_in_order_of_arrival_it_waits_for_all_of_them() -> None:
+def test_first_come_first_served_makes_a_late_owner_wait_for_all_others() -> None:
     run = Run(FirstComeFirstServedPolicy)
     run.add("a", 80)
     for _ in range(8):

@@ -36,7 +36,7 @@ class Transfers:
         self._logged: set[str] = set()
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
-        """(tokens that can be loaded past `num_computed`, whether later); None: ask again in a later step."""
+        """As `ConnectorScheduler.matched_tokens`, cut to whole grains; (0, False) where the connector is not asked."""
         if not self.active or self._silent or not request.transfer.asks:
             return 0, False
         grain = self._kv.layout.grain
@@ -47,9 +47,9 @@ class Transfers:
         return (count, later) if count > 0 else (0, False)
 
     def allocated(self, request: Request, num_computed: int, num_external: int) -> bool:
-        """The request has blocks for `num_computed` tokens, of which the last `num_external` are to be loaded.
+        """Tells the connector of the blocks for `num_computed` tokens, the last `num_external` of which it must load.
 
-        False: they will not be.
+        Returns False when it failed: then these are not loaded.
         """
         if not (self.active and num_external):
             return True
@@ -59,7 +59,7 @@ class Transfers:
         return not self._silent
 
     def finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
-        """(whether the blocks must be held, parameters for the response); called once a request."""
+        """Returns (whether the blocks must be held, parameters for the response); called once a request."""
         return self._ask("finished", (False, None), request, request.cache.blocks) if self.active else (False, None)
 
     def attach(self, plan: StepPlan) -> bool:
@@ -77,7 +77,7 @@ class Transfers:
         return True
 
     def report(self, report: TransferReport) -> None:
-        """Passes on what the workers reported."""
+        """Adds the reported numbers to the metrics, and passes the report to the connector."""
         for name, value in self._shown(report.counters).items():
             self.counters[name] = self.counters.get(name, 0.0) + value
         self.gauges.update(self._shown(report.gauges))

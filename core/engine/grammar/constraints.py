@@ -23,9 +23,9 @@ from .progress import Ahead, GrammarProgress, Pace
 
 logger = logging.getLogger("frame.engine")
 
-#: What the grammars of unfinished requests may take together, where grammar_cache_bytes is less.
+#: Bytes that the grammars of unfinished requests may take together, where grammar_cache_bytes is less.
 IN_USE_BYTES = 256 << 20
-#: Fills from one look at that to the next.
+#: Steps with masks from one check of these bytes to the next.
 _FILLS_PER_LOOK = 16
 
 

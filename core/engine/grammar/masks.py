@@ -24,8 +24,8 @@ PATIENCE_SECONDS = 0.05
 _ROW_SECONDS = 0.002
 #: Rows that are filled without another thread where nothing else is to be done meanwhile.
 _FEW_ROWS = 4
-#: Masks that are filled ahead at a time: of grammars that were slow, and of new ones, which do not queue behind those.
-#: Owners of requests take turns.
+#: Threads that fill masks ahead for grammars that were slow before, and as many for new grammars, whose masks therefore
+#: never wait behind slow ones. Owners of requests take turns.
 _NUM_AHEAD = 2
 
 

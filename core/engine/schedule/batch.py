@@ -15,8 +15,8 @@ class Batch:
     Arrays are int32 [num_slots], by slot: `num_computed` tokens in the cache once all launched steps are done,
     `num_planned` tokens that exist then (known ones and sampled ones still in flight), `max_len` the most tokens,
     `covered` the tokens that the request's blocks have room for. The first two count `num_unsure` drafts in flight,
-    which may not hold; `num_drafts` are worth planning in the next step. `constrained`, `deterministic` and `pools` are
-    the slots of requests that follow a grammar, ask for equal bits, or yield no token.
+    which may be rejected; `num_drafts` are worth planning in the next step. `constrained`, `deterministic` and `pools`
+    are the slots of requests that follow a grammar, ask for equal bits, or yield no token.
     """
 
     def __init__(self, num_slots: int, prefixes: SharedPrefixes | None = None) -> None:
@@ -51,7 +51,7 @@ class Batch:
         return self._order_array
 
     def least_computed(self, slot: int) -> int:
-        """Tokens in the cache once all launched steps are done, should no draft hold."""
+        """Tokens in the cache once all launched steps are done, should all drafts be rejected."""
         return int(self.num_computed[slot] - self.num_unsure[slot])
 
     def enter(self, request: Request, num_computed: int, covered: int) -> int:

@@ -1,7 +1,7 @@
 """How many draft tokens each running request gets in a step, and how many of them were accepted. Knows no speculator.
 
 Drafts are extra work: they take the tokens of a step that requests and prompts leave, and blocks that are free. While
-they are in flight the batch counts all of them as tokens; the answer takes back those that did not hold.
+they are in flight the batch counts all of them as tokens; the answer takes back those that were rejected.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Drafting:
         slots = slots[draft.counts[slots] == 1]
         if batch.constrained:  # a grammar must see each token before the next is drawn
             slots = np.array([slot for slot in slots.tolist() if slot not in batch.constrained], np.int32)
-        # all drafts may hold, and one more token is drawn after them
+        # all drafts may be accepted, and one more token is drawn after them
         room = batch.max_len[slots] - batch.num_planned[slots] - 1
         counts = np.minimum(batch.num_drafts[slots], room)
         counts = np.clip(draft.budget - (np.cumsum(counts) - counts), 0, counts)

@@ -35,12 +35,12 @@ from .drafting import Drafting
 from .planned_step import LaunchedStep, StepDraft
 from .waiting import WaitingQueue
 
-#: Steps from one look for a running request that gives way to the next.
+#: Every so many steps it is checked whether a running request gives way to a waiting one.
 _STEPS_PER_SWAP = 4
 
 
 class Scheduler:
-    """Called by the engine loop alone. `max_in_flight` plans may be out before the oldest is answered."""
+    """Called by the engine loop alone. `max_in_flight` plans may be launched before the oldest is answered."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Scheduler:
         order, todo = self._batch.order, self._todo()
         decodes = order[todo == 1]
         self._continue_decodes(draft, decodes)
-        draft.no_room = draft.budget == 0  # as long as all of them go on
+        draft.no_room = draft.budget == 0  # the decoding requests take all tokens of the step
         several = todo > 1
         if np.count_nonzero(several):
             self._continue_prefills(draft, order[several].tolist(), todo[several].tolist())
@@ -157,10 +157,10 @@ class Scheduler:
         return launched.plan
 
     def _make_way(self, draft: StepDraft) -> None:
-        """Running requests leave slot and blocks to a waiting one that could use them, if the policy says so.
+        """Preempts running requests in favour of a waiting one that lacks nothing but room, if the policy says so.
 
-        One does, and more while the blocks that are free then are too few for its first step. It goes first from then
-        on: requests of others that were preempted may stand before it.
+        One is preempted, and more of them while too few blocks are free for the first step of the waiting one, which
+        is put before all others in the queue: preempted requests of other owners may stand before it.
         """
         gives_way, turns = self._policy.gives_way, self.lifecycle.turns
         admitted = {new.slot for new in draft.added}  # in this step, whose plan names their slots already

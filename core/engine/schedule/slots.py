@@ -30,11 +30,11 @@ class Slots:
         return int(self._unanswered[slot])
 
     def launch(self, slots: np.ndarray) -> None:
-        """A step that names these distinct slots was launched."""
+        """Notes that a step was launched which names these distinct slots."""
         self._unanswered[slots] += 1
 
     def answer(self, slots: np.ndarray) -> list[int]:
-        """A step that named these slots was answered (or failed); returns the retired ones that became free."""
+        """Notes that a step with these slots was answered or failed; returns the retired slots that became free."""
         self._unanswered[slots] -= 1
         if not self._retired:
             return []

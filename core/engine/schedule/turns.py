@@ -1,7 +1,8 @@
 """Whose turn it is when owners take turns by tokens: start-time fair queueing (Goyal, Vin and Cheng, 1996).
 
-Each request gets a `turn`: the tokens that its owner has asked for before it, but not less than where the owners that
-are served have come to. Serving in the order of turns gives every owner an equal share, however much one asks for.
+Each request gets a `turn`: the tokens that its owner had asked for before it, but at least the turn of the request that
+was admitted last, so that an owner gains nothing by being idle. Admitting requests in the order of their turns gives
+every owner an equal share of tokens, however much one of them asks for.
 Policies decide whether that order is used. Knows no queue.
 """
 
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Share:
-    """What one owner has: `end` is the turn after all that it asked for, `num_running` requests hold a slot."""
+    """What one owner uses: `last` is the turn of its newest request, `end` the turn after all tokens that it asked for.
+
+    `num_running` of its `num_unfinished` requests hold a slot.
+    """
 
     def __init__(self, owner: str, now: float) -> None:
         self.owner = owner
@@ -37,14 +41,14 @@ class Turns:
         return sum(share.num_unfinished > share.num_running for share in self._shares.values())
 
     def has_its_share(self, owner: str, places: int) -> bool:
-        """Whether as many requests of `owner` wait as it gets of so many places, which all owners share equally."""
+        """Whether `owner` has as many waiting requests as its equal share of `places` in the queue allows."""
         share = self._shares.get(owner)
         if share is None:
             return False
         return (share.num_unfinished - share.num_running) * len(self._shares) >= places
 
     def enter(self, request: Request) -> None:
-        """A request arrived: it gets its share and its turn."""
+        """Gives a request that arrived the share of its owner, and a turn."""
         owner = request.source.owner
         share = self._shares.get(owner)
         if share is None:
@@ -55,15 +59,15 @@ class Turns:
         share.end = request.turn + request.max_len
 
     def admit(self, request: Request) -> None:
-        """A request began: nobody who comes later has an earlier turn."""
+        """Notes that a request was admitted: no request that arrives later gets an earlier turn."""
         self._now = max(self._now, request.turn)
 
     def put_behind(self, request: Request, other: Request) -> None:
-        """A request left its slot to another one, which goes first."""
+        """Gives a preempted request a turn after that of the request which takes its slot."""
         request.turn = max(request.turn, other.turn + 1)
 
     def end(self, request: Request) -> None:
-        """A request ended, perhaps with fewer tokens than it might have had."""
+        """Takes back from the owner of a request that ended the tokens which it was allowed and did not have."""
         share = request.share
         share.end -= request.max_len - request.num_tokens
         share.num_unfinished -= 1
