@@ -89,7 +89,7 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("grammar", f"{MORE}:Lax", "what the mask forbids is refused", {}),
         ("tokenizer", f"{MORE}:Forging", "chats cannot forge special tokens", {}),
         ("tokenizer", f"{MORE}:Trusting", "supports gives reasons and never raises", {}),
-        ("tokenizer", f"{MORE}:Trimming", "pieces join to the text", {}),
+        ("tokenizer", f"{MORE}:Trimming", "pieces join to the text", {"tiny": f"{MORE}:write_words"}),
         ("tool-parser", f"{MORE}:Losing", "text beside the example is not lost", CALL),
         ("tool-parser", f"{MORE}:Piecewise", "pieces do not matter", CALL),
         ("reasoning-parser", f"{MORE}:Forgetting", "plain text stays content", THOUGHT),

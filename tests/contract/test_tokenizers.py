@@ -8,8 +8,7 @@ class TestByteFallback(TokenizerSuite):
     plugin = "hf"
     texts = ("hello world", "the café 日本", "x")
 
-    @staticmethod
-    def write(folder):
+    def write_files(self, folder):
         tokenizers.save(tokenizers.byte_fallback(), folder)
 
 
@@ -17,6 +16,5 @@ class TestWordPieces(TokenizerSuite):
     plugin = "hf"
     texts = ("hello world", "the foxes")
 
-    @staticmethod
-    def write(folder):
+    def write_files(self, folder):
         tokenizers.save(tokenizers.word_pieces(), folder)

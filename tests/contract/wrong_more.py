@@ -53,6 +53,7 @@ from frame.plugins.poolers.sequence import KeptRowPooler, LastPooler
 from frame.plugins.speculators.ngram import NgramSpeculator
 from frame.plugins.speculators.ngram_options import NgramOptions
 from frame.plugins.tokenizers.hf import HfTokenizer
+from frame.testing import tokenizers
 from frame.testing.fake_executor import FakeExecutor
 from frame.testing.tiny import write_tiny
 
@@ -63,6 +64,11 @@ THOUGHT = "<why>The user is in Paris.</why>It rains."
 def write_llama(folder: Path) -> None:
     """The checkpoint of the wrong models."""
     write_tiny(folder, "LlamaForCausalLM")
+
+
+def write_words(folder: Path) -> None:
+    """The files of a wrong tokenizer: tokens that begin with spaces."""
+    tokenizers.save(tokenizers.byte_fallback(), folder)
 
 
 class NewOps(CpuPlatform):

@@ -11,11 +11,12 @@ import pytest
 
 from frame.core.interfaces.errors import InvalidRequest
 from frame.core.interfaces.tokenizer import ChatOptions, Tokenizer
+from frame.core.plugin_host.offers import import_target
 
 from . import tokenizers
 from .plugin_suite import PluginSuite, reason_or_none
 
-#: What a byte-level tokenizer must keep; the suite's `texts` take its place for one that normalises.
+#: Texts that come back from the ids of every byte-level tokenizer.
 _TEXTS = ("hello world", "the quick  brown\n\tfox", "naïve café 日本語 😀", "x", " leading and trailing ")
 #: Chats that no template may get: of other types than messages have, or with a role that could close control tokens.
 _ODD: tuple[list[Any], ...] = (
@@ -34,26 +35,32 @@ class TokenizerSuite(PluginSuite):
     """The contract of `frame.interfaces.Tokenizer`.
 
         class TestMine(TokenizerSuite):
-            plugin = "mine"                  # or target = "package.module:Class"
-            write = staticmethod(write_mine) # writes files that it reads into a folder; default: a tokenizer.json
-            texts = ("hello",)               # texts that come back from their ids as they were
+            plugin = "mine"                         # or target = "package.module:Class"
+            texts = ("hello",)                      # texts that come back from their ids as they were
 
-    `write` gets an empty folder. The checks of chats are skipped for a tokenizer without a chat template.
+            def write_files(self, folder: Path):    # the files of a small tokenizer; default: a tokenizer.json
+                ...
+
+    The provider's tag "tiny" may name a function that does the same ("package.module:function"). The checks of chats
+    are skipped for a tokenizer without a chat template.
     """
 
     kind = "tokenizer"
     texts: ClassVar[tuple[str, ...]] = _TEXTS
 
-    @staticmethod
-    def write(folder: Path) -> None:
-        """Writes the files of a small tokenizer into `folder`."""
-        tokenizers.save(tokenizers.byte_level(), folder)
+    def write_files(self, folder: Path) -> None:
+        """Writes the files of a small tokenizer into `folder`, which exists and is empty."""
+        tag = self.provider().tags.get("tiny")
+        if tag:
+            import_target(tag, f"files of tokenizer plugin {self.name!r}")(folder)
+        else:
+            tokenizers.save(tokenizers.byte_level(), folder)
 
     def files(self) -> Path:
         """The folder of the tokenizer under test."""
         folder = self.scratch("tokenizer")
         if not any(folder.iterdir()):
-            self.write(folder)
+            self.write_files(folder)
         return folder
 
     def tokenizer(self) -> Tokenizer:
@@ -66,7 +73,9 @@ class TokenizerSuite(PluginSuite):
     def test_supports_gives_reasons_and_never_raises(self) -> None:
         found, empty = self.found(), self.scratch("empty")
         assert reason_or_none(found.supports(empty), "supports") is not None, "it supports a folder without files"
-        assert reason_or_none(found.supports(empty / "absent"), "supports") is not None, "it supports no folder"
+        assert reason_or_none(found.supports(empty / "absent"), "supports") is not None, (
+            "it supports a folder that is not there"
+        )
         assert reason_or_none(found.supports(self.files()), "supports") is None
 
     def test_text_comes_back_from_its_ids(self) -> None:
