@@ -45,16 +45,24 @@ class PluginsCommand(Command):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares `[check NAME]` and what is printed of it."""
-        parser.add_argument("action", nargs="?", choices=("list", "check"), default="list", help="Default: list.")
+        """Declares `[check NAME]`, and what is listed or printed."""
+        parser.add_argument(
+            "action",
+            nargs="?",
+            choices=("list", "check"),
+            default="list",
+            help="List the plugins (default), or check one.",
+        )
         parser.add_argument("name", nargs="?", metavar="NAME", help="The plugin to check: NAME or PACKAGE:NAME.")
         parser.add_argument("--kind", choices=tuple(KINDS), help="Only plugins of this kind.")
         parser.add_argument("--json", action="store_true", help="Print the table as JSON.")
         parser.add_argument(
-            "--quick", action="store_true", help="Import no plugin's class, so that none is known to be usable here."
+            "--quick",
+            action="store_true",
+            help="Import no plugin's class; nothing then says which this machine can use.",
         )
         parser.add_argument(
-            "-v", "--verbose", action="store_true", help="Of a check: print what passed and was skipped."
+            "-v", "--verbose", action="store_true", help="With check: print also what passed or was skipped."
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -120,7 +128,7 @@ def _run_suite(kind: str, plugin: str, *, verbose: bool) -> int:
 
 
 def _with_trials(rows: list[Row]) -> list[Row]:
-    """The rows with the findings of a child process, which may import what this process must not, such as torch."""
+    """Asks a child process, which may import what this one must not (torch), and returns the rows with its answers."""
     keys = [[row.kind, f"{row.package}:{row.name}"] for row in rows if row.status == "loaded" and row.kind in _TRIED]
     if not keys:
         return rows
