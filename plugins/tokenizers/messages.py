@@ -9,6 +9,7 @@ from typing import Any
 
 from frame.interfaces import ChatOptions, InvalidRequest
 
+#: Type of a content part → its field that holds the text.
 _TEXT_PARTS = {
     "text": "text",
     "input_text": "text",
