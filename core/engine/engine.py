@@ -63,7 +63,7 @@ class Engine:
         self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self._late: list[EngineOutput] = []  # which the next call of `step` returns
         self._journal = NullJournal()
-        self._pause = Pause(scheduler)
+        self._pause = Pause(scheduler.lifecycle)
         self._idle_capture = IdleCapture(wants_capture)
         self._broken: set[str] | None = None  # the requests of a step that raised, until a step succeeds
         self._empty_failures = 0  # steps without a request that raised since then
@@ -223,7 +223,8 @@ class Engine:
         if self._pause.stops_steps:
             return False
         while True:
-            plan = self.scheduler.schedule(empty=self._idle_capture.wanted and not self._in_flight)
+            empty = self._idle_capture.wanted and not self._in_flight
+            plan = self.scheduler.schedule(empty, admits=self._pause.admits)
             if plan is None:
                 return False
             self._idle_capture.allow(plan)
@@ -339,22 +340,18 @@ class Engine:
         Requires that no request runs.
         """
         latest = time.monotonic() + TRANSFER_SECONDS
-        admits, self.scheduler.admits = self.scheduler.admits, False
-        try:
-            while self.scheduler.num_transfers:
-                if time.monotonic() > latest:
-                    raise RuntimeError(
-                        f"the KV connector still reads or writes blocks of {self.scheduler.num_transfers} requests "
-                        f"after {TRANSFER_SECONDS:g} seconds; try again later"
-                    )
-                self._journal.beat(idle=True)
-                plan = self.scheduler.schedule(empty=True)
-                if plan is not None:
-                    self._launch_one(plan)
-                self._catch_up()
-                time.sleep(IDLE_SECONDS)
-        finally:
-            self.scheduler.admits = admits
+        while self.scheduler.num_transfers:
+            if time.monotonic() > latest:
+                raise RuntimeError(
+                    f"the KV connector still reads or writes blocks of {self.scheduler.num_transfers} requests "
+                    f"after {TRANSFER_SECONDS:g} seconds; try again later"
+                )
+            self._journal.beat(idle=True)
+            plan = self.scheduler.schedule(empty=True, admits=False)
+            if plan is not None:
+                self._launch_one(plan)
+            self._catch_up()
+            time.sleep(IDLE_SECONDS)
 
     def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         self._catch_up()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .schedule.scheduler import Scheduler
+from .lifecycle import Lifecycle
 
 MODES = ("keep", "wait", "abort")
 _TAGS = frozenset(("weights", "kv_cache"))
@@ -13,8 +13,8 @@ _TAGS = frozenset(("weights", "kv_cache"))
 class Pause:
     """Mode `keep` stops running requests where they are, `wait` lets them finish; new requests are queued meanwhile."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
         self._mode: str | None = None
         self._asleep: frozenset[str] = frozenset()  # tags of the memory that is gone
 
@@ -29,35 +29,30 @@ class Pause:
         return bool(self._asleep)
 
     @property
+    def admits(self) -> bool:
+        """Whether waiting requests may run."""
+        return self._mode is None and not self._asleep
+
+    @property
     def stops_steps(self) -> bool:
         """Whether no step may be launched now."""
-        return (
-            bool(self._asleep)
-            or self._mode == "keep"
-            or (self._mode == "wait" and not self._scheduler.lifecycle.num_running)
-        )
+        waits = self._mode == "wait" and not self._lifecycle.num_running
+        return bool(self._asleep) or self._mode == "keep" or waits
 
     def begin(self, mode: str) -> None:
         """Pauses; raises `ValueError` for an unknown mode."""
         if mode not in MODES:
             raise ValueError(f"no pause mode {mode!r}; there are: {', '.join(MODES)}")
         self._mode = "wait" if mode == "wait" else "keep"
-        self._admit()
 
     def end(self) -> None:
         """Ends the pause; requests are admitted again unless the engine sleeps."""
         self._mode = None
-        self._admit()
 
     def sleep(self, keep: Any) -> None:
         """Notes that weights and KV cache are gone, but for the weights where `keep` names them."""
         self._asleep = _TAGS - (frozenset(keep) - {"kv_cache"})
-        self._admit()
 
     def wake(self, tags: Any) -> None:
         """Notes that the memory of `tags` is back."""
         self._asleep -= frozenset(tags)
-        self._admit()
-
-    def _admit(self) -> None:
-        self._scheduler.admits = self._mode is None and not self._asleep

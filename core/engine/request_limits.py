@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config.tree import SchedulerConfig
 from ..interfaces.engine import EngineRequest
 from ..interfaces.kv import KVLayout
-from ..interfaces.kv_layout import blocks_needed
+from ..interfaces.kv_layout import blocks_needed, max_request_len
 
 
 class RequestLimits:
@@ -15,7 +15,7 @@ class RequestLimits:
         self._config = config
         self._layout = layout
         self._max_model_len = max_model_len
-        self._fits = 0  # the longest request that was found to fit the cache; shorter ones do as well
+        self._fits = max_request_len(layout, max_model_len + 1)
 
     def max_len(self, source: EngineRequest) -> int:
         """The most tokens of prompt and output together; raises `ValueError` when the request can never run."""
@@ -40,16 +40,10 @@ class RequestLimits:
                 f"the prompt of request {name!r} has {prompt_len} tokens; without chunked prefill at most "
                 f"max_num_batched_tokens {budget} fit in a step"
             )
-        self._check_cache(name, max_len)
-        return max_len
-
-    def _check_cache(self, name: str, max_len: int) -> None:
-        if max_len <= self._fits:
-            return
-        needed, there = blocks_needed(self._layout, max_len - 1), self._layout.pools[0] - 1
-        if needed > there:
+        if max_len > self._fits:
+            needed, there = blocks_needed(self._layout, max_len - 1), self._layout.pools[0] - 1
             raise ValueError(
                 f"request {name!r} needs {needed} blocks of {self._layout.block_size} tokens for its {max_len} tokens, "
                 f"the KV cache has {there}; lower max_tokens or enlarge the cache"
             )
-        self._fits = max_len
+        return max_len

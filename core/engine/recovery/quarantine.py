@@ -26,7 +26,6 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._suspects = Suspects()
-        self._held: frozenset[str] = frozenset()  # journal names of all that wait for their trial
         self._trial: dict[str, int] = {}  # request id -> its tokens when the trial began
         self._began = False
         self._since: float | None = None
@@ -39,7 +38,6 @@ class Quarantine:
     def suspect(self, suspects: Suspects) -> None:
         """Takes over what the death of an earlier engine left; the requests themselves are yet to come."""
         self._suspects = suspects
-        self._hold()
 
     def blame(self, requests: list[Request]) -> Request | None:
         """A step of these raised; returns the one at fault when it was alone."""
@@ -48,7 +46,6 @@ class Quarantine:
             self._trial = {}
         name = self._suspects.blame([journal_name(request.request_id) for request in requests])
         self._began = True  # they are all here
-        self._hold()
         return next((one for one in requests if journal_name(one.request_id) == name), None)
 
     def review(self, requests: Mapping[str, Request]) -> None:
@@ -65,7 +62,6 @@ class Quarantine:
         while self._suspects and not self._trial:
             group = self._suspects.groups.pop(0)
             self._trial = {present[name].request_id: present[name].num_tokens for name in group if name in present}
-        self._hold()
         if not self._trial:
             self._began, self._since = False, None
 
@@ -73,10 +69,8 @@ class Quarantine:
         """Whether the request may be computed now."""
         if self._trial:
             return request.request_id in self._trial
-        return journal_name(request.request_id) not in self._held
-
-    def _hold(self) -> None:
-        self._held = frozenset(name for group in self._suspects.groups for name in group)
+        name = journal_name(request.request_id)
+        return all(name not in group for group in self._suspects.groups)  # those wait for their trial
 
     def _may_begin(self, requests: Mapping[str, Request]) -> bool:
         now = time.monotonic()

@@ -81,7 +81,6 @@ class Scheduler:
         self._admission = Admission(self._config, lifecycle, self.quarantine, self.constraints)
         self._answers = Answers(lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
         self._counts = np.zeros(self._config.max_num_seqs, np.int32)
-        self.admits = True  # whether waiting requests may run
         self._drafting = Drafting(config.speculation, self._batch, self._kv, exact=max_in_flight == 1)
         self._num_steps = 0
         self._num_added = 0
@@ -121,10 +120,11 @@ class Scheduler:
         found = [self.lifecycle.requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
         return [self.lifecycle.finish(request, "abort") for request in found if request is not None]
 
-    def schedule(self, empty: bool = False) -> StepPlan | None:
+    def schedule(self, empty: bool = False, *, admits: bool = True) -> StepPlan | None:
         """Plans one step, or None when nothing can be done before an answer (or ever); with `empty` one without rows.
 
-        The plan counts as launched: `update` or `fail` must be called with it.
+        Waiting requests begin only if it `admits` them. The plan counts as launched: `update` or `fail` must be called
+        with it.
         """
         lifecycle = self.lifecycle
         if len(lifecycle.launched) >= self._max_in_flight:
@@ -140,7 +140,7 @@ class Scheduler:
         several = todo > 1
         if np.count_nonzero(several):
             self._continue_prefills(draft, order[several].tolist(), todo[several].tolist())
-        if not draft.preempted and self.admits:
+        if not draft.preempted and admits:
             self._admission.admit(draft)
             if draft.no_room and self._swaps and self._num_steps % _STEPS_PER_SWAP == 0:
                 self._make_way(draft)
