@@ -136,19 +136,7 @@ class Registry:
                 raise PluginError(f"{noun} {name!r} cannot be used here: {against}")
             self._log_once(logging.INFO, f"{noun}: {provider.name}")
             return provider
-        able: list[tuple[int, Provider]] = []
-        unable: dict[str, str] = {}
-        for provider in self.providers(kind):
-            try:
-                target = self.resolve(provider)
-                against = reason(target)
-            except PluginError as error:
-                against = str(error)
-            if against is not None:
-                unable[provider.name] = against
-                continue
-            own = preference(target) if preference is not None else None
-            able.append((provider.preference if own is None else own, provider))
+        able, unable = self._candidates(kind, reason, preference)
         if not able:
             reasons = "; ".join(f"{other}: {against}" for other, against in unable.items()) or "none is installed"
             raise PluginError(f"no {noun} can be used here; {reasons}")
@@ -165,6 +153,28 @@ class Registry:
             self._log_once(logging.INFO, line)
         self._log_once(level, whole)
         return chosen[0]
+
+    def _candidates(
+        self,
+        kind: str,
+        reason: Callable[[type[Any]], str | None],
+        preference: Callable[[type[Any]], int | None] | None,
+    ) -> tuple[list[tuple[int, Provider]], dict[str, str]]:
+        """Returns (preference, provider) of those without a `reason` against them, and the reasons against others."""
+        able: list[tuple[int, Provider]] = []
+        unable: dict[str, str] = {}
+        for provider in self.providers(kind):
+            try:
+                target = self.resolve(provider)
+                against = reason(target)
+            except PluginError as error:
+                against = str(error)
+            if against is not None:
+                unable[provider.name] = against
+                continue
+            own = preference(target) if preference is not None else None
+            able.append((provider.preference if own is None else own, provider))
+        return able, unable
 
     def _warn_of_twins(self, ours: Offer, usable: Sequence[Offer]) -> None:
         """Warns that other packages offer a model of the same name, which a checkpoint states and nobody typed."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
 import shlex
 import subprocess
 import sys
 
 import pytest
-import torch
 
 from frame.core.cli import main as cli
 from frame.core.cli.main import main
 from frame.core.config.errors import ConfigError
 from frame.core.interfaces.endpoint import Command
 from frame.interfaces import Setup
-from frame.testing import suites
 
 
 class Stub(Command):
@@ -70,30 +66,6 @@ def test_help_lists_commands(capsys):
     assert "worker" not in text
 
 
-def test_plugins_table_and_json(capsys):
-    assert main(["plugins"]) == 0
-    text = capsys.readouterr().out
-    assert "KIND" in text
-    assert "frame-llm" in text
-    assert main(["plugins", "--json", "--kind", "platform"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {"kind", "name", "package", "version", "api", "status", "why"} <= set(rows[0])
-    assert {row["kind"] for row in rows} == {"platform"}
-    found = {row["name"]: (row["status"], row["why"]) for row in rows}
-    assert found["cpu"] == ("usable", "")
-    if not torch.cuda.is_available():
-        assert found["cuda"] == ("unusable", "torch sees no CUDA device")
-    assert main(["plugins", "--json", "--kind", "platform", "--quick"]) == 0
-    assert {row["status"] for row in json.loads(capsys.readouterr().out)} == {"loaded"}
-
-
-def test_checking_what_is_not_there(capsys):
-    assert main(["plugins", "check", "zzz"]) == 1
-    assert "'zzz'" in capsys.readouterr().err
-    assert main(["plugins", "check"]) == 1
-    assert "needs the NAME of a plugin" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", ["import frame", "import frame.plugins", "m(['plugins'])", "m(['--help'])"])
 def test_light_and_without_torch(command):
     prefix = "from frame.core.cli.main import main as m\n" if command.startswith("m(") else ""
@@ -116,26 +88,6 @@ def test_import_is_quick():
 def test_python_dash_m(capsys):
     done = subprocess.run([sys.executable, "-m", "frame", "--version"], check=True, capture_output=True, text=True)
     assert done.stdout.startswith("frame ")
-
-
-def test_check_runs_the_suite_of_the_kind(tmp_path, capsys, monkeypatch):
-    suite = (
-        "from frame.core.plugin_host.registry import Registry\n"
-        "class Suite:\n"
-        "    plugin = ''\n"
-        "    def test_it_is_there(self):\n"
-        "        assert Registry.load().choose('platform', self.plugin).name == 'cpu'\n"
-        "    def test_wrong(self):\n"
-        "        assert {passes}\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name, passes in (("passing_suite", True), ("failing_suite", False)):
-        (tmp_path / f"{name}.py").write_text(suite.format(passes=passes))
-        monkeypatch.setattr(suites, "SUITES", {"platform": importlib.import_module(name).Suite})
-        assert main(["plugins", "check", "cpu"]) == (0 if passes else 1)
-        text = capsys.readouterr().out
-        assert "platform frame-llm:cpu" in text
-        assert (" 2 passed" if passes else " 1 passed, 1 failed") in text
 
 
 def test_help_of_a_command_is_found_both_ways_and_ends_with_examples(capsys):
