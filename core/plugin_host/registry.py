@@ -89,7 +89,7 @@ class Registry:
     def offer(self, kind: str, name: str) -> Offer:
         """Returns the offer called `name` (or "package:name"); raises `PluginError` for none, or for several.
 
-        Of models that several packages offer under one name, frame's own counts.
+        Of models and commands that several packages offer under one name, frame's own counts.
         """
         package, _, wanted = name.rpartition(":")
         matches = [
@@ -108,7 +108,7 @@ class Registry:
             raise PluginError(self._unknown(kind, name))
         if not usable:
             raise PluginError(f"{matches[0]} cannot be used: {matches[0].problem}")
-        if kind == "model" and (ours := [offer for offer in usable if offer.package == OURS]):
+        if kind in ("model", "command") and (ours := [offer for offer in usable if offer.package == OURS]):
             self._warn_of_twins(ours[0], usable)
             return ours[0]
         packages = sorted({offer.package for offer in usable})
@@ -177,11 +177,12 @@ class Registry:
         return able, unable
 
     def _warn_of_twins(self, ours: Offer, usable: Sequence[Offer]) -> None:
-        """Warns that other packages offer a model of the same name, which a checkpoint states and nobody typed."""
+        """Warns that other packages offer a model or a command of the same name, and says how to choose theirs."""
         name = ours.provider.name
         for package in sorted({offer.package for offer in usable} - {OURS}):
-            also = f"model {name!r} is also offered by package {package}"
-            self._log_once(logging.WARNING, f"{also}; --model-plugin {package}:{name} takes that one")
+            also = f"{KINDS[ours.kind].noun} {name!r} is also offered by package {package}"
+            how = "--model-plugin" if ours.kind == "model" else "frame"
+            self._log_once(logging.WARNING, f"{also}; {how} {package}:{name} takes that one")
 
     def _log_once(self, level: int, line: str) -> None:
         if line not in self._logged:

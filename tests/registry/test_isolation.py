@@ -146,6 +146,16 @@ def test_a_model_name_that_is_offered_twice_is_ours_unless_a_package_is_named(
         found.check(FrameConfig.from_flat(model_plugin="broken:Nonsense"))
 
 
+def test_a_package_cannot_take_the_place_of_a_command_of_ours(registry: Any, caplog: pytest.LogCaptureFixture) -> None:
+    found = registry("frame_commands", f"Provider('plugins', 'broken_plugins:Mine', {API})")
+    with caplog.at_level(logging.WARNING):
+        assert found.offer("command", "plugins").package == OURS
+    assert [record.message for record in caplog.records] == [
+        "command 'plugins' is also offered by package broken; frame broken:plugins takes that one"
+    ]
+    assert found.offer("command", "broken:plugins").package == "broken"
+
+
 @pytest.mark.parametrize("api", [">=0.2.dev1", ">=0.2.dev1,<0.4", ">=0.2.dev1,<1"])
 def test_a_range_that_goes_past_the_next_minor_is_refused(registry: Any, api: str) -> None:
     found = registry("frame_schedulers", f"Provider('odd', 'broken_plugins:Picky', api={api!r})")
