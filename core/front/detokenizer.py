@@ -34,7 +34,7 @@ class PieceDetokenizer:
         """Takes new ids; returns the whole characters that they completed."""
         pieces, skipped = self._pieces, self._skipped
         if not self._open and len(token_ids) == 1 and (token := token_ids[0]) not in skipped:
-            text = pieces.texts[token]
+            text = pieces.texts.get(token)
             if text is not None:
                 return text  # fast path for nearly all tokens: one look-up
         text = self._decoder.decode(b"".join([pieces[token] for token in token_ids if token not in skipped]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,31 +41,19 @@ class ChatOptions:
 class Pieces(dict[int, bytes]):
     """Token id → its bytes, which may be a part of a character. `read` gives those of an id that is met first.
 
-    `texts` has the text of each token, or None where its bytes are not whole characters.
+    `texts` has the text of each token that was met and whose bytes are whole characters.
     """
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         super().__init__()
         self._read = read
-        self.texts = _Texts(self)
+        self.texts: dict[int, str] = {}
 
     def __missing__(self, token_id: int) -> bytes:
         piece = self[token_id] = self._read(token_id)
+        with suppress(UnicodeDecodeError):
+            self.texts[token_id] = piece.decode()
         return piece
-
-
-class _Texts(dict[int, "str | None"]):
-    def __init__(self, pieces: Pieces) -> None:
-        super().__init__()
-        self._pieces = pieces
-
-    def __missing__(self, token_id: int) -> str | None:
-        try:
-            text = self._pieces[token_id].decode()
-        except UnicodeDecodeError:
-            text = None
-        self[token_id] = text
-        return text
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,14 @@ def read_pieces(backend: Any) -> Pieces | None:
     if decode is None:
         return None
 
+    added: dict[int, bytes] = {
+        token_id: token.content.encode() for token_id, token in backend.get_added_tokens_decoder().items()
+    }
+
     def read(token_id: int) -> bytes:
+        if token_id in added:
+            return added[token_id]
         token = backend.id_to_token(token_id)
         return b"" if token is None else decode(token)
 
-    pieces = Pieces(read)
-    for token_id, added in backend.get_added_tokens_decoder().items():
-        pieces[token_id] = added.content.encode()
-    return pieces
+    return Pieces(read)
