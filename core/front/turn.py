@@ -192,7 +192,7 @@ class TurnReader:
         self._include_reasoning = include_reasoning
 
     def read(self, text: str, token_ids: Sequence[int], finished: bool) -> list[OutputEvent]:
-        """The events of new text, and at the end of the output those of the text that was held back."""
+        """The events of new text, and at the end of the output the events of the text that was held back."""
         if not self._readers:
             if not text:
                 return []

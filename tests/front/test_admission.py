@@ -15,7 +15,7 @@ from .test_front import checkpoint
 
 
 def make_admission(source, validators=(), config=None, **facts):
-    """The admission of a model of 32 tokens; `facts` are those of its checkpoint."""
+    """The admission of a model of 32 tokens; `facts` change its checkpoint."""
     info = msgspec.structs.replace(INFO, max_model_len=32)
     return Admission(from_flat({"max_logprobs": 5, **(config or {})}), checkpoint(**facts), info, source, validators)
 

@@ -125,7 +125,7 @@ class AsyncLLM(AsyncFront):
         return self.front.source.get().native
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The sampling parameters of requests that bring none: those of the model's generation config."""
+        """The sampling parameters that requests without any get, from the model's generation config."""
         return self.front.default_sampling_params.clone()
 
     async def check_health(self) -> None:

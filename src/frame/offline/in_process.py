@@ -18,5 +18,5 @@ def make_engine(
     progress: Callable[[str], None] = lambda stage: None,
     vocabulary: Callable[[], Vocabulary] | None = None,
 ) -> Engine:
-    """Builds and starts an engine at once; arguments and errors are those of `EngineStart`."""
+    """Builds and starts an engine at once; takes the arguments of `EngineStart` and raises its errors."""
     return EngineStart(config, registry, Workers, progress, vocabulary).finish()

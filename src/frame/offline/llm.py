@@ -156,7 +156,7 @@ class LLM(PoolingCalls):
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The sampling parameters of requests that bring none: those of the model's generation config."""
+        """The sampling parameters that requests without any get, from the model's generation config."""
         return self.llm_engine.front.default_sampling_params.clone()
 
     @property

@@ -280,7 +280,7 @@ _JOINED = ("metrics_sinks", "plugin")
 def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """`values` under frame's names, without the arguments that frame does not use. None always means the default.
 
-    `defaults` are those of our settings: a value that equals its default contradicts no translation. Raises
+    `defaults` are the defaults of frame's settings: a value that equals its default contradicts no translation. Raises
     `ConfigError` for an argument that would have to do something and cannot.
     """
     own: dict[str, Any] = {}
