@@ -17,7 +17,7 @@ from frame.plugins.platforms.cuda.graphs.cuda_graphs import LEAST_BYTES, CudaGra
 from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, name_of
 from frame.plugins.platforms.options import CudaOptions
-from frame.testing.platform_suite import step_of
+from frame.testing.platform_graphs import step_of
 from tests.plugins.platforms.capturer import FakeCapturer
 from tests.plugins.platforms.tape import TapeCapturer
 

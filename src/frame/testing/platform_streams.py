@@ -1,0 +1,118 @@
+"""The contract of a platform's streams and memory."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from frame.core.interfaces.platform import SMALL_COPY_BYTES, HostCopy, MemorySnapshot, Platform, Streams
+
+from .platform_checks import PlatformChecks
+
+
+class StreamChecks(PlatformChecks):
+    """Copies arrive in order and whole; memory is counted."""
+
+    @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "bool", "uint8"])
+    def test_staged_arrays_arrive_and_may_be_reused(self, platform: Platform, dtype: str) -> None:
+        streams = platform.streams()
+        given = (np.arange(999) % 2 if dtype == "bool" else np.arange(999) % 200).astype(dtype)
+        want = given.copy()
+        tensors = []
+        for _ in range(3):
+            tensors.append(streams.stage(given))
+            given[:] = 0  # the caller may do so at once
+            given[:] = want
+        given[:] = 0
+        streams.synchronize()
+        for tensor in tensors:
+            assert tensor.device.type == platform.device_type
+            assert tensor.dtype == getattr(torch, dtype), f"an array of {dtype} became {tensor.dtype}"
+            assert np.array_equal(tensor.cpu().numpy(), want), "stage must copy the array before it returns"
+        assert streams.stage(np.zeros((0, 3), np.int32)).shape == (0, 3), "an empty array must arrive as one"
+
+    def test_arrays_are_staged_into_memory_that_is_there(self, platform: Platform) -> None:
+        streams = platform.streams()
+        memory = torch.zeros(6, dtype=torch.int32, device=platform.device)
+        part, given = memory[2:].view(2, 2), np.array([[1, 2], [3, 4]], np.int32)
+        streams.stage_into(part, given)
+        given.fill(9)
+        streams.synchronize()
+        assert memory.tolist() == [0, 0, 1, 2, 3, 4], "stage_into must copy the array, into that memory, and at once"
+
+    def test_what_is_small_is_copied_out_before_it_is_overwritten(self, platform: Platform) -> None:
+        streams, copies = platform.streams(), []
+        memory = torch.zeros(SMALL_COPY_BYTES // 8, dtype=torch.int32, device=platform.device)
+        for _ in range(5):
+            memory.add_(1)
+            copies.append(streams.copy_out({"one": memory, "other": memory}))
+        for number, copy in enumerate(copies, 1):
+            for array in copy.wait().values():
+                assert (array == number).all(), "copy_out must read small tensors before later work writes to them"
+
+    def test_copies_come_out_after_the_work_before(self, platform: Platform) -> None:
+        streams = platform.streams()
+        made = {"sum": self.work(streams, 50), "empty": torch.zeros(0, dtype=torch.int32, device=platform.device)}
+        copy = streams.copy_out(made)
+        want = made["sum"].cpu().numpy().copy()
+        del made
+        assert isinstance(copy, HostCopy), f"copy_out must give a HostCopy, gave {type(copy).__name__}"
+        assert isinstance(copy.ready(), bool)
+        for _ in range(2):
+            arrays = copy.wait()
+            assert set(arrays) == {"sum", "empty"}, f"the copy holds {sorted(arrays)}"
+            assert np.array_equal(arrays["sum"], want), "the copy differs from the tensor"
+            assert arrays["empty"].shape == (0,)
+        assert copy.ready(), "a copy that was waited for is ready"
+
+    def test_many_copies_may_be_under_way(self, platform: Platform) -> None:
+        streams = platform.streams()
+        copies = [streams.copy_out({"x": self.work(streams, index)}) for index in range(20)]
+        wanted = [self.work(streams, index).cpu().numpy() for index in range(20)]
+        for index in reversed(range(20)):
+            assert np.array_equal(copies[index].wait()["x"], wanted[index]), "copies are mixed up"
+
+    def test_ready_turns_true_without_waiting(self, platform: Platform) -> None:
+        streams = platform.streams()
+        copy = streams.copy_out({"x": self.work(streams, 3)})
+        streams.synchronize()
+        deadline = time.monotonic() + 10
+        while not copy.ready():
+            assert time.monotonic() < deadline, "a copy was not ready 10 s after the device had finished"
+            time.sleep(0.001)
+
+    def test_memory_is_counted(self, platform: Platform) -> None:
+        memory = platform.memory()
+        before = memory.snapshot()
+        assert isinstance(before, MemorySnapshot)
+        assert 0 <= before.free <= before.total, f"{before}: free must lie between 0 and total"
+        assert 0 <= before.held <= before.peak, f"{before}: held must be at most peak"
+        sizes = [memory.kv_bytes(before, share, 1 << 20, 1 << 30) for share in (0.01, 0.5, 0.9)]
+        assert all(isinstance(size, int) and size >= 0 for size in sizes), f"kv_bytes gave {sizes}"
+        assert sizes == sorted(sizes), f"a larger share of the memory gave a smaller cache: {sizes}"
+        assert memory.kv_bytes(before, 0.5, before.total, 1 << 30) == 0, "no room is left beside such weights"
+
+    def test_pools_wrap_allocations(self, platform: Platform) -> None:
+        memory = platform.memory()
+        for tag in ("weights", "kv_cache"):
+            with memory.pool(tag):
+                kept = torch.ones(8, device=platform.device)
+            assert kept.sum().item() == 8
+        for call in (lambda: memory.sleep(("weights",)), lambda: memory.wake(("weights", "kv_cache"))):
+            try:
+                call()
+            except NotImplementedError as error:
+                text = str(error)
+                assert "platform" in text, f"say that this platform cannot, got {text!r}"
+
+    @staticmethod
+    def work(streams: Streams, seed: int) -> Tensor:
+        """Some work on the device, of integers."""
+        value = streams.stage(np.arange(2000, dtype=np.int64) + seed)
+        for _ in range(20):
+            value = value * 3 + 1
+        return value
