@@ -1,4 +1,4 @@
-"""The contract of platforms: streams, memory, graphs, ops that mean what their references mean, and an engine on them."""
+"""The contract of platforms: streams, memory, graphs, ops that mean what the references mean, and an engine on them."""
 
 from __future__ import annotations
 
