@@ -35,8 +35,9 @@ class Child:
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Closes the channel, which tells the child to end, and kills it after `seconds`."""
         self.channel.close()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.process.wait(), seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.process.wait()
         self.kill()
         await self.process.wait()
 

@@ -100,7 +100,8 @@ class RemoteEngine:
         elif isinstance(message, EngineDown):
             ending = "" if message.final else "; it is being started again"
             with contextlib.suppress(TimeoutError):  # the last messages of a dead engine are still in the socket
-                await asyncio.wait_for(self._silent.wait(), LAST_WORDS_SECONDS)
+                async with asyncio.timeout(LAST_WORDS_SECONDS):
+                    await self._silent.wait()
             if not self._final:  # still attached to that engine
                 await self.drop(f"{message.error}{ending}", message.final)
 

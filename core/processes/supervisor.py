@@ -100,7 +100,8 @@ class EngineSupervisor:
         engine = self._engine = await self._standby.take()
         limit = self._config.server.ready_seconds
         try:
-            info = await asyncio.wait_for(self._begin(engine), limit)
+            async with asyncio.timeout(limit):
+                info = await self._begin(engine)
         except TimeoutError:
             await engine.stop(0)
             raise EngineDeadError(

@@ -252,7 +252,8 @@ class ClientControl:
 
     async def stats(self) -> EngineStats:
         with contextlib.suppress(EngineDeadError, TimeoutError):  # it restarts, or is too busy to answer
-            self._stats = await asyncio.wait_for(self._host.client.stats(), _STATS_SECONDS)
+            async with asyncio.timeout(_STATS_SECONDS):
+                self._stats = await self._host.client.stats()
         return self._stats
 
     @property

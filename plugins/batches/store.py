@@ -183,7 +183,8 @@ class BatchStore:
                     for record in due if self._serving.engine.error is None else ():
                         running[record.owner] = asyncio.create_task(self._run_one(record, running))
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._woken.wait(), _POLL_SECONDS)
+                        async with asyncio.timeout(_POLL_SECONDS):
+                            await self._woken.wait()
             finally:
                 for task in running.values():
                     task.cancel()

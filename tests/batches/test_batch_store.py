@@ -223,6 +223,21 @@ async def test_a_long_batch_of_one_owner_keeps_nobody_elses_from_running(
     await asyncio.gather(running, return_exceptions=True)
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_store_that_is_cancelled_while_a_batch_wakes_it_stops(tmp_path: Path, turns: int) -> None:
+    store = BatchStore(Answering(), FileStore(tmp_path, 10, 1000), tmp_path, max_open=2, max_lines=5)
+    running = asyncio.create_task(store._run())
+    while not store._woken._waiters:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.001)
+    store._woken.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait([running], timeout=1)
+    running.cancel()
+    assert done, "the store went on after it was cancelled"
+
+
 async def test_a_batch_whose_results_cannot_be_written_is_taken_up_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

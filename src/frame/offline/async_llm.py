@@ -216,8 +216,8 @@ class AsyncLLM(AsyncFront):
         """
         if not isinstance(method, str) or args:
             raise ValueError("workers of another process take a method by name and keyword arguments only")
-        call = self._client.call("worker", {"method": method, **(kwargs or {})})
-        return list(await asyncio.wait_for(call, timeout))
+        async with asyncio.timeout(timeout):
+            return list(await self._client.call("worker", {"method": method, **(kwargs or {})}))
 
     async def start_profile(self) -> None:
         """Begins a profiler trace (profile_dir)."""
