@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -82,7 +83,7 @@ class AsyncFront:
         if self._stopped:
             raise EngineDeadError("the engine was shut down")
         if self._reader is None or self._reader.done():
-            self._reader = asyncio.get_running_loop().create_task(self._read())
+            self._reader = asyncio.get_running_loop().create_task(_read_outputs(self._client, weakref.ref(self)))
         parsed = parse_prompt(prompt)
         if parsed.token_ids is None:
             parsed = await self._off_loop(len(parsed.text or ""), self.front.tokenize, parsed, params)
@@ -144,20 +145,17 @@ class AsyncFront:
             await asyncio.sleep(0)
             return work(*args)
 
-    async def _read(self) -> None:
-        """Turns engine outputs into request outputs until the client is closed."""
-        error: Exception = EngineDeadError("the engine's client was closed")
-        try:
-            async for batch in self._client.outputs():
-                if batch and batch[0].fault == "lost":  # other outputs are read while the requests are added again
-                    task = asyncio.get_running_loop().create_task(self._replay([one.request_id for one in batch]))
-                    self._replays.add(task)
-                    task.add_done_callback(self._replays.discard)
-                    continue
-                await self._take(batch)
-        except Exception as cause:
-            logger.exception("the text side failed")
-            error = EngineDeadError(f"the text side failed: {type(cause).__name__}: {cause}")
+    async def _read(self, batch: list[EngineOutput]) -> None:
+        """Turns a batch of engine outputs into request outputs."""
+        if batch and batch[0].fault == "lost":  # other outputs are read while the requests are added again
+            task = asyncio.get_running_loop().create_task(self._replay([one.request_id for one in batch]))
+            self._replays.add(task)
+            task.add_done_callback(self._replays.discard)
+        else:
+            await self._take(batch)
+
+    def _fail(self, error: Exception) -> None:
+        """Ends every stream with an error."""
         for collector in self._collectors.values():
             collector.fail(error)
 
@@ -189,6 +187,25 @@ class AsyncFront:
             collector = self._collectors.get(output.request_id)
             if collector is not None:
                 collector.put(output)
+
+
+async def _read_outputs(client: EngineClient, front_of: Callable[[], AsyncFront | None]) -> None:
+    """Passes engine outputs to a front until the client is closed, or the front is deleted.
+
+    Between two batches nothing here refers to the front, so that one that nobody uses any more can be deleted.
+    """
+    error: Exception = EngineDeadError("the engine's client was closed")
+    try:
+        async for batch in client.outputs():
+            if (front := front_of()) is None:
+                return
+            await front._read(batch)
+            del front
+    except Exception as cause:
+        logger.exception("the text side failed")
+        error = EngineDeadError(f"the text side failed: {type(cause).__name__}: {cause}")
+    if (front := front_of()) is not None:
+        front._fail(error)
 
 
 def _refuse_callables(params: SamplingParams) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -353,3 +355,14 @@ async def test_a_call_of_workers_ends_in_time(make):
     client.call = never
     with pytest.raises(TimeoutError):
         await llm.collective_rpc("describe", timeout=0.05)
+
+
+async def test_an_llm_that_nobody_uses_any_more_is_deleted(make):
+    """So that the engine that it started ends, also where nobody calls `shutdown`."""
+    llm, _ = make(lambda request: [1])
+    await collect(llm.generate([1], SamplingParams(max_tokens=1), "a"))
+    found = weakref.ref(llm)
+    del llm
+    await asyncio.sleep(0)
+    gc.collect()
+    assert found() is None
