@@ -115,12 +115,12 @@ class InputBuilder:
         return inputs
 
     def padding(self, shape: StepShape) -> StepInputs:
-        """Inputs without a token, while the host's counts say one token a row, at the longest position of the shape."""
-        believed = np.zeros((3, shape.padded_rows), np.int32)
-        believed[1], believed[2] = self._longest(shape) - 1, 1
+        """Inputs without a token, while the host says that each row has one, at the longest position of the shape."""
+        rows = np.zeros((3, shape.padded_rows), np.int32)
+        rows[1], rows[2] = self._longest(shape) - 1, 1
         views = self._views(shape, 0)
         views.rows.zero_()
-        return self._inputs(views, shape, believed, (), shape.deterministic)
+        return self._inputs(views, shape, rows, (), shape.deterministic)
 
     def _inputs(
         self, views: _Views, shape: StepShape, rows: np.ndarray, prefixes: Sequence[PrefixRows], deterministic: bool

@@ -52,8 +52,8 @@ class AttentionCase:
     ) -> Any:
         """The step that computes tokens start .. end of each row. `bound` is added to the host's sequence lengths.
 
-        `captured`: the host believes what it believed at a capture, in as many rows of one token as there are
-        tokens, all of them as long as the longest and `bound`.
+        `captured`: the host's lengths are those of a capture: as many rows of one token as there are tokens, each as
+        long as the longest row and `bound`.
         """
         counts = np.array([end - start for start, end in spans] + [0] * padding_rows, np.int32)
         lens = np.array([end for _, end in spans] + [0] * padding_rows, np.int32)

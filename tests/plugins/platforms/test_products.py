@@ -1,4 +1,4 @@
-"""Which kernel multiplies: by measured times, else the usual one; what is met is measured once and kept."""
+"""Which kernel multiplies: by measured times, else the without_times one; what is met is measured once and kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from frame.plugins.platforms.cuda.products import candidates, library, times
-from frame.plugins.platforms.cuda.products.candidates import CUBLAS, CUBLASLT, Shape, names, usual
+from frame.plugins.platforms.cuda.products.candidates import CUBLAS, CUBLASLT, Shape, names, without_times
 from frame.plugins.platforms.cuda.products.choice import Products
 from frame.plugins.platforms.cuda.products.times import Table, best_of, points_of
 
@@ -36,11 +36,13 @@ def test_the_library_is_always_a_candidate_and_ours_where_they_can_serve() -> No
 
 
 def test_without_times_a_few_rows_are_ours_and_more_the_library_s() -> None:
-    assert usual(1, names(1, GATED, hopper=True)) == "one-2x1024x2"
-    assert usual(8, names(8, PLAIN, hopper=True)) == "rows-4x6"
-    assert usual(8, names(8, GATED, hopper=True)) == "rows-4x4"
-    assert usual(8, names(8, PLAIN, hopper=False)) == CUBLAS
-    assert usual(9, names(9, PLAIN, hopper=True)) == usual(4096, names(4096, GATED, hopper=True)) == CUBLAS
+    assert without_times(1, names(1, GATED, hopper=True)) == "one-2x1024x2"
+    assert without_times(8, names(8, PLAIN, hopper=True)) == "rows-4x6"
+    assert without_times(8, names(8, GATED, hopper=True)) == "rows-4x4"
+    assert without_times(8, names(8, PLAIN, hopper=False)) == CUBLAS
+    assert (
+        without_times(9, names(9, PLAIN, hopper=True)) == without_times(4096, names(4096, GATED, hopper=True)) == CUBLAS
+    )
 
 
 def test_the_best_of_the_measured_numbers_of_rows_on_both_sides() -> None:
@@ -118,7 +120,7 @@ def test_what_is_met_is_launched_measured_and_chosen(served: list[tuple[str, int
     products.multiply(torch.randn(6, 64, dtype=BF16), torch.randn(40, 64, dtype=BF16))
     products.multiply(torch.randn(64, 6, dtype=BF16).t(), weight.t().contiguous().t())
     assert served == [("rows-4x4", 5), (CUBLAS, 9), ("rows-4x6", 6), (CUBLAS, 6)]
-    assert len(measured) == 1, "what is met later keeps the usual kernel"
+    assert len(measured) == 1, "what is met later keeps the without_times kernel"
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def absent_driver(capability: tuple[int, int], shared_bytes: int) -> Iterator[No
 
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     shared = {"max_shared_mem": shared_bytes}
-    usual, device = driver._active, object()
+    active, device = driver._active, object()
     answers = SimpleNamespace(
         get_current_device=lambda: device,
         get_current_stream=lambda _: 0,
@@ -48,7 +48,7 @@ def absent_driver(capability: tuple[int, int], shared_bytes: int) -> Iterator[No
     try:
         yield
     finally:
-        driver.set_active(usual)
+        driver.set_active(active)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from threading import Thread
 logger = logging.getLogger("frame.platforms.triton_files")
 
 #: How long a thread may hold the interpreter while another waits for it; Python's own 5 ms make half a second four.
-_BRISK_SECONDS = 1e-4
+_SWITCH_SECONDS = 1e-4
 
 
 def read_triton() -> Callable[[], None]:
@@ -21,15 +21,15 @@ def read_triton() -> Callable[[], None]:
 
 @cache
 def _reading() -> Thread:
-    thread = Thread(target=_hash_briskly, name="frame-triton-key", daemon=True)
+    thread = Thread(target=_hash, name="frame-triton-key", daemon=True)
     thread.start()
     return thread
 
 
-def _hash_briskly() -> None:
+def _hash() -> None:
     """Hashes with a short switch interval, to get the interpreter back soon after each of some eight hundred reads."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(_BRISK_SECONDS)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         from triton.runtime.cache import triton_key
 
@@ -37,4 +37,4 @@ def _hash_briskly() -> None:
     except ImportError as error:  # no Triton, or one without this function: the hash is computed when it is needed
         logger.debug("Triton's files are not hashed ahead: %s", error)
     finally:
-        sys.setswitchinterval(usual)
+        sys.setswitchinterval(interval)

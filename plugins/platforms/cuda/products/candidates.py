@@ -69,8 +69,8 @@ def candidates(rows: int, shape: Shape, device: torch.device) -> dict[str, Produ
     return {name: call for name, call in found if call is not None}
 
 
-def usual(rows: int, known: Collection[str]) -> str:
-    """The candidate of `known` to take where nothing was measured: ours for up to 8 rows, else the library's."""
+def without_times(rows: int, known: Collection[str]) -> str:
+    """The candidate of `known` for a product that was not measured: ours for up to 8 rows, else the library's."""
     preferred = ("one-2x2048x2", "one-2x1024x2", "rows-4x6", "rows-4x4") if rows <= 8 else ()
     return next((name for name in preferred if name in known), CUBLAS)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .candidates import CUBLAS, LIBRARY, Product, Shape, candidates, is_served, product, usual
+from .candidates import CUBLAS, LIBRARY, Product, Shape, candidates, is_served, product, without_times
 from .times import Table, best_of, measured
 
 #: Choices that are remembered by their rows; all are forgotten when there are more.
@@ -44,7 +44,7 @@ class Products:
         """The candidate that is taken for so many rows."""
         known = candidates(rows, shape, self._device)
         points = self._table.get(shape)
-        return best_of(points, rows, known) if points else usual(rows, known)
+        return best_of(points, rows, known) if points else without_times(rows, known)
 
     def settle(self, max_rows: int) -> None:
         """Decides for all shapes that were met, for steps of up to `max_rows` rows, once their kernels are compiled."""
