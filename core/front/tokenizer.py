@@ -15,7 +15,8 @@ from ..interfaces.errors import InvalidRequest
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.setup import TokenizerSetup
 from ..interfaces.tokenizer import Tokenizer
-from ..plugin_host.registry import PluginError, Registry
+from ..plugin_host.offers import NoPluginError, PluginError
+from ..plugin_host.registry import Registry
 
 
 class TokenizerError(InvalidRequest):
@@ -88,7 +89,7 @@ class TokenizerSource:
         try:
             provider = self.registry.select("tokenizer", mode, lambda kind: kind.supports(folder))
         except PluginError as error:
-            raised = NoTokenizerError if mode == "auto" else TokenizerError
+            raised = NoTokenizerError if isinstance(error, NoPluginError) else TokenizerError
             raise raised(f"{error}: pass token ids, or name another tokenizer with 'tokenizer'") from error
         check_files(folder)
         try:

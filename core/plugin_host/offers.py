@@ -32,6 +32,10 @@ HERE = "this-process"
 OURS = "frame-llm"
 
 
+class NoPluginError(PluginError):
+    """No plugin of a kind serves the case at hand."""
+
+
 class UnfitPluginError(PluginError, ValueError):
     """A plugin that cannot do what is asked of it here: its constructor said so by a `ValueError`."""
 

@@ -26,6 +26,7 @@ from .offers import (
     OURS,
     Choice,
     Failure,
+    NoPluginError,
     Offer,
     PluginError,
     UnfitPluginError,
@@ -126,8 +127,8 @@ class Registry:
     ) -> Provider:
         """Returns the provider `name`, or for "auto" the most preferred one whose class has no `reason` against it.
 
-        `preference` may overrule a provider's own number for the case at hand. Raises `PluginError` with the reason of
-        each candidate, or naming a tie.
+        `preference` may overrule a provider's own number for the case at hand. Raises `NoPluginError` with the reason
+        of each candidate, or `PluginError` naming a tie.
         """
         noun = KINDS[kind].noun
         if name != "auto":
@@ -139,7 +140,7 @@ class Registry:
         able, unable = self._candidates(kind, reason, preference)
         if not able:
             reasons = "; ".join(f"{other}: {against}" for other, against in unable.items()) or "none is installed"
-            raise PluginError(f"no {noun} can be used here; {reasons}")
+            raise NoPluginError(f"no {noun} can be used here; {reasons}")
         best = max(rank for rank, _ in able)
         chosen = [provider for rank, provider in able if rank == best]
         if len(chosen) > 1:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -89,7 +90,7 @@ class BoundedProcess:
                 pass_fds=[theirs.fileno()],
             )
         if process.stdin is not None:
-            with process.stdin as stdin:
+            with suppress(OSError), process.stdin as stdin:  # a child that died already answers nothing below
                 stdin.write(json.dumps(self._start_message).encode())
         channel = self._channel = Channel(ours, self._kind)
         try:

@@ -93,6 +93,8 @@ class RemoteEngine:
     async def news(self, message: EngineNews) -> None:
         """Handles a supervisor's message: attaches to a new engine, detaches from a dead one."""
         if isinstance(message, EngineUp):
+            if self._final:  # closed while the supervisor started another engine
+                return
             await self._stop_reading()
             self._info = message.info
             await self._connect(message)

@@ -12,14 +12,14 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
+from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
 from ..server.certificates import tls_context
 from .api_supervisor import ApiSupervisor
 from .child_process import describe
-from .listeners import bind_admin, bind_all, url
+from .listeners import bind_admin, bind_all, close_all, url
 from .messages import EngineDown, EngineNews, EngineUp, Stage
 from .supervisor import EngineSupervisor
 
@@ -63,12 +63,7 @@ class Launcher:
             seconds = 0 if self._signals > 1 or self._engine is None else _STOP_SECONDS
             await self._apis.stop(seconds)
             await self._supervisor.stop(seconds)
-            for listener in (*self._listeners, self._admin):
-                if listener is not None:
-                    listener.close()
-            for path in (self._config.server.admin_uds, self._config.server.uds):
-                if path is not None:
-                    Path(path).unlink(missing_ok=True)
+            close_all(self._config.server, *self._listeners, self._admin)
 
     def _say(self, text: str) -> None:
         _print(f"frame: {time.monotonic() - self._started:6.1f} s  {text}")
@@ -145,7 +140,11 @@ def launch(config: FrameConfig, engine_command: Sequence[str] | None = None) -> 
     config = share_between_keys(config)
     tls_context(config.server)  # unusable certificate files end the start at once
     listeners = bind_all(config.server)
-    admin = bind_admin(config.server)
+    try:
+        admin = bind_admin(config.server)
+    except ConfigError:
+        close_all(config.server.model_copy(update={"admin_uds": None}), *listeners)
+        raise
 
     async def run() -> int:
         return await Launcher(config, listeners, engine_command, admin).run()

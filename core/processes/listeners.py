@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -49,11 +50,15 @@ def bind(server: ServerConfig, shared: bool = False) -> socket.socket:
             server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
     except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
         raise ConfigError(
             f"cannot listen on {server.host}:{server.port}: {getattr(error, 'strerror', None) or error}; "
@@ -67,13 +72,13 @@ def _bind_unix(path: Path, mode: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-            try:
-                listener.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()  # the file of a server that has ended
-            else:
-                raise ConfigError(f"cannot listen on {path}: a server listens there already")
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                try:
+                    probe.connect(str(path))
+                except ConnectionRefusedError:
+                    path.unlink()  # the file of a server that has ended
+                else:
+                    raise FileExistsError(errno.EADDRINUSE, "a server listens there already")
         os.fchmod(listener.fileno(), mode)  # Linux gives the file these permissions minus the umask
         listener.bind(str(path))
         listener.listen(_BACKLOG)
@@ -81,6 +86,16 @@ def _bind_unix(path: Path, mode: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
     return listener
+
+
+def close_all(server: ServerConfig, *listeners: socket.socket | None) -> None:
+    """Closes the listeners of a server, and removes the files of its Unix sockets."""
+    for listener in listeners:
+        if listener is not None:
+            listener.close()
+    for path in (server.admin_uds, server.uds):
+        if path is not None:
+            Path(path).unlink(missing_ok=True)
 
 
 def url(listener: socket.socket, secure: bool = False) -> str:

@@ -66,6 +66,15 @@ def test_preference_and_name_choose_among_several(tmp_path: Path) -> None:
     assert type(words(tmp_path, preference=-1, tokenizer_mode="words").get()) is Words
 
 
+def test_two_plugins_of_one_preference_are_an_error_and_not_a_missing_tokenizer(tmp_path: Path) -> None:
+    tiny.save(tiny.byte_level(), tmp_path)
+    source = words(tmp_path)
+    hf = next(offer for offer in source.registry.offers if "hf" in offer.names)
+    with pytest.raises(TokenizerError, match="have the same preference") as caught:
+        words(tmp_path, preference=hf.provider.preference).get()
+    assert not isinstance(caught.value, NoTokenizerError), "texts would be lost without a word"
+
+
 def test_no_plugin_can_read_the_folder(tmp_path: Path) -> None:
     with pytest.raises(NoTokenizerError, match=r"hf: folder .* has no tokenizer .*pass token ids"):
         source_of(tmp_path).get()

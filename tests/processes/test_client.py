@@ -181,6 +181,16 @@ async def test_an_answer_that_cannot_be_read_costs_the_requests_and_not_the_engi
         connection.close()
 
 
+async def test_a_closed_client_takes_no_engine_that_was_still_starting() -> None:
+    address = f"@frame-test-closed-{os.getpid()}"
+    with listen(address):
+        client = RemoteEngine()
+        await client.close()
+        await client.news(EngineUp(address, FakeEngine(FrameConfig()).info))
+        assert client.end == "the engine was shut down"
+        assert client._reader is None
+
+
 async def until_up(client: RemoteEngine) -> None:
     async with asyncio.timeout(60):
         while client.error is not None:
