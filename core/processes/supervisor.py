@@ -143,7 +143,7 @@ class EngineSupervisor:
                 try:
                     await self._launch()
                     break
-                except (EngineDeadError, OSError) as error:
+                except (EngineDeadError, OSError, ValueError) as error:  # ValueError: an unreadable message
                     cause = str(error)
                     self._deaths += 1
             ready_at = time.monotonic()

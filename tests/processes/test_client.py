@@ -157,6 +157,28 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(client: RemoteE
     assert (await collector.end("after")).finish_reason == "length"
 
 
+async def test_a_starting_engine_that_sends_nonsense_is_started_again(
+    client: RemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = client.on_close.__self__  # type: ignore[union-attr]
+    begin, begun = supervisor._begin, []
+
+    async def nonsense_first(engine: EngineChild) -> Any:
+        begun.append(engine)
+        if len(begun) == 1:
+            raise ValueError("nonsense")
+        return await begin(engine)
+
+    monkeypatch.setattr(supervisor, "_begin", nonsense_first)
+    os.kill(engine_pid(client), signal.SIGKILL)
+    async with asyncio.timeout(60):
+        while len(begun) < 2 or client.error is not None:
+            await asyncio.sleep(0.02)
+    collector = Collector(client)
+    await client.add(request("after"))
+    assert (await collector.end("after")).finish_reason == "length"
+
+
 async def test_an_answer_that_cannot_be_read_costs_the_requests_and_not_the_engine() -> None:
     address = f"@frame-test-client-{os.getpid()}"
     listener = listen(address)
