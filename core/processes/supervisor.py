@@ -107,6 +107,9 @@ class EngineSupervisor:
             raise EngineDeadError(
                 f"the engine was not ready after {limit:g} seconds (ready_seconds); the last stage is shown above"
             ) from None
+        except ValueError as error:
+            await engine.stop(0)
+            raise EngineDeadError(f"a message of the starting engine cannot be read: {error}") from None
         await self._news(EngineUp(engine.address, info))
         if self._config.server.standby_engine:
             self._standby.keep()
@@ -143,7 +146,7 @@ class EngineSupervisor:
                 try:
                     await self._launch()
                     break
-                except (EngineDeadError, OSError, ValueError) as error:  # ValueError: an unreadable message
+                except (EngineDeadError, OSError) as error:
                     cause = str(error)
                     self._deaths += 1
             ready_at = time.monotonic()
