@@ -32,7 +32,7 @@ from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.plugins.platforms.cuda.graphs.capture import Captured
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import CudaGraphs
-from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
+from frame.plugins.platforms.cuda.graphs.piecewise import PiecewiseGraphs
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes
 from frame.plugins.platforms.options import CudaOptions
 from frame.testing.checkpoints import make_checkpoint
@@ -61,7 +61,7 @@ def make_steps(platform: CpuPlatform) -> Steps:
     """Steps of which every size is captured before the first request."""
     most = platform.config.scheduler.max_num_seqs
     options = CudaOptions(graph_sizes_at_start=most)
-    graphs = CudaGraphs(Capturer(), options, most, pieces=Pieces(Capturer()), max_tokens=0)  # type: ignore[arg-type]
+    graphs = CudaGraphs(Capturer(), options, most, pieces=PiecewiseGraphs(Capturer()), max_tokens=0)  # type: ignore[arg-type]
     return Steps(CudaShapes(graphs), graphs, compiler=graphs)
 
 

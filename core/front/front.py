@@ -20,7 +20,7 @@ from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.tokenizer import ChatOptions
-from .input_processor import Admission, default_sampling_params
+from .input_processor import InputProcessor, default_sampling_params
 from .outputs import RequestMetrics
 from .pooling import PoolingAdmission, PoolingRecord
 from .prompts import InvalidRequest, ParsedPrompt, parse_prompt
@@ -55,7 +55,7 @@ class Front:
         #: called for each finished request with its times and the (finish reason, number of tokens) of its outputs
         self.on_finished: Callable[[RequestMetrics, Sequence[tuple[str, int]]], None] | None = None
         self.info = info
-        self._admission = Admission(config, checkpoint, info, self.source, validators)
+        self._admission = InputProcessor(config, checkpoint, info, self.source, validators)
         self._pooling: PoolingAdmission | None = None
         if info.pooling is not None:
             self._pooling = PoolingAdmission(info, info.pooling, self.source, config.pooler)
@@ -117,7 +117,7 @@ class Front:
             raise InvalidRequest(f"the model {kind}, so it cannot do {task!r}; it can: {choices}", "model")
 
     def _admission_of(self, params: SamplingParams | PoolingParams) -> Any:
-        """The `Admission` or `PoolingAdmission` of such requests; raises `InvalidRequest` where the model has none."""
+        """What admits requests with such `params`; raises `InvalidRequest` where the model serves none."""
         if isinstance(params, PoolingParams):
             self.require(params.task or "encode")
             return self._pooling

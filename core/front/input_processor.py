@@ -1,4 +1,4 @@
-"""Admission: a prompt and its sampling parameters, checked against the model, become engine requests.
+"""InputProcessor: a prompt and its sampling parameters, checked against the model, become engine requests.
 
 Every refusal is an `InvalidRequest` of one sentence. Knows the text side and the model's limits; no engine.
 """
@@ -63,7 +63,7 @@ def check_ids(ids: np.ndarray, vocab_size: int) -> None:
         )
 
 
-class Admission:
+class InputProcessor:
     """Admits requests. It counts them, because a request without a seed gets one that is derived from its number.
 
     `info` is what the engine reports once it is ready. `validators` are further checks of sampling parameters (logits

@@ -28,11 +28,11 @@ from ..plugin_host.setups import endpoint_setup
 from .calls import RouteCalls
 from .deadlines import Deadlines
 from .errors import ErrorShapes, error_body, retry_headers
+from .event_stream import ClientGoneError
 from .ingress import Ingress
 from .keys import KeyLimits
 from .middleware import add_middleware
 from .serving import ServingHost
-from .streams import ClientGoneError
 
 #: The status that proxies log for a request whose client disconnected; nobody reads it.
 _CLIENT_GONE = 499

@@ -23,7 +23,7 @@ from ..interfaces.schema import SamplingFields
 from .deadlines import until_deadline
 from .errors import refusal, refusals
 from .ingress import OUTPUTS, OWNER, REQUEST, TOKENS
-from .reports import RequestRecord
+from .reports import RequestTally
 
 if TYPE_CHECKING:
     from .serving import ServingHost
@@ -60,7 +60,7 @@ class TimedGeneration:
     ) -> AsyncGenerator[Any, None]:
         scope = REQUEST.get() or {}
         owner, limits = scope.get(OWNER, ""), scope.get(OUTPUTS)
-        record = RequestRecord(self._host.metrics, params, self._host.reporter.wants_outputs)
+        record = RequestTally(self._host.metrics, params, self._host.reporter.wants_outputs)
         stream = self._host.llm.stream(self._salted(prompt), params, request_id, owner=owner, **options)
         try:
             async with self._recorded(scope, record, stream, prompt):
@@ -74,7 +74,7 @@ class TimedGeneration:
 
     async def pool(self, prompt: Any, params: PoolingParams, request_id: str, **options: Any) -> Any:
         scope = REQUEST.get() or {}
-        record = RequestRecord(self._host.metrics, _POOLED)
+        record = RequestTally(self._host.metrics, _POOLED)
         owner = scope.get(OWNER, "")
         stream = self._host.llm.stream(self._salted(prompt), params, request_id, owner=owner, **options)
         async with self._recorded(scope, record, stream, prompt):
@@ -87,7 +87,7 @@ class TimedGeneration:
 
     @contextlib.asynccontextmanager
     async def _recorded(
-        self, scope: Scope, record: RequestRecord, stream: AsyncGenerator[Any, None], prompt: Any
+        self, scope: Scope, record: RequestTally, stream: AsyncGenerator[Any, None], prompt: Any
     ) -> AsyncGenerator[None, None]:
         """Closes `stream` and `record` at the end, and takes the tokens of the request from the bucket of its key.
 

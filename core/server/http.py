@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from ..config.server import ServerConfig
 from .certificates import Certificates
-from .streams import attach_wire
+from .event_stream import attach_wire
 
 _KEEP_ALIVE_SECONDS = 30
 #: Seconds from the first byte of a request's head (for the first request, from the connection) until it is complete.

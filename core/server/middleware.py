@@ -18,7 +18,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..config.errors import ConfigError
-from .streams import WIRE
+from .event_stream import WIRE
 
 
 def add_middleware(app: Starlette, paths: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ class Reporter:
         self._wants_prompts = any(sink.wants_prompts for sink in sinks)
         self.wants_outputs = any(sink.wants_outputs for sink in sinks)
 
-    def end(self, request_id: str, record: RequestRecord) -> None:
+    def end(self, request_id: str, record: RequestTally) -> None:
         """Reports a request that has ended."""
         if not self._sinks:
             return
@@ -49,7 +49,7 @@ class Reporter:
                 logger.exception("metrics sink %s failed to close", type(sink).__name__)
 
 
-class RequestRecord:
+class RequestTally:
     """What happens to one prompt and its outputs, from its arrival until `close`, which adds it to the metrics.
 
     Times between tokens are taken as outputs arrive; the phases come from the text side (`RequestMetrics`), since an

@@ -26,11 +26,11 @@ from ..interfaces.serving import RequestCounts
 from .bodies import JSON_BODY
 from .calls import RouteCalls
 from .errors import IgnoredFields, field_error, refusals
+from .event_stream import EventStream, race
 from .generation import TimedGeneration
 from .ingress import OWNER
 from .metrics import ServerMetrics
 from .reports import Reporter
-from .streams import EventStream, race
 from .texts import FrontTexts
 
 if TYPE_CHECKING:

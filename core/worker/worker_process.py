@@ -53,7 +53,7 @@ class Call(msgspec.Struct, tag=True):
     arguments: dict[str, Any] | None = None
 
 
-class Stage(msgspec.Struct, tag=True):
+class WorkerStage(msgspec.Struct, tag=True):
     """Worker to engine: a stage of the start began."""
 
     name: str
@@ -81,7 +81,7 @@ class Failure(msgspec.Struct, tag=True):
 
 
 ToWorker = Execute | Sample | Call
-FromWorker = Stage | Sampled | Value | Failure
+FromWorker = WorkerStage | Sampled | Value | Failure
 
 
 class WorkerError(RuntimeError):
@@ -173,7 +173,7 @@ class RemoteWorker:
             message = None
         if message is None:
             self._lost()
-        elif isinstance(message, Stage):
+        elif isinstance(message, WorkerStage):
             self._progress(message.name)
         elif isinstance(message, Sampled):
             self._steps.popleft().answer = message.result
@@ -223,7 +223,7 @@ def serve_worker(descriptor: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the engine's to answer; its end ends this process
     recipe = sys.stdin.buffer.read()
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
-    worker = worker_of(recipe, lambda stage: channel.send(Stage(stage)))
+    worker = worker_of(recipe, lambda stage: channel.send(WorkerStage(stage)))
     loop = _WorkerLoop(worker, channel, partial(culprit, worker.registry))
     try:
         while (message := channel.receive()) is not None:

@@ -19,9 +19,9 @@ from frame.core.config.errors import ConfigError
 from frame.plugins.commands.bench import metrics, plots, report, sweep
 from frame.plugins.commands.bench.arrivals import arrival_times
 from frame.plugins.commands.bench.datasets import add_dataset_flags, make_requests
-from frame.plugins.commands.bench.event_stream import EventStream
+from frame.plugins.commands.bench.event_reader import EventReader
 from frame.plugins.commands.bench.plots import Plot, Series
-from frame.plugins.commands.bench.record import RequestRecord
+from frame.plugins.commands.bench.record import MeasuredRequest
 from frame.plugins.commands.bench.text_source import TokenizerSource, WordSource
 
 DEMO = Path(__file__).parents[2] / "plugins" / "models" / "demo"
@@ -33,7 +33,7 @@ EVENTS = ['{"a": "é"}', "one\ntwo", "ünï", ""]
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 def test_events_are_the_same_wherever_chunks_are_cut(cuts):
-    stream, found = EventStream(), []
+    stream, found = EventReader(), []
     edges = [0, *sorted(cuts), len(STREAM)]
     for start, end in itertools.pairwise(edges):
         found += stream.feed(STREAM[start:end])
@@ -56,11 +56,11 @@ def test_percentiles_are_those_of_numpy(values, percent):
     assert metrics.percentile(values, percent) == pytest.approx(np.percentile(values, percent), rel=1e-9, abs=1e-9)
 
 
-def records() -> list[RequestRecord]:
+def records() -> list[MeasuredRequest]:
     return [
-        RequestRecord(10, 5, 0.0, 0.1, 0.5, [0.1] * 4),
-        RequestRecord(20, 3, 0.2, 0.3, 1.3, [0.5] * 2),
-        RequestRecord(30, 0, 0.3, 0.0, 0.1, error="HTTP 500"),
+        MeasuredRequest(10, 5, 0.0, 0.1, 0.5, [0.1] * 4),
+        MeasuredRequest(20, 3, 0.2, 0.3, 1.3, [0.5] * 2),
+        MeasuredRequest(30, 0, 0.3, 0.0, 0.1, error="HTTP 500"),
     ]
 
 

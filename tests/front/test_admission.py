@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from frame.core.config.flat import from_flat
-from frame.core.front.input_processor import Admission, default_sampling_params, derive_seed
+from frame.core.front.input_processor import InputProcessor, default_sampling_params, derive_seed
 from frame.core.front.prompts import InvalidRequest, parse_prompt
 from frame.interfaces import SamplingParams, StructuredOutputsParams
 from frame.offline.prompts import as_prompts
@@ -17,7 +17,9 @@ from .test_front import checkpoint
 def make_admission(source, validators=(), config=None, **facts):
     """The admission of a model of 32 tokens; `facts` change its checkpoint."""
     info = msgspec.structs.replace(INFO, max_model_len=32)
-    return Admission(from_flat({"max_logprobs": 5, **(config or {})}), checkpoint(**facts), info, source, validators)
+    return InputProcessor(
+        from_flat({"max_logprobs": 5, **(config or {})}), checkpoint(**facts), info, source, validators
+    )
 
 
 @pytest.fixture

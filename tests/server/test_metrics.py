@@ -18,7 +18,7 @@ from frame.core.front.outputs import RequestMetrics
 from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineStats
 from frame.core.server.metrics import Distribution, ServerMetrics, TokenPace
-from frame.core.server.reports import RequestRecord
+from frame.core.server.reports import RequestTally
 from frame.plugins.endpoints.exposition import Exposition
 from tests.server.running import FAKE, server, until
 
@@ -109,7 +109,7 @@ def seen(num_tokens: list[int], times: RequestMetrics, finished: bool = False) -
 
 def test_a_request_is_counted_once_in_every_distribution() -> None:
     metrics = ServerMetrics()
-    record = RequestRecord(metrics, SamplingParams(n=2, max_tokens=7))
+    record = RequestTally(metrics, SamplingParams(n=2, max_tokens=7))
     times = RequestMetrics(10.0, first_scheduled_time=9.9, first_token_time=10.5)  # clocks of two processes
     for moment in (10.5, 11.0, 11.5):
         times.last_token_time = moment
@@ -140,7 +140,7 @@ def test_a_request_is_counted_once_in_every_distribution() -> None:
 
 def test_an_answer_in_one_piece_has_the_times_of_a_streamed_one() -> None:
     metrics = ServerMetrics()
-    record = RequestRecord(metrics, SamplingParams(max_tokens=5))
+    record = RequestTally(metrics, SamplingParams(max_tokens=5))
     times = RequestMetrics(10.0, first_scheduled_time=10.1, first_token_time=10.5, last_token_time=12.5)
     record.see(seen([5], times))
     record.close()
@@ -153,7 +153,7 @@ def test_an_answer_in_one_piece_has_the_times_of_a_streamed_one() -> None:
 
 def test_a_request_that_never_ran_counts_as_aborted() -> None:
     metrics = ServerMetrics()
-    RequestRecord(metrics, SamplingParams(max_tokens=None)).close()
+    RequestTally(metrics, SamplingParams(max_tokens=None)).close()
     found = samples(metrics)
     assert found["frame_request_success_total{finished_reason=abort}"] == 1
     assert found["frame_e2e_request_latency_seconds_count{}"] == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frame.core.server.streams import EventStream, attach_wire
+from frame.core.server.event_stream import EventStream, attach_wire
 
 
 class Connection:

@@ -11,8 +11,8 @@ import msgspec
 
 from frame.settings import ConfigError
 
-from .event_stream import EventStream
-from .record import BenchRequest, RequestRecord
+from .event_reader import EventReader
+from .record import BenchRequest, MeasuredRequest
 
 if TYPE_CHECKING:
     import httpx
@@ -69,11 +69,11 @@ def body_of(target: Target, request: BenchRequest) -> dict[str, Any]:
     return body | dict(target.fields)
 
 
-async def send(client: httpx.AsyncClient, target: Target, request: BenchRequest) -> RequestRecord:
+async def send(client: httpx.AsyncClient, target: Target, request: BenchRequest) -> MeasuredRequest:
     """Sends a request and reads its whole answer; a failure is noted in the record, not raised."""
     import httpx
 
-    record = RequestRecord(prompt_len=request.prompt_len)
+    record = MeasuredRequest(prompt_len=request.prompt_len)
     content = msgspec.json.encode(body_of(target, request))
     answer = _Answer(record, target.chat)
     record.started = time.perf_counter()
@@ -93,7 +93,7 @@ async def send(client: httpx.AsyncClient, target: Target, request: BenchRequest)
 
 
 async def _read(response: httpx.Response, answer: _Answer) -> None:
-    stream = EventStream()
+    stream = EventReader()
     # Raw chunks arrive sooner than decoded ones; a server may compress although it was asked not to.
     chunks = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
     async for chunk in chunks:
@@ -105,7 +105,7 @@ async def _read(response: httpx.Response, answer: _Answer) -> None:
 class _Answer:
     """Fills a record from the events of a stream."""
 
-    def __init__(self, record: RequestRecord, chat: bool) -> None:
+    def __init__(self, record: MeasuredRequest, chat: bool) -> None:
         self._record, self._chat = record, chat
         self._texts: list[str] = []
         self._newest = 0.0

@@ -13,7 +13,7 @@ from frame.settings import ConfigError
 
 from .arrivals import arrival_times
 from .client import Target, http_client, send
-from .record import BenchRequest, RequestRecord
+from .record import BenchRequest, MeasuredRequest
 
 _RETRY_SECONDS = 0.5
 _ASK_SECONDS = 10.0
@@ -38,7 +38,7 @@ class Run:
     share of one processor that this client used. Near 1 the client, not the server, limits the figures.
     """
 
-    records: list[RequestRecord]
+    records: list[MeasuredRequest]
     seconds: float
     client_cpu: float
 
@@ -48,7 +48,7 @@ async def run_load(target: Target, load: Load, tick: Callable[[], object]) -> Ru
     limit = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else None
     async with http_client(target.headers, load.timeout) as client:
 
-        async def one(request: BenchRequest) -> RequestRecord:
+        async def one(request: BenchRequest) -> MeasuredRequest:
             room: AbstractAsyncContextManager[object] = limit if limit is not None else nullcontext()
             async with room:
                 return await send(client, target, request)
@@ -61,7 +61,7 @@ async def run_load(target: Target, load: Load, tick: Callable[[], object]) -> Ru
         times = arrival_times(len(load.requests), load.rate, load.burstiness, random.Random(load.seed))
         start, cpu = time.perf_counter(), time.process_time()
 
-        async def ticked(request: BenchRequest) -> RequestRecord:
+        async def ticked(request: BenchRequest) -> MeasuredRequest:
             record = await one(request)
             tick()
             return record

@@ -10,7 +10,7 @@ from typing import Any
 
 from frame.settings import ConfigError
 
-from .record import RequestRecord
+from .record import MeasuredRequest
 
 #: The measured times, by their short names.
 METRICS = {
@@ -32,7 +32,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def times(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
+def times(records: Sequence[MeasuredRequest]) -> dict[str, list[float]]:
     """Every metric's values, in seconds, of the requests that succeeded."""
     done = [record for record in records if record.success]
     return {
@@ -70,13 +70,13 @@ def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
     return limits
 
 
-def is_good(record: RequestRecord, limits: Mapping[str, float]) -> bool:
+def is_good(record: MeasuredRequest, limits: Mapping[str, float]) -> bool:
     """Whether a request succeeded within every limit (milliseconds)."""
     took = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2el": record.latency}
     return record.success and all(took[name] * 1000 <= limit for name, limit in limits.items())
 
 
-def tokens_by_second(records: Sequence[RequestRecord], start: float) -> list[int]:
+def tokens_by_second(records: Sequence[MeasuredRequest], start: float) -> list[int]:
     """Tokens that arrived in each second after `start`, one for each arrival that was recorded."""
     counts: Counter[int] = Counter()
     for record in records:
@@ -89,7 +89,7 @@ def tokens_by_second(records: Sequence[RequestRecord], start: float) -> list[int
     return [counts[second] for second in range(max(counts, default=-1) + 1)]
 
 
-def most_concurrent(records: Sequence[RequestRecord]) -> int:
+def most_concurrent(records: Sequence[MeasuredRequest]) -> int:
     """The most requests that were being answered at one moment."""
     changes = [(record.started, 1) for record in records]
     changes += [(record.started + record.latency, -1) for record in records]
@@ -101,7 +101,7 @@ def most_concurrent(records: Sequence[RequestRecord]) -> int:
 
 
 def serve_figures(
-    records: Sequence[RequestRecord],
+    records: Sequence[MeasuredRequest],
     duration: float,
     *,
     metrics: Sequence[str],

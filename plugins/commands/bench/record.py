@@ -18,7 +18,7 @@ class BenchRequest:
 
 
 @dataclass
-class RequestRecord:
+class MeasuredRequest:
     """What happened to one request. Times are in seconds, `started` on the clock of `time.perf_counter`."""
 
     prompt_len: int = 0

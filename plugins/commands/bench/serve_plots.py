@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from .metrics import METRICS, percentile, times, tokens_by_second
 from .plots import Plot, Series, distribution
-from .record import RequestRecord
+from .record import MeasuredRequest
 from .report import Table
 
 
-def serve_plots(records: Sequence[RequestRecord], metrics: Sequence[str]) -> list[Plot]:
+def serve_plots(records: Sequence[MeasuredRequest], metrics: Sequence[str]) -> list[Plot]:
     """A distribution of each metric, tokens over time, and the time to the first token of requests as they came."""
     values = times(records)
     start = min(record.started for record in records)
@@ -47,7 +47,7 @@ def serve_plots(records: Sequence[RequestRecord], metrics: Sequence[str]) -> lis
     return plots
 
 
-def metric_table(records: Sequence[RequestRecord], metrics: Sequence[str], percents: Sequence[float]) -> Table:
+def metric_table(records: Sequence[MeasuredRequest], metrics: Sequence[str], percents: Sequence[float]) -> Table:
     """Mean and percentiles of every metric, in milliseconds."""
     values = times(records)
     rows = []

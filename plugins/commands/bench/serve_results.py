@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from .output import write_json
-from .record import RequestRecord
+from .record import MeasuredRequest
 
 
-def save_results(arguments: argparse.Namespace, results: Mapping[str, Any], records: Sequence[RequestRecord]) -> None:
+def save_results(arguments: argparse.Namespace, results: Mapping[str, Any], records: Sequence[MeasuredRequest]) -> None:
     """Writes `results` under --result-dir where --save-result or --save-detailed asks for it."""
     if not (arguments.save_result or arguments.save_detailed):
         return
@@ -28,7 +28,7 @@ def save_results(arguments: argparse.Namespace, results: Mapping[str, Any], reco
     print(f"result: {path}")
 
 
-def _details(records: Sequence[RequestRecord]) -> dict[str, Any]:
+def _details(records: Sequence[MeasuredRequest]) -> dict[str, Any]:
     first = min(record.started for record in records)
     return _encodable({
         "input_lens": [record.prompt_len for record in records],

@@ -39,7 +39,7 @@ from .compile.rehearsal import can_rehearse, rehearse as compile_kernels
 from .compile.triton_files import read_triton
 from .graphs.capture import Capturer
 from .graphs.cuda_graphs import CudaGraphs
-from .graphs.piecewise import Pieces, sizes_for
+from .graphs.piecewise import PiecewiseGraphs, sizes_for
 from .graphs.piecewise_capture import PieceCapturer
 from .graphs.shapes import CudaShapes
 from .products.choice import Products
@@ -223,7 +223,7 @@ class CudaPlatform(Platform):
             Capturer(self.device),
             self.options,
             min(self.setup.max_num_seqs, self._max_tokens),
-            pieces=Pieces(PieceCapturer(self.device)),
+            pieces=PiecewiseGraphs(PieceCapturer(self.device)),
             max_tokens=self._max_tokens,
             deterministic=self.setup.deterministic,
             shares_prefixes=self.setup.shares_prefixes,

@@ -157,7 +157,7 @@ def _pair(params: Params, count: int, task: PoolingTask | None) -> list[PoolingP
 def _tokenize(engine: LLMEngine, pairs: list[tuple[Any, PoolingParams]]) -> list[tuple[Any, PoolingParams]]:
     """The prompts, where they are texts with their ids. All texts are passed to the tokenizer at once, for its threads.
 
-    Admission tokenises the texts that are to be truncated and those that may be too long.
+    InputProcessor tokenises the texts that are to be truncated and those that may be too long.
     """
     parsed = [(parse_prompt(prompt), params) for prompt, params in pairs]
     bound = engine.front.info.max_model_len * 16

@@ -26,9 +26,9 @@ from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 from frame.core.interfaces.schema import BoundedModel, Limits, SamplingFields
 from frame.core.interfaces.serving import Batches, RequestCounts
 from frame.core.server.bodies import JSON_BODY
+from frame.core.server.event_stream import EventStream, race
 from frame.core.server.ingress import OWNER
 from frame.core.server.metrics import ServerMetrics
-from frame.core.server.streams import EventStream, race
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BoundedModel)

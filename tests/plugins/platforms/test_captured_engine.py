@@ -34,7 +34,7 @@ from frame.plugins.attention import torch as torch_attention
 from frame.plugins.platforms.cpu import CpuPlatform, HostMemory
 from frame.plugins.platforms.cuda.graphs.capture import CapturedGraph
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import CudaGraphs
-from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
+from frame.plugins.platforms.cuda.graphs.piecewise import PiecewiseGraphs
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, decode_shape
 from frame.plugins.platforms.options import CudaOptions
 from frame.testing.engines import drain, greedy, prompts, request, running, tokens_of
@@ -72,7 +72,7 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         capturer = FakeCapturer(*sizes)
         sized = {"graph_sizes": [1, 2, 4, 8], "graph_sizes_at_start": 1, "capture_draws": False}
         given = CudaOptions(**{**sized, **options})
-        pieces = Pieces(TapeCapturer())
+        pieces = PiecewiseGraphs(TapeCapturer())
         graphs = partial(CudaGraphs, capturer, given, 8, pieces=pieces, max_tokens=max_tokens)
         monkeypatch.setattr(CpuPlatform, "steps", lambda self: captured_steps(graphs()))
         config = from_flat({"model": str(folder), **SETTINGS, "attention_backend": "torch", **(settings or {})})
@@ -422,7 +422,9 @@ def test_a_closed_engine_keeps_nothing_that_its_graphs_read(folder: Path, monkey
     options = CudaOptions(graph_sizes=[1, 2], graph_sizes_at_start=1, capture_draws=False)
 
     def steps(self: CpuPlatform) -> Steps:
-        return captured_steps(CudaGraphs(FakeCapturer(), options, 8, pieces=Pieces(TapeCapturer()), max_tokens=128))
+        return captured_steps(
+            CudaGraphs(FakeCapturer(), options, 8, pieces=PiecewiseGraphs(TapeCapturer()), max_tokens=128)
+        )
 
     monkeypatch.setattr(CpuPlatform, "steps", steps)
     config = from_flat({"model": str(folder), **SETTINGS, "attention_backend": "torch"})

@@ -14,7 +14,7 @@ from frame.core.interfaces.model import ForwardStep
 from frame.core.interfaces.platform_steps import StepShape
 from frame.core.interfaces.step import PrefixRows, StepPlan
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import LEAST_BYTES, CudaGraphs
-from frame.plugins.platforms.cuda.graphs.piecewise import Pieces
+from frame.plugins.platforms.cuda.graphs.piecewise import PiecewiseGraphs
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, name_of
 from frame.plugins.platforms.options import CudaOptions
 from frame.testing.platform_graphs import step_of
@@ -61,7 +61,12 @@ class Device:
         self.capturer, self.tape = FakeCapturer(*sizes), tape or TapeCapturer()
         given = CudaOptions(**{"graph_sizes": SIZES, "graph_sizes_at_start": 4, **options})
         self.graphs = CudaGraphs(
-            self.capturer, given, limit, pieces=Pieces(self.tape), max_tokens=prompts, deterministic=deterministic
+            self.capturer,
+            given,
+            limit,
+            pieces=PiecewiseGraphs(self.tape),
+            max_tokens=prompts,
+            deterministic=deterministic,
         )
         self.shapes = CudaShapes(self.graphs)
         self.graphs.prepare(Small(2, 2), self.shapes)

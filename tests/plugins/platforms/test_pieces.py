@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from frame.core.interfaces.model import ForwardStep
-from frame.plugins.platforms.cuda.graphs.piecewise import SIZES, Pieces, sizes_for
+from frame.plugins.platforms.cuda.graphs.piecewise import SIZES, PiecewiseGraphs, sizes_for
 from tests.plugins.platforms.tape import TapeCapturer
 
 WIDTH, LAYERS = 8, 3
@@ -60,8 +60,8 @@ def toy() -> Iterator[Toy]:
         yield Toy()
 
 
-def pieces_of(capturer: TapeCapturer, limit: int = 64) -> Pieces:
-    pieces = Pieces(capturer)
+def pieces_of(capturer: TapeCapturer, limit: int = 64) -> PiecewiseGraphs:
+    pieces = PiecewiseGraphs(capturer)
     pieces.sizes = [size for size in SIZES if size <= limit]
     return pieces
 
@@ -101,7 +101,7 @@ def test_what_lacks_is_said_from_the_largest_on_until_all_is_there(toy: Toy) -> 
         assert pieces.lacking() == left
     pieces.drop()
     assert pieces.lacking() == 64
-    assert Pieces(capturer).lacking() == 0
+    assert PiecewiseGraphs(capturer).lacking() == 0
 
 
 def test_graphs_that_are_dropped_are_made_again(toy: Toy) -> None:

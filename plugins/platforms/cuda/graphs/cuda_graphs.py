@@ -21,7 +21,7 @@ from frame.interfaces import Compiler, Forward, Graphs, Model, Part, Result, Sha
 
 from ...options import CudaOptions
 from .capture import CapturedGraph
-from .piecewise import Pieces, sizes_for
+from .piecewise import PiecewiseGraphs, sizes_for
 from .shapes import MAX_ROWS, decode_shape, kind_of, name_of, prompt_shape
 
 logger = logging.getLogger("frame.platforms.cuda")
@@ -59,7 +59,7 @@ class CudaGraphs(Graphs, Compiler):
         options: CudaOptions,
         limit: int,
         *,
-        pieces: Pieces,
+        pieces: PiecewiseGraphs,
         max_tokens: int,
         deterministic: bool = False,
         shares_prefixes: bool = False,

@@ -45,7 +45,7 @@ def sizes_for(weights_bytes: int, max_tokens: int) -> list[int]:
     return sorted(size for size in {*SIZES, max_tokens} if 1 < size <= most)
 
 
-class Capturer(Protocol):
+class PiecewiseCapturer(Protocol):
     """What captures pieces: `piecewise_capture.PieceCapturer`."""
 
     def capture(self) -> AbstractContextManager[None]:
@@ -65,7 +65,7 @@ class Capturer(Protocol):
 
 
 @dataclass(frozen=True)
-class Piece:
+class GraphPiece:
     """What a model does up to the attention of a layer; that attention, what it reads, and where its result goes."""
 
     replay: Replay
@@ -83,12 +83,12 @@ class Piece:
 class PiecewiseGraph:
     """The pieces of a forward pass of one size."""
 
-    pieces: list[Piece]
+    pieces: list[GraphPiece]
     last: Replay
     hidden: Tensor
 
 
-class Pieces:
+class PiecewiseGraphs:
     """Graphs by padded number of tokens.
 
     The first step of a size is captured, and runs piece by piece meanwhile. If its capture fails, it runs eagerly, by
@@ -97,7 +97,7 @@ class Pieces:
     than the last of `sizes`, which ascend, are not captured.
     """
 
-    def __init__(self, capturer: Capturer) -> None:
+    def __init__(self, capturer: PiecewiseCapturer) -> None:
         self.sizes: list[int] = []
         self._capturer = capturer
         self._failed: set[int] = set()  # once
@@ -139,7 +139,7 @@ class Pieces:
 
     def _capture(self, size: int, forward: Forward) -> Tensor:
         """Runs a step and captures it: each piece is replayed as soon as it ends, so that the results are real."""
-        pieces: list[Piece] = []
+        pieces: list[GraphPiece] = []
         capturer = self._capturer
 
         def attend(call: Attend, *arguments: Any) -> Tensor:
@@ -149,7 +149,7 @@ class Pieces:
             place = self._place_for(out)
             place.copy_(out)
             inputs = tuple(capturer.see(tensor) for tensor in arguments[:-1])
-            pieces.append(Piece(replay, call, inputs, place))
+            pieces.append(GraphPiece(replay, call, inputs, place))
             capturer.begin()
             return place
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class EventStream:
+class EventReader:
     """Takes chunks in order and returns the data of every event that a chunk completes.
 
     Lines end in LF, CR LF or CR; a blank line ends an event; several `data` lines make one text (WHATWG HTML, 9.2).
