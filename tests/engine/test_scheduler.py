@@ -569,6 +569,26 @@ def test_a_load_that_a_failed_step_never_began_is_given_up_when_its_blocks_are_m
     sim.check(request)
 
 
+def test_a_load_takes_the_blocks_that_were_loaded_for_a_later_request_if_nothing_runs():
+    layout = make_layout(6)
+    connector = FakeConnector(layout=layout, later=True)
+    sim = Simulation(layout=layout, connector=connector, policy=PriorityPolicy)
+    prompts = [list(range(13)), list(range(20, 33))]
+    for number, prompt in enumerate(prompts):
+        sim.add(make_request(f"stored{number}", prompt, max_tokens=2))
+        sim.run()
+    sim.scheduler.reset_prefix_cache()
+    later = make_request("later", prompts[0], max_tokens=2, priority=1)
+    sim.add(later)
+    sim.launch()  # begins its load
+    first = make_request("first", prompts[1], max_tokens=2, priority=0)
+    sim.add(first)
+    sim.run()
+    sim.check(first)
+    sim.check(later)
+    assert sim.outputs["first"][0].num_cached == 12
+
+
 def test_the_fake_worker_draws_the_tokens_that_the_tests_expect():
     prompt = [1, 2]
     first = next_token(prefixes_of(prompt)[-1], 1, VOCAB)

@@ -82,8 +82,10 @@ class Admission:
         num_computed = request.transfer.num_loaded or hit.num_tokens + external
         count = 0  # of tokens that this step computes
         if later:
-            if not kv.admit(request, hit, num_computed, num_computed):
-                return False
+            while not kv.admit(request, hit, num_computed, num_computed):
+                # if nothing runs, only blocks that were loaded for later requests can make room
+                if len(self._lifecycle.batch) or not self.reclaim(request):
+                    return False
         else:
             remaining = request.num_tokens - num_computed
             count = self.chunk(remaining, draft.budget)
