@@ -73,7 +73,7 @@ def test_nothing_changed_is_none():
     assert (list(update.removed), list(update.moved), update.batch_size) == ([1, 0], [], 0)
 
 
-class Capturer(BatchLogitsProcessor):
+class Recorder(BatchLogitsProcessor):
     """Keeps what row holds which request, by applying updates as the contract says, and adds the request's mark."""
 
     def __init__(self, config, device, is_pin_memory):
@@ -115,8 +115,8 @@ SLOTS = st.integers(0, 6)
 )
 @settings(deadline=None, max_examples=80)
 def test_updates_lead_any_history_to_the_right_rows(history):
-    capturer = Capturer(None, CPU, False)
-    adapter = BatchProcessorAdapter(capturer, make_setup("processor"))
+    recorder = Recorder(None, CPU, False)
+    adapter = BatchProcessorAdapter(recorder, make_setup("processor"))
     live = {}
     for step, (gone, new, draw_order) in enumerate(history):
         for slot in gone:
@@ -131,15 +131,15 @@ def test_updates_lead_any_history_to_the_right_rows(history):
 
 
 def test_the_batch_size_is_that_of_the_end():
-    capturer = Capturer(None, CPU, False)
-    adapter = BatchProcessorAdapter(capturer, make_setup("processor"))
+    recorder = Recorder(None, CPU, False)
+    adapter = BatchProcessorAdapter(recorder, make_setup("processor"))
     for slot in range(3):
         adapter.add(slot, SamplingParams(extra_args={"mark": 1}), [], [])
     adapter.apply(torch.zeros(3, 4), [0, 1, 2])
     adapter.apply(torch.zeros(3, 4), [0, 1, 2])
     adapter.remove(1)
     adapter.apply(torch.zeros(2, 4), [0, 2])
-    first, same, last = capturer.updates
+    first, same, last = recorder.updates
     assert first.batch_size == 3
     assert same is None
     assert last == BatchUpdate(2, [1], [], [(2, 1, ONE_WAY)])
@@ -205,7 +205,7 @@ def test_a_swap_with_one_empty_side_moves_the_other():
 def test_output_ids_grow_under_a_processor():
     seen = []
 
-    class Watcher(Capturer):
+    class Watcher(Recorder):
         def apply(self, logits):
             seen.append([list(output) for _, _, output in self.rows.values()])
             return logits

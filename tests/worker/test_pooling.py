@@ -9,7 +9,7 @@ from frame.core.interfaces.pooling_params import PoolingFacts, PoolingParams
 from frame.core.worker.pooling.pooling import Pooling
 
 
-class Capturer:
+class Recorder:
     """A pooler that notes who comes and goes."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Capturer:
 
 
 def test_the_pooler_of_a_request_hears_that_it_left() -> None:
-    poolers: dict[bool, Any] = {False: Capturer(), True: Capturer()}
+    poolers: dict[bool, Any] = {False: Recorder(), True: Recorder()}
     nothing: Any = None
     pooling = Pooling(PoolingFacts(tasks=["embed"], size=1), poolers, nothing, nothing)
 
