@@ -25,6 +25,8 @@ GREEDY_EPSILON = 1e-5
 MIN_TEMPERATURE = 1e-2
 #: A lower top_p is zero in float32, and would keep no token.
 MIN_TOP_P = 1e-30
+#: The largest number of a field that counts tokens or choices, here and in requests over HTTP.
+MAX_INT = 2**31 - 1
 #: A lower repetition penalty makes logits infinite; its inverse is the highest one.
 MIN_REPETITION_PENALTY = 1e-4
 
@@ -93,16 +95,24 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value or abs(value) == math.inf:
+        raise ValueError(f"{name} must be a finite number, got {_shown(value)}")
     if not low <= value <= high:
-        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value!r}")
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {_shown(value)}")
 
 
 def _check_int(name: str, value: Any, low: int, also: tuple[int, ...] = ()) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or (value < low and value not in also):
         choices = f"at least {low}" + "".join(f" or {extra}" for extra in also)
-        raise ValueError(f"{name} must be an integer of {choices}, got {value!r}")
+        raise ValueError(f"{name} must be an integer of {choices}, got {_shown(value)}")
+    if value > MAX_INT:
+        raise ValueError(f"{name} must be at most {MAX_INT}, got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """The beginning of `value` as text; Python writes out no integer of more than 4,300 digits."""
+    too_long = isinstance(value, int) and value.bit_length() > 10_000
+    return "a number of more than 3,000 digits" if too_long else f"{value!r:.80}"
 
 
 def _check_ids(name: str, values: Any) -> None:
@@ -251,7 +261,7 @@ class SamplingParams(msgspec.Struct, metaclass=_NamesFields, omit_defaults=True,
         if self.truncate_prompt_tokens is not None:
             _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, also=(-1,))
         if self.seed is not None and not (type(self.seed) is int and -(2**63) <= self.seed < 2**64):
-            raise ValueError(f"seed must be a 64-bit integer, got {self.seed!r}")
+            raise ValueError(f"seed must be a 64-bit integer, got {_shown(self.seed)}")
         self._verify_stops()
         if self.structured_outputs is not None:
             given: Any = self.structured_outputs

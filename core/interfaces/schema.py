@@ -14,10 +14,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from ..config.errors import near
-from .sampling import MIN_REPETITION_PENALTY, RequestOutputKind, SamplingParams
+from .sampling import MAX_INT, MIN_REPETITION_PENALTY, RequestOutputKind, SamplingParams
 
 #: Bounds that no setting changes.
-MAX_INT = 2**31 - 1
 MAX_TEXT = 1 << 24
 MAX_TOKEN_LIST = 1 << 20
 MAX_BIASES = 4096

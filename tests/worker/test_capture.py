@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def recordable(monkeypatch: pytest.MonkeyPatch) -> None:
+def capturable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(graphs=CapturingGraphs()))
     monkeypatch.setattr(TorchAttention, "needs_python", False)
 

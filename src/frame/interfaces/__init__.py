@@ -159,6 +159,7 @@ if TYPE_CHECKING:
         RequestReport as RequestReport,
     )
     from frame.core.interfaces.sampling import (
+        MAX_INT as MAX_INT,
         RequestOutputKind as RequestOutputKind,
         SamplingParams as SamplingParams,
         StructuredOutputsParams as StructuredOutputsParams,
@@ -168,7 +169,6 @@ if TYPE_CHECKING:
         SchedulerPolicy as SchedulerPolicy,
     )
     from frame.core.interfaces.schema import (
-        MAX_INT as MAX_INT,
         MAX_TOKEN_LIST as MAX_TOKEN_LIST,
         BoundedModel as BoundedModel,
         Limits as Limits,
