@@ -22,12 +22,11 @@ from ..interfaces.executor import Executor, WorkerFactory
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
-from ..interfaces.mesh import Placement
+from ..parallel.rendezvous import Rendezvous, placements_of
 from ..plugin_host.isolation import culprit
 from ..plugin_host.model_choice import choose_model
-from ..plugin_host.plugin_settings import check_one_device
 from ..plugin_host.registry import Registry
-from ..plugin_host.setups import connector_setup, engine_setup, executor_setup, mesh_of
+from ..plugin_host.setups import connector_setup, engine_setup, executor_provider, executor_setup, mesh_of
 from ..startup.bytecode import report_missing_bytecode
 from .agreement import agreed_layout
 from .engine import Engine
@@ -71,29 +70,36 @@ class EngineStart:
         choose_model(self._checkpoint, registry)  # imports it
         self._engine_id = secrets.token_hex(8)
         workers = make_workers(config, registry, progress, self._engine_id)
-        check_one_device(config.executor)
-        placements = [Placement(mesh=mesh_of(config))]
+        self._executor = self._make_executor(workers)
+
+    def _make_executor(self, workers: WorkerFactory) -> Executor:
+        config, mesh = self._config, mesh_of(self._config)
+        provider = executor_provider(config, self._registry)
+        self._rendezvous = Rendezvous(mesh.engine_size > 1)
+        placements = placements_of(mesh, self._rendezvous.address)
         setup = executor_setup(config, self._checkpoint.max_model_len, placements, workers)
-        self._executor: Executor = registry.make("executor", config.executor.executor, setup, config)
+        executor: Executor = self._registry.make("executor", provider, setup, config)
+        return executor
 
     def finish(self) -> Engine:
         """Starts the workers and returns the engine; raises as the constructor does, and then nothing is left."""
         executor, config, make = self._executor, self._config, self._registry.make
         with ExitStack() as undo:
             undo.callback(executor.close)
+            undo.callback(self._rendezvous.close)
             facts = executor.load()
             layout = agreed_layout(config, mesh_of(config), facts)
             ready = executor.allocate(layout)
             self._progress("scheduler")
             compiler = make_compiler(config, self._registry, self._vocabulary)
             info = EngineInfo(
-                **msgspec.structs.asdict(facts[0].described),
+                **msgspec.structs.asdict(facts[mesh_of(config).output_rank].described),
                 max_model_len=_fitting_length(config, layout, self._checkpoint.max_model_len),
                 vocab_size=self._checkpoint.vocab_size,
                 num_blocks=layout.pools[0],
                 block_size=layout.block_size,
-                stages=ready[0].stages,
-                pooling=ready[0].pooling,
+                stages=ready[-1].stages,
+                pooling=ready[mesh_of(config).output_rank].pooling,
             )
             setup = connector_setup(config, info.max_model_len, layout, self._engine_id)
             connector: ConnectorScheduler = NullConnectorScheduler(setup)

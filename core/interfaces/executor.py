@@ -116,13 +116,20 @@ class WorkerProtocol(Protocol):
         """Frees the device. May be called twice."""
 
 
+class SpawnedWorker(WorkerProtocol, Protocol):
+    """A worker in another process of this machine; its handles read what has arrived when asked whether it is ready."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when something has arrived."""
+
+
 class WorkerFactory(Protocol):
     """Makes the workers of an engine for its executor, which decides in which process each runs."""
 
     def local(self, placement: Placement) -> WorkerProtocol:
         """A worker in the calling process."""
 
-    def spawn(self, placement: Placement) -> WorkerProtocol:
+    def spawn(self, placement: Placement) -> SpawnedWorker:
         """A worker in a process of its own (`python -m frame worker`); it ends with its parent."""
 
     def recipe(self, placement: Placement) -> bytes:
@@ -137,6 +144,8 @@ class Executor(ABC):
 
     #: steps that may be launched before the oldest is answered
     max_in_flight: int = 2
+    #: whether the workers are in the caller's process, so that they take callables
+    is_local: bool = False
 
     def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
         self.setup = setup

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from ..layers.weights import WeightMap
-    from ..parallel.group import ProcessGroup
     from .attention import GroupBatch
     from .setup import ModelSetup
 
@@ -81,23 +80,6 @@ class ForwardStep:
     batches: Sequence[GroupBatch]
     hooks: LayerHooks = field(default_factory=LayerHooks)
     attend: Callable[..., Tensor] = attend
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The process groups over which layers are sharded."""
-
-    tensor: ProcessGroup
-    pipeline: ProcessGroup
-    expert: ProcessGroup
-
-    @classmethod
-    def single(cls) -> Groups:
-        """The groups of an engine with one worker, which divides nothing."""
-        from ..parallel.group import SingleGroup
-
-        alone = SingleGroup()
-        return cls(alone, alone, alone)
 
 
 class Model(nn.Module, ABC):

@@ -21,6 +21,8 @@ from .platform_steps import Steps
 
 if TYPE_CHECKING:
     from ..ops import Ops
+    from .collectives import Collectives
+    from .mesh import Placement
     from .setup import PlatformSetup
 
 
@@ -172,6 +174,13 @@ class Platform(ABC):
     @abstractmethod
     def memory(self) -> Memory:
         """The memory counters and pools of this device."""
+
+    def collectives(self, placement: Placement) -> Collectives:
+        """Finds the other workers of `placement.mesh`; called once, and only where there are others.
+
+        Raises `TimeoutError` when they do not come. Platforms whose `supports` refuses several workers need it not.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no collectives for {placement.mesh.size} workers")
 
     def steps(self) -> Steps:
         """How steps run on this device; called once. By default at the sizes of their plans, and eager."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..interfaces.attention import AttentionKind, AttentionSpec
-from ..interfaces.model import Groups, Model, Shard
+from ..interfaces.collectives import Groups, SingleGroup
+from ..interfaces.model import Model, Shard
 from ..ops import Ops
-from ..parallel.group import SingleGroup
 from .attention import Attention
 from .cached import CachedLayer
 from .embedding import Head, VocabEmbedding

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..parallel.group import ProcessGroup, SingleGroup
+from ..interfaces.collectives import ProcessGroup, SingleGroup
 from .linear import empty_parameter
 from .weights import WeightSlot
 

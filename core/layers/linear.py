@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..parallel.group import ProcessGroup
+from ..interfaces.collectives import ProcessGroup
 from .weights import WeightSlot
 
 if TYPE_CHECKING:

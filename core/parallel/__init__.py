@@ -1,1 +1,1 @@
-"""Process groups and their collectives."""
+"""How an engine is divided over workers: their process groups, and which divisions a model allows."""

@@ -47,16 +47,6 @@ def check_named(registry: Registry, config: Any) -> None:
             registry.choose(kind, name)
 
 
-def check_one_device(executor: Any) -> None:
-    """Raises `PluginError` where the settings `executor` ask for more than one worker."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(executor, name) > 1:  # each worker would load the whole model, whatever the executor can do
-            raise PluginError(
-                f"{name} {getattr(executor, name)}: this version of frame runs a model on one device; set {name} "
-                "to 1, and choose a model that fits there (`frame doctor MODEL` predicts whether it does)"
-            )
-
-
 def check_options(registry: Registry, config: Any) -> None:
     """Raises `PluginError` for options of a plugin that is not there, or that no plugin of that name takes."""
     for name in config.plugin:

@@ -36,7 +36,7 @@ from .offers import (
     offers_of_file,
     one_line,
 )
-from .plugin_settings import check_named, check_one_device, check_options, named_plugins, read_options
+from .plugin_settings import check_named, check_options, named_plugins, read_options
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,6 @@ class Registry:
         self.add_files(config)
         check_named(self, config)
         check_options(self, config)
-        check_one_device(config.executor)
 
     def add_files(self, config: Any) -> None:
         """Adds the parsers that the files named in `config` offer; raises `PluginError`."""

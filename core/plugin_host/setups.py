@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..interfaces.grammar import Vocabulary
     from ..interfaces.kv import KVLayout
     from ..interfaces.platform import Platform
+    from ..interfaces.provider import Provider
+    from .registry import Registry
 
 
 def mesh_of(config: FrameConfig) -> Mesh:
@@ -50,6 +52,12 @@ def platform_setup(config: FrameConfig, max_model_len: int, placement: Placement
         shares_prefixes=config.attention.shared_prefix_min_tokens != 0,
         num_threads=config.executor.num_threads,
     )
+
+
+def executor_provider(config: FrameConfig, registry: Registry) -> Provider:
+    """The executor asked for, or the preferred one that runs so many workers; raises `PluginError` with reasons."""
+    mesh = mesh_of(config)
+    return registry.select("executor", config.executor.executor, lambda executor: executor.supports(mesh))
 
 
 def executor_setup(

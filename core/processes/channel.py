@@ -98,6 +98,10 @@ class Channel:
         data = self._read(length)
         return None if data is None else decode(bytes(data), self._kind)
 
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 once closed."""
+        return self._socket.fileno()
+
     def readable(self, seconds: float = 0) -> bool:
         """Whether a message or the end begins to arrive within `seconds`, so that `receive` would return soon."""
         return bool(select.select([self._socket], [], [], max(0, seconds))[0])

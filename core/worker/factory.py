@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..config.tree import FrameConfig
-from ..interfaces.executor import WorkerProtocol
+from ..interfaces.executor import SpawnedWorker, WorkerProtocol
 from ..interfaces.mesh import Placement
 from ..interfaces.wire import decode, encode
 from ..plugin_host.registry import Registry
@@ -35,7 +35,7 @@ class Workers:
 
         return Worker(self._config, self._registry, placement, self._engine_id, self._progress)
 
-    def spawn(self, placement: Placement) -> WorkerProtocol:
+    def spawn(self, placement: Placement) -> SpawnedWorker:
         """A worker in a process of its own, which loads exactly the plugins that this one chose."""
         from .worker_process import RemoteWorker
 

@@ -5,6 +5,7 @@ Steps are sent without waiting; answers are matched in order. Messages are typed
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import socket
@@ -100,6 +101,7 @@ class RemoteStep:
         self.answer: StepResult | WorkerError | None = None
 
     def ready(self) -> bool:
+        self._worker.read_arrived()
         return self.answer is not None
 
     def results(self) -> list[StepResult]:
@@ -118,6 +120,7 @@ class RemoteWorker:
         self._progress = progress
         self._steps: deque[RemoteStep] = deque()
         self._values: deque[Value | Failure] = deque()
+        self._asked = False  # a call is not answered yet
         self._num_unheard = 0  # answers still to come whose callers have timed out
         with theirs:
             self._process = subprocess.Popen(
@@ -159,11 +162,21 @@ class RemoteWorker:
 
     def close(self) -> None:
         self._channel.close()
+        if self._asked:  # it may wait for other workers, or load for minutes, and then find the channel closed
+            self._process.kill()
         try:
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def read_arrived(self) -> None:
+        """Takes what has arrived, without waiting; raises `DeadWorkerError` at the end."""
+        while self._channel.readable():
+            self.read_one()
 
     def read_one(self) -> None:
         """Waits for one message and gives it to the step or call that it answers."""
@@ -186,15 +199,18 @@ class RemoteWorker:
 
     def _ask(self, call: Call, timeout: float | None = None) -> Any:
         """The worker's answer; raises `TimeoutError` after `timeout` seconds, and a later answer is then dropped."""
+        self._asked = True
         self._send(call)
         latest = None if timeout is None else time.monotonic() + timeout
         while not self._values:
             if latest is not None and not self._channel.readable(latest - time.monotonic()):
                 self._num_unheard += 1
+                self._asked = False
                 raise TimeoutError(
                     f"a worker did not answer {call.method} within {timeout:g} seconds; it goes on with it"
                 )
             self.read_one()
+        self._asked = False
         answer = self._values.popleft()
         if isinstance(answer, Failure):
             raise WorkerError(answer.message if answer.kind == "ValueError" else f"{answer.kind}: {answer.message}")
@@ -226,11 +242,12 @@ def serve_worker(descriptor: int) -> int:
     worker = worker_of(recipe, lambda stage: channel.send(WorkerStage(stage)))
     loop = _WorkerLoop(worker, channel, partial(culprit, worker.registry))
     try:
-        while (message := channel.receive()) is not None:
-            loop.handle(message)
-            # Launch what has been sent already before waiting for the device.
-            while loop.unanswered and not channel.readable():
-                loop.answer_oldest()
+        with contextlib.suppress(ConnectionError):  # the engine has closed its end with answers unread
+            while (message := channel.receive()) is not None:
+                loop.handle(message)
+                # Launch what has been sent already before waiting for the device.
+                while loop.unanswered and not channel.readable():
+                    loop.answer_oldest()
     finally:
         worker.close()
     return 0

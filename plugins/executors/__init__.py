@@ -14,11 +14,13 @@ def frame_executors() -> list[Provider]:
             "frame.plugins.executors.inline:InlineExecutor",
             api=">=0.2.dev1,<0.3",
             summary="one worker in the engine's own process",
+            preference=10,
         ),
         Provider(
             "process",
             "frame.plugins.executors.process:ProcessExecutor",
             api=">=0.2.dev1,<0.3",
-            summary="one worker in a process of its own",
+            summary="workers in processes of their own, on one machine",
+            preference=5,
         ),
     ]

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from frame.interfaces import (
     SMALL_COPY_BYTES,
+    Collectives,
     HostCopy,
     Memory,
     MemorySnapshot,
+    Placement,
     Platform,
     PlatformSetup,
     PlatformSpec,
@@ -55,10 +57,6 @@ class CpuPlatform(Platform):
         reasons = []
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             reasons.append(f"dtype {spec.dtype} is not one of float32, bfloat16, float16")
-        if spec.world_size != 1:
-            reasons.append(
-                f"{spec.world_size} ranks (tensor_parallel_size × pipeline_parallel_size) asked for, one is supported"
-            )
         if spec.deterministic and not rows_are_alike(spec.dtype, self.device):
             reasons.append(f"torch's {spec.dtype} products here depend on a row's place, so none can be deterministic")
         return "; ".join(reasons) or None
@@ -74,6 +72,11 @@ class CpuPlatform(Platform):
 
     def memory(self) -> Memory:
         return self._memory
+
+    def collectives(self, placement: Placement) -> Collectives:
+        from .torch_collectives import TorchCollectives
+
+        return TorchCollectives(placement)
 
 
 def _fitting_threads() -> int | None:

@@ -84,14 +84,14 @@ def test_synchronous_equals_asynchronous(folder, expected):
 def remote(folder):
     engine = start(folder, "process")
     yield engine
-    process = engine.executor._worker._process
+    process = engine.executor.team[0]._process
     engine.close()
     engine.close()
     assert process.poll() == 0
 
 
 def test_a_worker_process_gives_the_same_tokens(remote, expected):
-    os.kill(remote.executor._worker._process.pid, signal.SIGINT)  # ctrl-C reaches all processes of a terminal
+    os.kill(remote.executor.team[0]._process.pid, signal.SIGINT)  # ctrl-C reaches all processes of a terminal
     add(remote, logprobs=2)
     assert drain(remote) == expected
     (facts,) = remote.executor.call("describe")
@@ -112,7 +112,7 @@ def test_worker_methods_are_called_by_name_only(remote):
 
 
 def test_a_call_that_takes_too_long_ends_and_its_answer_is_nobodys(remote, expected):
-    pid = remote.executor._worker._process.pid
+    pid = remote.executor.team[0]._process.pid
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(TimeoutError, match=r"a worker did not answer describe within 0\.2 seconds; it goes on with it"):
         remote.call("worker", {"method": "describe"}, timeout=0.2)
@@ -139,7 +139,7 @@ def test_a_killed_worker_is_told_with_its_status(folder):
     engine = start(folder, "process")
     add(engine, max_tokens=200)
     engine.step()
-    os.kill(engine.executor._worker._process.pid, signal.SIGKILL)
+    os.kill(engine.executor.team[0]._process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="the worker process died with exit status -9"):
         drain(engine)
     engine.close()
@@ -159,7 +159,7 @@ def test_a_long_prompt_and_a_large_answer_pass_each_other(folder):
     lengths = {"hf_overrides": {"max_position_embeddings": 8192}, "num_gpu_blocks_override": 1200}
     chunks = {"max_num_batched_tokens": 256, "long_prefill_token_threshold": 128, "max_num_partial_prefills": 2}
     engine = start(folder, "process", max_logprobs=-1, **lengths, **chunks, max_long_partial_prefills=2)
-    connection = engine.executor._worker._channel._socket
+    connection = engine.executor.team[0]._channel._socket
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     ids = np.full(6000, 7, np.int32)
     scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
@@ -173,7 +173,7 @@ def test_a_long_prompt_and_a_large_answer_pass_each_other(folder):
     stepping.join(150)  # a few seconds on an idle machine
     stuck = stepping.is_alive()
     if stuck:
-        engine.executor._worker._process.kill()
+        engine.executor.team[0]._process.kill()
     engine.close()
     assert not stuck
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.layers.ranks import run_ranks
+from frame.testing.ranks import run_ranks
 from tests.layers.test_weights import make_build
 
 pytestmark = pytest.mark.product

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from frame.core.interfaces.collectives import Groups, SingleGroup
 from frame.core.interfaces.loader import LazyTensor, WeightLoader
-from frame.core.interfaces.model import ForwardStep, Groups, Model
+from frame.core.interfaces.model import ForwardStep, Model
 from frame.core.ops import Ops
-from frame.core.parallel.group import SingleGroup
 from frame.interfaces import Build, ModelSetup
 from frame.layers import WeightError, load_weights
 
@@ -37,13 +37,12 @@ class MemoryLoader(WeightLoader):
 
 
 def make_build(group=None, **config):
-    single = SingleGroup()
     return Build(
         config=SimpleNamespace(max_position_embeddings=32, **config),
         dtype=torch.float32,
         device=torch.device("cpu"),
         ops=Ops(),
-        groups=Groups(group or single, single, single),
+        groups=Groups.of(tensor=group or SingleGroup()),
         kv_dtype=torch.float32,
         device_type="cpu",
     )

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from frame.core.interfaces.attention import AttentionBackend, LayerParams
-from frame.core.interfaces.model import ForwardStep, Groups, Model, ModelInputs
+from frame.core.interfaces.collectives import Groups, ProcessGroup, SingleGroup
+from frame.core.interfaces.model import ForwardStep, Model, ModelInputs
 from frame.core.ops import Ops
-from frame.core.parallel.group import ProcessGroup, SingleGroup
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import BackendSetup, Build, LoaderSetup, ModelSetup
 from frame.layers import load_weights
@@ -60,7 +60,7 @@ def make_model(folder: Path, group: ProcessGroup | None = None, dtype: torch.dty
         dtype=dtype,
         device=torch.device("cpu"),
         ops=Ops(),
-        groups=Groups(group, SingleGroup(), SingleGroup()),
+        groups=Groups.of(tensor=group),
         kv_dtype=dtype,
         device_type="cpu",
     )

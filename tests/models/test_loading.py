@@ -13,7 +13,7 @@ from frame.interfaces import LoaderSetup
 from frame.layers import load_weights
 from frame.plugins.loaders.dummy import DummyLoader
 from frame.testing.checkpoints import FAMILIES, make_checkpoint
-from tests.layers.ranks import run_ranks
+from frame.testing.ranks import run_ranks
 from tests.models.dense import make_model, run
 
 IDS = random.Random(1).choices(range(3, 512), k=40)

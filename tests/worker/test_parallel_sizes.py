@@ -1,30 +1,27 @@
-"""What no platform here can do is refused, never ignored."""
+"""More workers than an executor runs, or than there are devices, are refused in one sentence."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
 
 from frame import LLM
-from frame.core.interfaces.platform import Platform, PlatformSpec
 from frame.core.plugin_host.offers import PluginError
-from frame.plugins.platforms.cpu import CpuPlatform
+from frame.interfaces import Placement
 from frame.plugins.platforms.cuda.platform import CudaPlatform
+from frame.testing import make_setup
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
-@pytest.mark.parametrize("executor", ["inline", "process"])
-def test_a_second_device_is_refused_by_the_settings_name(name: str, executor: str) -> None:
-    with pytest.raises(PluginError) as caught:
-        LLM(executor=executor, **{name: 2})
-    assert str(caught.value) == (
-        f"{name} 2: this version of frame runs a model on one device; set {name} to 1, and choose a model that fits "
-        "there (`frame doctor MODEL` predicts whether it does)"
-    )
+def test_an_executor_that_runs_one_worker_is_refused(name: str) -> None:
+    with pytest.raises(PluginError, match=re.escape("executor 'inline' cannot be used here: it runs one worker")):
+        LLM(executor="inline", **{name: 2})
 
 
-@pytest.mark.parametrize("kind", [CpuPlatform, CudaPlatform])
-def test_more_ranks_than_the_platform_serves_are_refused(kind: type[Platform]) -> None:
-    platform = object.__new__(kind)
-    reason = platform.supports(PlatformSpec(torch.float32, world_size=2))
-    assert reason == "2 ranks (tensor_parallel_size × pipeline_parallel_size) asked for, one is supported"
+def test_a_worker_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    setup = make_setup("platform", placement=Placement(rank=1, local_rank=1))
+    with pytest.raises(ValueError, match="no CUDA device 1 for this worker: torch sees 1; lower tensor_parallel_size"):
+        CudaPlatform(setup)

@@ -12,7 +12,8 @@ import torch
 from ...config.checkpoint import Checkpoint
 from ...config.model_config import ModelConfig
 from ...config.tree import FrameConfig
-from ...interfaces.model import Groups, Model
+from ...interfaces.collectives import Groups
+from ...interfaces.model import Model
 from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
 from ...interfaces.setup import LoaderSetup, ModelSetup
@@ -48,10 +49,12 @@ def resolve_dtype(config: FrameConfig, checkpoint: Checkpoint, platform: Platfor
     return platform.auto_dtype(getattr(torch, checkpoint.dtype))
 
 
-def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry) -> LoadedModel:
+def load_model(
+    config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry, groups: Groups
+) -> LoadedModel:
     """Builds the model of the checkpoint's architecture on the platform's device and loads its weights."""
     with platform.memory().pool("weights"):
-        model, build = build_model(config, checkpoint, platform, registry)
+        model, build = build_model(config, checkpoint, platform, registry, groups)
         loader = choose_loader(config, checkpoint, registry)
         load_weights(model, loader, platform.streams().fill)
     model.requires_grad_(False)
@@ -61,7 +64,7 @@ def load_model(config: FrameConfig, checkpoint: Checkpoint, platform: Platform, 
 
 
 def build_model(
-    config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry
+    config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry, groups: Groups
 ) -> tuple[Model, Build]:
     """The model of the checkpoint's architecture on the platform's device, its weights not yet read."""
     dtype = resolve_dtype(config, checkpoint, platform)
@@ -72,7 +75,7 @@ def build_model(
         dtype=dtype,
         device=platform.device,
         ops=platform.ops(),
-        groups=Groups.single(),
+        groups=groups,
         kv_dtype=dtype if kv_name == "auto" else KV_DTYPES.get(kv_name) or getattr(torch, kv_name),
         device_type=platform.device_type,
         deterministic=config.model.deterministic,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ...config.checkpoint import Checkpoint, read_checkpoint
 from ...config.tree import FrameConfig
+from ...interfaces.collectives import Collectives, Groups, NoCollectives
 from ...interfaces.connector import ConnectorWorker, NullConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.mesh import Placement
 from ...interfaces.platform import Platform, PlatformSpec
 from ...interfaces.platform_steps import Steps
+from ...parallel.groups import make_groups, unconnected_groups
 from ...plugin_host.registry import Registry
 from ...plugin_host.setups import connector_worker_setup, platform_setup
 from .model_loading import resolve_dtype
@@ -20,7 +22,10 @@ from .model_loading import resolve_dtype
 
 @dataclass(frozen=True)
 class OpenDevice:
-    """What all phases of a start share. `not_deterministic` says why the platform cannot run deterministic steps."""
+    """What all phases of a start share. `not_deterministic` says why the platform cannot run deterministic steps.
+
+    `groups` have no peers until `connected`.
+    """
 
     config: FrameConfig
     registry: Registry
@@ -30,7 +35,20 @@ class OpenDevice:
     platform: Platform
     steps: Steps
     dtype: str
+    groups: Groups
+    collectives: Collectives
     not_deterministic: str = ""
+
+    def connected(self) -> OpenDevice:
+        """With the process groups of the worker's mesh; all its workers must call this at the same time."""
+        if self.placement.mesh.size == 1:
+            return self
+        collectives = self.platform.collectives(self.placement)
+        try:
+            return replace(self, collectives=collectives, groups=make_groups(self.placement, collectives))
+        except BaseException:
+            collectives.close()
+            raise
 
     def connector(self, layout: KVLayout, name: str | None) -> ConnectorWorker:
         """The worker side of the KV connector `name`, or the null object."""
@@ -62,6 +80,8 @@ def open_device(config: FrameConfig, registry: Registry, placement: Placement, e
         platform=platform,
         steps=platform.steps(),
         dtype=str(dtype).removeprefix("torch."),
+        groups=unconnected_groups(placement),
+        collectives=NoCollectives(),
         not_deterministic=f"platform {name!r}: {refused}" if refused else "",
     )
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from ...config.tree import FrameConfig
+from ...interfaces.collectives import Collectives, NoCollectives
 from ...interfaces.executor import WorkerDescription, WorkerFacts, WorkerReady
 from ...interfaces.kv import KVLayout
 from ...interfaces.kv_layout import full_bytes, pool_bytes
@@ -74,14 +75,17 @@ class WorkerStart:
         self._progress = progress
         self._stages: list[tuple[str, float]] = []
         self._loaded: _Loaded | None = None
+        self._collectives: Collectives = NoCollectives()
 
     def load(self) -> WorkerFacts:
         """Opens the device and loads the model."""
         opened = self._timed("device", self._open)
         opened.steps.kernels.compile_ahead(partial(rehearse, opened))
+        opened = self._timed("rendezvous", opened.connected) if opened.placement.mesh.size > 1 else opened
+        self._collectives = opened.collectives
         memory, config = opened.platform.memory(), opened.config
         before = memory.snapshot()
-        parts = config, opened.checkpoint, opened.platform, opened.registry
+        parts = config, opened.checkpoint, opened.platform, opened.registry, opened.groups
         loaded = self._timed("weights", lambda: load_model(*parts))
         weights = loaded.model
         memory.claim("weights", list(weights.parameters()))
@@ -106,6 +110,7 @@ class WorkerStart:
             digest=_digest(self._loaded, bound),
             model=loaded.digest,
             described=described,
+            answers=_answers(opened),
         )
 
     def allocate(self, layout: KVLayout) -> tuple[Started, WorkerReady]:
@@ -128,8 +133,9 @@ class WorkerStart:
         return started, ready
 
     def close(self) -> None:
-        """Drops a model that was loaded and got no KV cache."""
+        """Drops a model that was loaded and got no KV cache, and ends the process groups."""
         self._loaded = None
+        self._collectives.close()
 
     def _timed(self, stage: str, work: Callable[[], T]) -> T:
         self._progress(stage)
@@ -137,6 +143,17 @@ class WorkerStart:
         value = work()
         self._stages.append((stage, time.perf_counter() - start))
         return value
+
+
+def _answers(opened: OpenDevice) -> bool:
+    """Whether the worker's results count: those of the first tensor rank of the last stage have the tokens.
+
+    With a KV connector, each worker reports its transfers.
+    """
+    groups = opened.groups
+    last = groups.pipeline.rank == groups.pipeline.size - 1
+    first = groups.tensor.rank == 0 and groups.prefill_context.rank == 0
+    return (last and first) or opened.config.transfer.kv_connector is not None
 
 
 def _prepared_bytes(opened: OpenDevice, loaded: LoadedModel, chosen: ChosenBackends, before: MemorySnapshot) -> int:

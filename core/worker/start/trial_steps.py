@@ -14,6 +14,7 @@ from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
 from ...layers.build import Layers
 from ...layers.cached import CachedLayer
+from ...parallel.groups import unconnected_groups
 from ..step.runner import Runner
 from .attention_binding import BoundLayers, ChosenBackends, choose_backends
 from .kv_memory import KVMemory
@@ -69,7 +70,9 @@ class TrialSteps:
 def rehearse(opened: OpenDevice, platform: Platform) -> None:
     """Runs steps of every kind on `platform` and a model without weights, in a process that serves nothing."""
     opened = replace(opened, platform=platform, steps=platform.steps())
-    model, build = build_model(opened.config, opened.checkpoint, platform, opened.registry)
+    model, build = build_model(
+        opened.config, opened.checkpoint, platform, opened.registry, unconnected_groups(opened.placement)
+    )
     model.finish_load()
     loaded = LoadedModel(model.requires_grad_(False).eval(), build, "", 0)
     chosen = choose_backends(build.caches, opened.config, opened.registry)

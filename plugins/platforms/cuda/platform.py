@@ -9,14 +9,25 @@ import gc
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from frame.interfaces import Kernels, Memory, MemorySnapshot, Platform, PlatformSetup, PlatformSpec, Steps, Streams
+from frame.interfaces import (
+    Collectives,
+    Kernels,
+    Memory,
+    MemorySnapshot,
+    Placement,
+    Platform,
+    PlatformSetup,
+    PlatformSpec,
+    Steps,
+    Streams,
+)
 from frame.kernels import (
     activation,
     experts,
@@ -34,6 +45,7 @@ from frame.kernels.linear_invariant import hopper_product, linear_invariant, lin
 from frame.ops import Norm, Ops, StepBuffers, StepSizes
 
 from ..options import CudaOptions, HopperProducts
+from ..torch_collectives import TorchCollectives, nccl_group
 from .compile.compiler import without_lines
 from .compile.rehearsal import can_rehearse, rehearse as compile_kernels
 from .compile.triton_files import read_triton
@@ -157,6 +169,11 @@ class CudaPlatform(Platform):
 
     def _open(self) -> None:
         """Selects the device without creating a context, which comes with the first memory or stream."""
+        if self.local_rank >= (count := torch.cuda.device_count()):
+            raise ValueError(
+                f"there is no CUDA device {self.local_rank} for this worker: torch sees {count}; lower "
+                "tensor_parallel_size or pipeline_parallel_size, or let CUDA_VISIBLE_DEVICES name more"
+            )
         torch.cuda.set_device(self.device)
         # what an earlier engine of this process left must not count against this one
         if torch.cuda.memory_reserved(self.device):
@@ -183,10 +200,6 @@ class CudaPlatform(Platform):
         reasons = []
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             reasons.append(f"dtype {spec.dtype} is not one of float32, bfloat16, float16")
-        if spec.world_size != 1:
-            reasons.append(
-                f"{spec.world_size} ranks (tensor_parallel_size × pipeline_parallel_size) asked for, one is supported"
-            )
         return "; ".join(reasons) or None
 
     def ops(self) -> Ops:
@@ -197,6 +210,9 @@ class CudaPlatform(Platform):
 
     def memory(self) -> Memory:
         return self._memory
+
+    def collectives(self, placement: Placement) -> Collectives:
+        return TorchCollectives(placement, partial(nccl_group, self.device))
 
     @cached_property
     def _streams(self) -> Streams:

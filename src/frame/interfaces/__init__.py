@@ -23,6 +23,17 @@ if TYPE_CHECKING:
         EngineDeadError as EngineDeadError,
         EngineInfo as EngineInfo,
     )
+    from frame.core.interfaces.collectives import (
+        GATHER_SECONDS as GATHER_SECONDS,
+        Collectives as Collectives,
+        Groups as Groups,
+        HostGroup as HostGroup,
+        NoCollectives as NoCollectives,
+        NormLayer as NormLayer,
+        ProcessGroup as ProcessGroup,
+        SingleGroup as SingleGroup,
+        SingleHost as SingleHost,
+    )
     from frame.core.interfaces.connector import (
         CacheView as CacheView,
         ConnectorScheduler as ConnectorScheduler,
@@ -50,12 +61,18 @@ if TYPE_CHECKING:
     from frame.core.interfaces.executor import (
         DeadWorkerError as DeadWorkerError,
         Executor as Executor,
+        SpawnedWorker as SpawnedWorker,
         StepHandle as StepHandle,
         WorkerDescription as WorkerDescription,
         WorkerFactory as WorkerFactory,
         WorkerFacts as WorkerFacts,
         WorkerProtocol as WorkerProtocol,
         WorkerReady as WorkerReady,
+    )
+    from frame.core.interfaces.executor_team import (
+        StepOutcome as StepOutcome,
+        TeamExecutor as TeamExecutor,
+        step_outcome as step_outcome,
     )
     from frame.core.interfaces.grammar import (
         Grammar as Grammar,
@@ -91,12 +108,12 @@ if TYPE_CHECKING:
         LogitsProcessor as LogitsProcessor,
     )
     from frame.core.interfaces.mesh import (
+        Axis as Axis,
         Mesh as Mesh,
         Placement as Placement,
     )
     from frame.core.interfaces.model import (
         ForwardStep as ForwardStep,
-        Groups as Groups,
         LayerHooks as LayerHooks,
         Model as Model,
         ModelInputs as ModelInputs,

@@ -61,7 +61,7 @@ class LLMEngine:
         check = request_check(config, registry)
         tokenizer = TokenizerSource(config, checkpoint, registry)
         core = make_engine(config, registry, vocabulary=tokenizer.vocabulary)
-        if core.info.platform == "cpu" and config.executor.executor == "inline" and spins_long():
+        if core.info.platform == "cpu" and core.executor.is_local and spins_long():
             logger.warning(LATE)
         try:
             return cls(config, core, Front(config, checkpoint, core.info, tokenizer=tokenizer, validators=[check]))
@@ -161,7 +161,7 @@ class LLMEngine:
         limit: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         if isinstance(method, str) and not args:
             return list(self.core.call("worker", {"method": method, **keywords}, **limit))
-        if self.config.executor.executor != "inline":
+        if not self.core.executor.is_local:
             raise ValueError(
                 "workers of other processes take a method by name and keyword arguments only; use executor 'inline' "
                 "for callables and positional arguments"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .plugin_suite import PluginSuite as PluginSuite
     from .pooler_suite import PoolerSuite as PoolerSuite
     from .processor_suite import LogitsProcessorSuite as LogitsProcessorSuite
+    from .ranks import run_ranks as run_ranks
     from .reference_attention import ReferenceAttention as ReferenceAttention
     from .scheduler_suite import SchedulerPolicySuite as SchedulerPolicySuite
     from .setups import make_setup as make_setup
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from .source_suite import ModelSourceSuite as ModelSourceSuite
     from .speculator_suite import SpeculatorSuite as SpeculatorSuite
     from .suites import SUITES as SUITES
+    from .thread_executor import ThreadExecutor as ThreadExecutor
     from .tokenizer_suite import TokenizerSuite as TokenizerSuite
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -16,9 +16,10 @@ from torch import Tensor
 from frame.core.config.checkpoint import Checkpoint, read_checkpoint
 from frame.core.config.model_config import ModelConfig
 from frame.core.interfaces.attention import GroupBatch
+from frame.core.interfaces.collectives import Groups
 from frame.core.interfaces.kv_layout import plan_layout, with_blocks
 from frame.core.interfaces.loader import WeightLoader
-from frame.core.interfaces.model import ForwardStep, Groups, Model, ModelInputs
+from frame.core.interfaces.model import ForwardStep, Model, ModelInputs
 from frame.core.interfaces.setup import BackendSetup
 from frame.core.layers.build import Build
 from frame.core.layers.weights import load_weights

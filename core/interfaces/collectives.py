@@ -1,0 +1,169 @@
+"""Groups of workers and their collectives; `SingleGroup` is the null object for one worker.
+
+Within a group ranks are counted from 0, whatever they are in the mesh. Knows no layer and no library.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Seconds that a rank waits for the others in calls that no step makes.
+GATHER_SECONDS = 300.0
+
+
+class NormLayer(Protocol):
+    """An RMS norm as a layer: `given` is (weight [H], eps, offset)."""
+
+    @property
+    def given(self) -> tuple[Tensor, float, float]: ...
+
+    def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual)."""
+
+
+class HostGroup(ABC):
+    """The same ranks exchanging bytes over the host; never touches the device."""
+
+    @abstractmethod
+    def gather(self, data: bytes, timeout_seconds: float = GATHER_SECONDS) -> list[bytes]:
+        """Every rank's `data`, in order of rank, on every rank; raises `TimeoutError` when some do not come."""
+
+    def barrier(self, timeout_seconds: float = GATHER_SECONDS) -> None:
+        """Returns once every rank has called it; raises as `gather` does."""
+        self.gather(b"", timeout_seconds)
+
+
+class SingleHost(HostGroup):
+    """One rank."""
+
+    def gather(self, data: bytes, timeout_seconds: float = GATHER_SECONDS) -> list[bytes]:
+        del timeout_seconds
+        return [data]
+
+
+class ProcessGroup(ABC):
+    """Collectives over ranks 0 .. size-1 of this group. Every rank must make the same calls in the same order.
+
+    All ranks get equal bits from `all_reduce`. `name` is unique in a worker: compiled code names a group by it.
+    """
+
+    rank: int = 0
+    size: int = 1
+    name: str = ""
+    host: HostGroup
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks; `tensor` is left unchanged."""
+
+    @abstractmethod
+    def all_gather(self, tensor: Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> Tensor:
+        """The ranks' tensors concatenated along `dim`; `sizes` are each rank's sizes there, where they differ."""
+
+    @abstractmethod
+    def reduce_scatter(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
+        """The sum over ranks, of which this rank gets its part along `dim`; `sizes` as for `all_gather`."""
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """`source`'s tensor on every rank, in place."""
+
+    @abstractmethod
+    def all_to_all(self, tensor: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
+        """Sends `send_sizes[r]` rows of `tensor` to each rank r; returns the rows that came, in order of rank."""
+
+    @abstractmethod
+    def send(self, tensors: Mapping[str, Tensor], to: int) -> None:
+        """Sends contiguous tensors to one rank, in the order of the mapping; may return before they have arrived."""
+
+    @abstractmethod
+    def receive(self, into: Mapping[str, Tensor], source: int) -> None:
+        """Fills the contiguous tensors with what `source` sends, which has the same shapes and types."""
+
+    def all_reduce_normed(self, x: Tensor, residual: Tensor, norm: NormLayer) -> tuple[Tensor, Tensor]:
+        """(norm(total), total), where total is the sum of x over ranks plus residual, which is the same on all."""
+        return norm(self.all_reduce(x), residual)
+
+
+class SingleGroup(ProcessGroup):
+    """One rank: every collective is the identity."""
+
+    host = SingleHost()
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def all_gather(self, tensor: Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> Tensor:
+        del dim, sizes
+        return tensor
+
+    def reduce_scatter(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
+        del dim, sizes
+        return tensor
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        del source
+        return tensor
+
+    def all_to_all(self, tensor: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
+        del send_sizes, receive_sizes
+        return tensor
+
+    def send(self, tensors: Mapping[str, Tensor], to: int) -> None:
+        raise ValueError(f"there is no rank {to} in a group of one")
+
+    def receive(self, into: Mapping[str, Tensor], source: int) -> None:
+        raise ValueError(f"there is no rank {source} in a group of one")
+
+
+class Collectives(ABC):
+    """Makes the process groups of one worker, and ends them."""
+
+    @abstractmethod
+    def group(self, name: str, ranks: Sequence[int]) -> ProcessGroup:
+        """A group of mesh ranks, this worker among them, with a communicator of its own; all its ranks must call it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends every group without waiting for other ranks. May be called twice."""
+
+
+class NoCollectives(Collectives):
+    """For a single worker."""
+
+    def group(self, name: str, ranks: Sequence[int]) -> ProcessGroup:
+        if len(ranks) > 1:
+            raise ValueError(f"group {name!r} has {len(ranks)} ranks, and a single worker has no collectives")
+        return SingleGroup()
+
+    def close(self) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of one worker, over which layers, requests and steps are divided; see `Mesh`."""
+
+    tensor: ProcessGroup
+    pipeline: ProcessGroup
+    expert: ProcessGroup
+    data: ProcessGroup
+    decode_context: ProcessGroup
+    prefill_context: ProcessGroup
+
+    @classmethod
+    def single(cls) -> Groups:
+        """The groups of an engine with one worker, which divides nothing."""
+        return cls.of()
+
+    @classmethod
+    def of(cls, **groups: ProcessGroup) -> Groups:
+        """Groups by axis; the others have one rank."""
+        axes = cls.__dataclass_fields__
+        return cls(**{axis: groups.get(axis) or SingleGroup() for axis in axes})

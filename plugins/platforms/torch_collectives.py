@@ -1,0 +1,216 @@
+"""Collectives of torch's gloo and NCCL backends, made from a store and without torch's global process group.
+
+Groups may overlap, several engines may live in one process, and ranks may be threads of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+
+from frame.interfaces import GATHER_SECONDS, Collectives, HostGroup, Placement, ProcessGroup
+
+#: torch exports little of what makes groups without its global one.
+distributed: Any = torch.distributed
+_options: Any = torch._C._distributed_c10d
+
+#: Seconds in which all workers must have come to the rendezvous.
+RENDEZVOUS_SECONDS = 600.0
+#: Seconds after which a collective of a step fails where the library notices it.
+STEP_SECONDS = 1800.0
+
+
+class TorchCollectives(Collectives):
+    """Process groups over the store at `placement.rendezvous`.
+
+    `make` makes what moves tensors; `gloo_group` for host memory. Raises `ValueError` for a rendezvous of another kind,
+    `TimeoutError` when workers do not come.
+    """
+
+    def __init__(self, placement: Placement, make: Callable[[Any, int, int, str], Any] | None = None) -> None:
+        self._placement = placement
+        self._address = placement.address or "127.0.0.1"
+        self._make = make
+        self._made: list[Any] = []
+        self._store = open_store(placement)
+
+    def group(self, name: str, ranks: Sequence[int]) -> TorchGroup:
+        rank, size = ranks.index(self._placement.rank), len(ranks)
+        store = distributed.PrefixStore(f"{name}:{'-'.join(map(str, ranks))}", self._store)
+        with _explained(f"group {name!r} of ranks {', '.join(map(str, ranks))}"):
+            host = gloo_group(distributed.PrefixStore("host", store), rank, size, self._address)
+            self._made.append(host)
+            device = host
+            if self._make is not None:
+                device = self._make(distributed.PrefixStore("device", store), rank, size, self._address)
+                self._made.append(device)
+        return TorchGroup(name, rank, size, device, GlooHost(name, size, host))
+
+    def close(self) -> None:
+        made, self._made = self._made, []
+        for group in reversed(made):
+            with contextlib.suppress(Exception):  # peers may be gone
+                group.abort()
+
+
+def open_store(placement: Placement) -> Any:
+    """The store through which workers find one another; the worker of rank 0 serves a TCP store."""
+    where, world = urlsplit(placement.rendezvous), placement.mesh.size
+    seconds = timedelta(seconds=RENDEZVOUS_SECONDS)
+    if where.scheme == "file" and where.path:
+        store = distributed.FileStore(where.path, world)
+        store.set_timeout(seconds)
+        return store
+    if where.scheme == "tcp" and where.hostname and where.port:
+        with _explained(f"rendezvous {placement.rendezvous}"):
+            serves = placement.rank == 0
+            listener = _listener(where.hostname, where.port) if serves else None
+            return distributed.TCPStore(
+                where.hostname,
+                where.port,
+                is_master=serves,
+                timeout=seconds,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach() if listener is not None else None,
+            )
+    raise ValueError(f"rendezvous {placement.rendezvous!r} is neither file:///PATH nor tcp://HOST:PORT")
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that listens on that address alone; torch's own would take connections from everywhere."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, proto)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ValueError(f"cannot listen at {host}:{port} for the other workers: {error.strerror}") from None
+    return listener
+
+
+def gloo_group(store: Any, rank: int, size: int, address: str) -> Any:
+    """A gloo communicator that others reach at `address`, a host name or address of this machine."""
+    options = distributed.ProcessGroupGloo._Options()
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=STEP_SECONDS)
+    return distributed.ProcessGroupGloo(store, rank, size, options)
+
+
+def nccl_group(device: torch.device, store: Any, rank: int, size: int, address: str) -> Any:
+    """An NCCL communicator of `device`, connected at once."""
+    del address  # NCCL finds the machine's interfaces itself
+    options = distributed.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=STEP_SECONDS)
+    group = distributed.ProcessGroupNCCL(store, rank, size, options)
+    group.eager_connect_single_device(device)
+    return group
+
+
+class GlooHost(HostGroup):
+    """Bytes over a gloo communicator."""
+
+    def __init__(self, name: str, size: int, group: Any) -> None:
+        self._name, self._size, self._group = name, size, group
+
+    def gather(self, data: bytes, timeout_seconds: float = GATHER_SECONDS) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        sizes = [int(size) for size in self._all(torch.tensor([len(data)]), timeout_seconds)]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(data)] = mine
+        if not len(padded):
+            return [b""] * self._size
+        parts = self._all(padded, timeout_seconds)
+        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+    def _all(self, tensor: Tensor, timeout_seconds: float) -> list[Tensor]:
+        options = _options.AllgatherOptions()
+        options.timeout = timedelta(seconds=timeout_seconds)
+        outs = [torch.empty_like(tensor) for _ in range(self._size)]
+        with _explained(f"the {self._name} group of {self._size} workers"):
+            self._group.allgather([outs], [tensor], options).wait()
+        return outs
+
+
+class TorchGroup(ProcessGroup):
+    """A communicator of torch: gloo in host memory, NCCL on CUDA devices, whose calls enter the current stream."""
+
+    def __init__(self, name: str, rank: int, size: int, group: Any, host: HostGroup) -> None:
+        self.name, self.rank, self.size, self.host = name, rank, size, host
+        self._group = group
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        out = tensor.clone(memory_format=torch.contiguous_format)
+        if out.numel():
+            self._group.allreduce([out]).wait()
+        return out
+
+    def all_gather(self, tensor: Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> Tensor:
+        dim %= tensor.dim()
+        moved = tensor.movedim(dim, 0).contiguous()
+        if sizes is None or len(set(sizes)) == 1:
+            out = moved.new_empty((self.size * moved.shape[0], *moved.shape[1:]))
+            if out.numel():
+                self._group._allgather_base(out, moved).wait()
+            return out.movedim(0, dim).contiguous()
+        most = max(sizes)
+        padded = moved.new_zeros((most, *moved.shape[1:]))
+        padded[: len(moved)] = moved
+        whole = self.all_gather(padded, 0).unflatten(0, (self.size, most))
+        kept = [part[:size] for part, size in zip(whole, sizes, strict=True)]
+        joined: Tensor = torch.cat(kept).movedim(0, dim).contiguous()
+        return joined
+
+    def reduce_scatter(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
+        dim %= tensor.dim()
+        moved = tensor.movedim(dim, 0).contiguous()
+        if sizes is not None and len(set(sizes)) > 1:
+            mine: Tensor = self.all_reduce(moved).split(list(sizes))[self.rank]
+            return mine.movedim(0, dim).contiguous()
+        if moved.shape[0] % self.size:
+            raise ValueError(f"{moved.shape[0]} rows cannot be scattered over {self.size} ranks without sizes")
+        out = moved.new_empty((moved.shape[0] // self.size, *moved.shape[1:]))
+        if out.numel():
+            self._group._reduce_scatter_base(out, moved).wait()
+        scattered: Tensor = out.movedim(0, dim).contiguous()
+        return scattered
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        if tensor.numel():
+            options = _options.BroadcastOptions()
+            options.rootRank, options.rootTensor = source, 0
+            self._group.broadcast([tensor], options).wait()
+        return tensor
+
+    def all_to_all(self, tensor: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
+        out = tensor.new_empty((sum(receive_sizes), *tensor.shape[1:]))
+        self._group.alltoall_base(out, tensor.contiguous(), list(receive_sizes), list(send_sizes)).wait()
+        return out
+
+    def send(self, tensors: Mapping[str, Tensor], to: int) -> None:
+        for tensor in tensors.values():
+            if tensor.numel():
+                self._group.send([tensor], to, 0).wait()
+
+    def receive(self, into: Mapping[str, Tensor], source: int) -> None:
+        for tensor in into.values():
+            if tensor.numel():
+                self._group.recv([tensor], source, 0).wait()
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turns torch's errors about workers that did not come, or ended, into one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TimeoutError(f"{what}: the other workers did not come, or ended: {said}") from error

@@ -1,0 +1,55 @@
+"""Several ranks of one process group as threads of this process, over gloo."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from frame.core.interfaces.collectives import ProcessGroup
+from frame.core.interfaces.mesh import Mesh, Placement
+from frame.core.parallel.rendezvous import Rendezvous
+
+T = TypeVar("T")
+
+
+def run_ranks(size: int, work: Callable[[ProcessGroup], T], seconds: float = 60.0) -> list[T]:
+    """Calls `work(group)` on each of `size` ranks at once; returns what each returned, by rank.
+
+    Raises the first error of a rank, or `TimeoutError` for ranks that have not returned after `seconds`, which other
+    ranks left waiting in a collective.
+    """
+    from frame.plugins.platforms.torch_collectives import TorchCollectives
+
+    if size == 1:
+        from frame.core.interfaces.collectives import SingleGroup
+
+        return [work(SingleGroup())]
+    rendezvous, mesh = Rendezvous(), Mesh(tensor=size)
+    results: dict[int, Any] = {}
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        collectives = None
+        try:
+            placement = Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous.address)
+            collectives = TorchCollectives(placement)
+            results[rank] = work(collectives.group("tensor", range(size)))
+        except BaseException as error:  # handed to the caller below
+            failures.append(error)
+        finally:
+            if collectives is not None and failures:
+                collectives.close()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    rendezvous.close()
+    if failures:
+        raise failures[0]
+    late = [rank for rank in range(size) if rank not in results]
+    if late:
+        raise TimeoutError(f"ranks {late} have not returned after {seconds:g} seconds")
+    return [results[rank] for rank in range(size)]

@@ -1,0 +1,44 @@
+"""Engines over several tensor ranks give the tokens of one rank."""
+
+import pytest
+
+from frame.core.config.flat import from_flat
+from frame.core.plugin_host.registry import Registry
+from frame.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.testing.engines import SMALL, greedy, mixed_requests, prompts, running
+from frame.testing.thread_executor import with_threads
+
+#: One family for each trait that sharding must know.
+TRAITS = {"llama": "plain", "llama-tied": "tied head", "qwen3-moe": "experts", "gpt2": "transposed", "gemma2": "norms"}
+
+
+def tokens(folder, size, serve=greedy, executor="threads", **settings):
+    values = {**SMALL, "model": str(folder), "num_threads": 1, **settings}
+    if size > 1:
+        values |= {"tensor_parallel_size": size, "executor": executor}
+    with running(from_flat(values), with_threads(Registry.load())) as engine:
+        return serve(engine, prompts(400))
+
+
+@pytest.mark.parametrize("family", TRAITS, ids=TRAITS.values())
+def test_two_ranks_give_the_tokens_of_one(family, tmp_path):
+    make_checkpoint(tmp_path, family)
+    assert tokens(tmp_path, 2) == tokens(tmp_path, 1)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in TRAITS])
+def test_every_family_over_two_ranks(family, tmp_path):
+    make_checkpoint(tmp_path, family)
+    assert tokens(tmp_path, 2) == tokens(tmp_path, 1)
+
+
+@pytest.mark.parametrize("settings", [{"deterministic": True}, {"max_num_batched_tokens": 16, "max_num_seqs": 3}])
+def test_batches_that_change_with_each_step(settings, tmp_path):
+    make_checkpoint(tmp_path, "llama")
+    assert tokens(tmp_path, 2, mixed_requests, **settings) == tokens(tmp_path, 1, mixed_requests, **settings)
+
+
+def test_workers_in_processes_of_their_own(tmp_path):
+    make_checkpoint(tmp_path, "llama")
+    assert tokens(tmp_path, 2, executor="auto") == tokens(tmp_path, 1)
