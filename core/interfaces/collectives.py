@@ -122,6 +122,42 @@ class SingleGroup(ProcessGroup):
         raise ValueError(f"there is no rank {source} in a group of one")
 
 
+class UnconnectedGroup(ProcessGroup):
+    """Has a rank and a size, but no peers: its results have the right shapes and meaningless values."""
+
+    host = SingleHost()
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor.new_empty(tensor.shape)
+
+    def all_gather(self, tensor: Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> Tensor:
+        shape = list(tensor.shape)
+        shape[dim] = sum(sizes) if sizes is not None else shape[dim] * self.size
+        return tensor.new_empty(shape)
+
+    def reduce_scatter(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
+        shape = list(tensor.shape)
+        shape[dim] = sizes[self.rank] if sizes is not None else shape[dim] // self.size
+        return tensor.new_empty(shape)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        del source
+        return tensor
+
+    def all_to_all(self, tensor: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
+        del send_sizes
+        return tensor.new_empty((sum(receive_sizes), *tensor.shape[1:]))
+
+    def send(self, tensors: Mapping[str, Tensor], to: int) -> None:
+        return
+
+    def receive(self, into: Mapping[str, Tensor], source: int) -> None:
+        return
+
+
 class Collectives(ABC):
     """Makes the process groups of one worker, and ends them."""
 

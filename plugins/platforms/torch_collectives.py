@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from frame.interfaces import GATHER_SECONDS, Collectives, HostGroup, Placement, ProcessGroup
+from frame.interfaces import GATHER_SECONDS, Collectives, HostGroup, Placement, ProcessGroup, UnconnectedGroup
 
 #: torch exports little of what makes groups without its global one.
 distributed: Any = torch.distributed
@@ -30,7 +30,9 @@ STEP_SECONDS = 1800.0
 class TorchCollectives(Collectives):
     """Process groups over the store at `placement.rendezvous`.
 
-    `make` makes what moves tensors; `gloo_group` for host memory. Raises `ValueError` for a rendezvous of another kind,
+    `make` makes what moves tensors; `gloo_group` for host memory. While `is_silent`, collectives of tensors do nothing
+    and return tensors of the right shapes: for steps that are only rehearsed, which other workers may not take.
+    Raises `ValueError` for a rendezvous of another kind,
     `TimeoutError` when workers do not come.
     """
 
@@ -39,19 +41,29 @@ class TorchCollectives(Collectives):
         self._address = placement.address or "127.0.0.1"
         self._make = make
         self._made: list[Any] = []
+        self.is_silent = False
         self._store = open_store(placement)
 
     def group(self, name: str, ranks: Sequence[int]) -> TorchGroup:
         rank, size = ranks.index(self._placement.rank), len(ranks)
-        store = distributed.PrefixStore(f"{name}:{'-'.join(map(str, ranks))}", self._store)
+        host = self.host(name, ranks)
+        device = host.group
+        if self._make is not None:
+            with _explained(f"group {name!r} of ranks {', '.join(map(str, ranks))}"):
+                device = self._make(self._store_of(name, "device", ranks), rank, size, self._address)
+            self._made.append(device)
+        return TorchGroup(name, rank, size, device, host, self)
+
+    def host(self, name: str, ranks: Sequence[int]) -> GlooHost:
+        """A group that exchanges bytes only."""
+        rank, size = ranks.index(self._placement.rank), len(ranks)
         with _explained(f"group {name!r} of ranks {', '.join(map(str, ranks))}"):
-            host = gloo_group(distributed.PrefixStore("host", store), rank, size, self._address)
-            self._made.append(host)
-            device = host
-            if self._make is not None:
-                device = self._make(distributed.PrefixStore("device", store), rank, size, self._address)
-                self._made.append(device)
-        return TorchGroup(name, rank, size, device, GlooHost(name, size, host))
+            group = gloo_group(self._store_of(name, "host", ranks), rank, size, self._address)
+        self._made.append(group)
+        return GlooHost(name, size, group)
+
+    def _store_of(self, name: str, kind: str, ranks: Sequence[int]) -> Any:
+        return distributed.PrefixStore(f"{name}:{kind}:{'-'.join(map(str, ranks))}", self._store)
 
     def close(self) -> None:
         made, self._made = self._made, []
@@ -119,7 +131,7 @@ class GlooHost(HostGroup):
     """Bytes over a gloo communicator."""
 
     def __init__(self, name: str, size: int, group: Any) -> None:
-        self._name, self._size, self._group = name, size, group
+        self._name, self._size, self.group = name, size, group
 
     def gather(self, data: bytes, timeout_seconds: float = GATHER_SECONDS) -> list[bytes]:
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
@@ -136,31 +148,37 @@ class GlooHost(HostGroup):
         options.timeout = timedelta(seconds=timeout_seconds)
         outs = [torch.empty_like(tensor) for _ in range(self._size)]
         with _explained(f"the {self._name} group of {self._size} workers"):
-            self._group.allgather([outs], [tensor], options).wait()
+            self.group.allgather([outs], [tensor], options).wait()
         return outs
 
 
 class TorchGroup(ProcessGroup):
     """A communicator of torch: gloo in host memory, NCCL on CUDA devices, whose calls enter the current stream."""
 
-    def __init__(self, name: str, rank: int, size: int, group: Any, host: HostGroup) -> None:
+    def __init__(self, name: str, rank: int, size: int, group: Any, host: HostGroup, owner: TorchCollectives) -> None:
         self.name, self.rank, self.size, self.host = name, rank, size, host
         self._group = group
+        self._owner = owner
+        self._silent = UnconnectedGroup(rank, size)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
+        if self._owner.is_silent:
+            return self._silent.all_reduce(tensor)
         out = tensor.clone(memory_format=torch.contiguous_format)
         if out.numel():
             self._group.allreduce([out]).wait()
         return out
 
     def all_gather(self, tensor: Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> Tensor:
+        if self._owner.is_silent:
+            return self._silent.all_gather(tensor, dim, sizes)
         dim %= tensor.dim()
-        moved = tensor.movedim(dim, 0).contiguous()
         if sizes is None or len(set(sizes)) == 1:
-            out = moved.new_empty((self.size * moved.shape[0], *moved.shape[1:]))
+            out = tensor.new_empty((self.size, *tensor.shape))
             if out.numel():
-                self._group._allgather_base(out, moved).wait()
-            return out.movedim(0, dim).contiguous()
+                self._group._allgather_base(out.view(-1), tensor.contiguous().view(-1)).wait()
+            return out.movedim(0, dim).flatten(dim, dim + 1)
+        moved = tensor.movedim(dim, 0)
         most = max(sizes)
         padded = moved.new_zeros((most, *moved.shape[1:]))
         padded[: len(moved)] = moved
@@ -170,6 +188,8 @@ class TorchGroup(ProcessGroup):
         return joined
 
     def reduce_scatter(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
+        if self._owner.is_silent:
+            return self._silent.reduce_scatter(tensor, dim, sizes)
         dim %= tensor.dim()
         moved = tensor.movedim(dim, 0).contiguous()
         if sizes is not None and len(set(sizes)) > 1:
@@ -184,7 +204,7 @@ class TorchGroup(ProcessGroup):
         return scattered
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        if tensor.numel():
+        if tensor.numel() and not self._owner.is_silent:
             options = _options.BroadcastOptions()
             options.rootRank, options.rootTensor = source, 0
             self._group.broadcast([tensor], options).wait()
@@ -192,17 +212,19 @@ class TorchGroup(ProcessGroup):
 
     def all_to_all(self, tensor: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
         out = tensor.new_empty((sum(receive_sizes), *tensor.shape[1:]))
+        if self._owner.is_silent:
+            return out
         self._group.alltoall_base(out, tensor.contiguous(), list(receive_sizes), list(send_sizes)).wait()
         return out
 
     def send(self, tensors: Mapping[str, Tensor], to: int) -> None:
         for tensor in tensors.values():
-            if tensor.numel():
+            if tensor.numel() and not self._owner.is_silent:
                 self._group.send([tensor], to, 0).wait()
 
     def receive(self, into: Mapping[str, Tensor], source: int) -> None:
         for tensor in into.values():
-            if tensor.numel():
+            if tensor.numel() and not self._owner.is_silent:
                 self._group.recv([tensor], source, 0).wait()
 
 

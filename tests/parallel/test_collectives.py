@@ -5,8 +5,7 @@ import re
 import pytest
 import torch
 
-from frame.core.parallel.groups import UnconnectedGroup
-from frame.interfaces import Mesh, Placement
+from frame.interfaces import Mesh, Placement, UnconnectedGroup
 from frame.plugins.platforms.torch_collectives import TorchCollectives
 from frame.testing import run_ranks
 

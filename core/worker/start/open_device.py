@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -35,8 +35,8 @@ class OpenDevice:
     platform: Platform
     steps: Steps
     dtype: str
-    groups: Groups
-    collectives: Collectives
+    groups: Groups = field(default_factory=Groups.single)
+    collectives: Collectives = field(default_factory=NoCollectives)
     not_deterministic: str = ""
 
     def connected(self) -> OpenDevice:
@@ -81,7 +81,6 @@ def open_device(config: FrameConfig, registry: Registry, placement: Placement, e
         steps=platform.steps(),
         dtype=str(dtype).removeprefix("torch."),
         groups=unconnected_groups(placement),
-        collectives=NoCollectives(),
         not_deterministic=f"platform {name!r}: {refused}" if refused else "",
     )
 

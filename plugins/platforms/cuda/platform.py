@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from importlib import import_module
 from typing import ClassVar
@@ -46,6 +46,7 @@ from frame.ops import Norm, Ops, StepBuffers, StepSizes
 
 from ..options import CudaOptions, HopperProducts
 from ..torch_collectives import TorchCollectives, nccl_group
+from .agreement import Agreement
 from .compile.compiler import without_lines
 from .compile.rehearsal import can_rehearse, rehearse as compile_kernels
 from .compile.triton_files import read_triton
@@ -164,12 +165,14 @@ class CudaPlatform(Platform):
 
     def __init__(self, setup: PlatformSetup, options: CudaOptions | None = None) -> None:
         super().__init__(setup, options or CudaOptions())
+        self.agreement = Agreement()
+        self._collectives: TorchCollectives | None = None
         self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts, self.device)
         self._open()
 
     def _open(self) -> None:
         """Selects the device without creating a context, which comes with the first memory or stream."""
-        if self.local_rank >= (count := torch.cuda.device_count()):
+        if self.local_rank and self.local_rank >= (count := torch.cuda.device_count()):
             raise ValueError(
                 f"there is no CUDA device {self.local_rank} for this worker: torch sees {count}; lower "
                 "tensor_parallel_size or pipeline_parallel_size, or let CUDA_VISIBLE_DEVICES name more"
@@ -212,7 +215,24 @@ class CudaPlatform(Platform):
         return self._memory
 
     def collectives(self, placement: Placement) -> Collectives:
-        return TorchCollectives(placement, partial(nccl_group, self.device))
+        self._collectives = collectives = TorchCollectives(placement, partial(nccl_group, self.device))
+        mesh, rank = placement.mesh, placement.rank
+        if mesh.engine_size > 1:
+            first = rank - rank % mesh.engine_size
+            workers = collectives.host("agreement", range(first, first + mesh.engine_size))
+            self.agreement = Agreement(workers)
+        return collectives
+
+    @contextmanager
+    def unconnected(self) -> Iterator[None]:
+        """Within the context collectives do nothing: what runs there may differ between workers."""
+        if self._collectives is not None:
+            self._collectives.is_silent = True
+        try:
+            yield
+        finally:
+            if self._collectives is not None:
+                self._collectives.is_silent = False
 
     @cached_property
     def _streams(self) -> Streams:
@@ -229,7 +249,7 @@ class CudaPlatform(Platform):
 
     def settle_products(self) -> None:
         """Chooses the kernels of all products that the warm-up met; called once they are compiled."""
-        self._ops.products.settle(self._max_tokens)
+        self._ops.products.settle(self._max_tokens, self.agreement.first)
 
     def steps(self) -> Steps:
         kernels = CudaKernels(self)
@@ -243,6 +263,7 @@ class CudaPlatform(Platform):
             max_tokens=self._max_tokens,
             deterministic=self.setup.deterministic,
             shares_prefixes=self.setup.shares_prefixes,
+            agree=lambda number: self.agreement.most(number),
         )
         return Steps(CudaShapes(graphs), graphs, kernels, compiler=graphs)
 
@@ -282,7 +303,8 @@ class CudaKernels(Kernels):
         """
         ahead, self._ahead = self._ahead, None
         with without_lines():
-            compile_kernels(run, ahead)
+            with self._platform.unconnected():
+                compile_kernels(run, ahead)
             run()
             self._platform.settle_products()
 

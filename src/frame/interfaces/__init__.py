@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         ProcessGroup as ProcessGroup,
         SingleGroup as SingleGroup,
         SingleHost as SingleHost,
+        UnconnectedGroup as UnconnectedGroup,
     )
     from frame.core.interfaces.connector import (
         CacheView as CacheView,

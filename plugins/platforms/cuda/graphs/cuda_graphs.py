@@ -30,6 +30,8 @@ logger = logging.getLogger("frame.platforms.cuda")
 LEAST_BYTES = 2 << 20
 #: Rows of a graph for each row of a batch, up to which the graph of the best size waits until nothing else is to do.
 MOST_PADDING = 1.125
+#: Says to other workers that a capture failed, in place of the bytes that it took.
+_FAILED = 1 << 62
 
 
 class StepCapturer(Protocol):
@@ -50,7 +52,7 @@ class CudaGraphs(Graphs, Compiler):
     at the next larger size that is captured; the size that it would rather have is captured next. Where there is none
     it runs eagerly. Ordinary steps of other shapes run in pieces, which are captured when a step needs them, or when
     all else is, but not between steps that are served: that may take too long. `limit` rows and `max_tokens` tokens
-    are the most of a step.
+    are the most of a step. Workers of one engine must capture alike: `agree` returns the largest number that any gives.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class CudaGraphs(Graphs, Compiler):
         max_tokens: int,
         deterministic: bool = False,
         shares_prefixes: bool = False,
+        agree: Callable[[int], int] = lambda number: number,
     ) -> None:
         sizes = {size for size in options.graph_sizes if size < limit} | {min(limit, MAX_ROWS)}
         self.sizes = sorted(size for size in sizes if size <= MAX_ROWS)
         self.checks_inputs = options.check_captured_inputs
         self._captures_draws = options.capture_draws
         self._capturer = capturer
+        self._agree = agree
         self._pieces = pieces
         self._max_tokens = max_tokens if options.capture_prompts and not deterministic else 0
         self.deterministic = deterministic
@@ -102,7 +106,7 @@ class CudaGraphs(Graphs, Compiler):
         del shapes
         if not (model.whole_prompts or model.segments):
             weights_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-            self._pieces.sizes = sizes_for(weights_bytes, self._max_tokens)
+            self._pieces.sizes = sizes_for(self._agree(weights_bytes), self._max_tokens)
         return model
 
     def decode(self, rows: int, deterministic: bool, shared: bool) -> StepShape | None:
@@ -236,11 +240,26 @@ class CudaGraphs(Graphs, Compiler):
         return self._used - before
 
     def _run_capture(self, shape: StepShape, run_dummy: Callable[[StepShape], None]) -> None:
+        """Captures a shape on all workers or on none, and counts what it takes where it takes most."""
+        before, failed = self._used, None
         self._capturing = shape
         try:
             run_dummy(shape)
+        except Exception as error:
+            failed = error
         finally:
             self._capturing = None
+        taken = self._agree(_FAILED if failed else self._used - before)
+        if taken < _FAILED:
+            self._used = before + taken
+            return
+        self._forget(shape)
+        raise failed or torch.OutOfMemoryError("another worker of this engine could not capture the step")
+
+    def _forget(self, shape: StepShape) -> None:
+        if self._captured.pop(shape, None) is not None:
+            self._ready[kind_of(shape.deterministic, shape.shared)].remove(shape.padded_rows)
+        self._draws.pop(shape, None)
 
     def _capture(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
         captured = self._capturer.capture(forward)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .candidates import CUBLAS, LIBRARY, Product, Shape, candidates, is_served, product, without_times
-from .times import Table, best_of, measured
+from .times import Table, best_of, measured, packed, unpacked
 
 #: Choices that are remembered by their rows; all are forgotten when there are more.
 _MOST = 1 << 16
@@ -46,11 +46,16 @@ class Products:
         points = self._table.get(shape)
         return best_of(points, rows, known) if points else without_times(rows, known)
 
-    def settle(self, max_rows: int) -> None:
-        """Decides for all shapes that were met, for steps of up to `max_rows` rows, once their kernels are compiled."""
+    def settle(self, max_rows: int, agree: Callable[[bytes], bytes] = lambda times: times) -> None:
+        """Decides for all shapes that were met, for steps of up to `max_rows` rows, once their kernels are compiled.
+
+        `agree` takes this worker's times and returns those by which all workers of a tensor group decide: what each
+        of them computes whole, such as a router's scores, must have the same bits.
+        """
         self._settled = True
         met, self._met = self._met, {}
-        self._table.update(self._measure(met, self._device, max_rows))
+        times = agree(packed(self._measure(met, self._device, max_rows)))
+        self._table.update(unpacked(times, met))
         self._chosen.clear()
 
     def _choose(self, key: _Key, x: Tensor, weight: Tensor) -> tuple[Product, str]:

@@ -70,6 +70,17 @@ def measured(met: Mapping[Shape, Tensor], device: torch.device, max_rows: int) -
     return table
 
 
+def packed(table: Table) -> bytes:
+    """A table as JSON, for other workers."""
+    return msgspec.json.encode({str(shape): points for shape, points in table.items()})
+
+
+def unpacked(data: bytes, shapes: Iterable[Shape]) -> Table:
+    """The times that a worker `packed`, of those of `shapes` that it measured."""
+    known = msgspec.json.decode(data, type=dict[str, dict[int, dict[str, float]]])
+    return {shape: known[str(shape)] for shape in shapes if str(shape) in known}
+
+
 def points_of(shape: Shape, max_rows: int) -> list[int]:
     """The rows for which a shape is measured, in steps of up to `max_rows`."""
     most = min(max_rows, HEAD_ROWS if shape.outputs >= HEAD_OUTPUTS and not shape.gated else max_rows)
@@ -131,7 +142,7 @@ def _record(
     count, graph = max(1, min(_MOST_LAUNCHES, int(seconds / least))), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(stream):
-        graph.capture_begin(pool=pool)
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads ask NCCL's events
         try:
             for _ in range(count):
                 call(x, next(weights), None)
