@@ -47,6 +47,11 @@ class CudaOptions(BaseModel):
         description="Check before each replay of a captured step that all it reads lies where it lay; for debugging, "
         "as it costs about as much as the step.",
     )
+    peer_memory: bool = Field(
+        True,
+        description="Sum over tensor ranks of one machine by kernels that read and write each other's memory; else all "
+        "by NCCL.",
+    )
     hopper_products: HopperProducts = Field(
         "measured",
         description="Which products our own kernels do, not the library: `deterministic`, on Hopper those of more than "

@@ -9,7 +9,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from typing import ClassVar
 
@@ -45,8 +45,8 @@ from frame.kernels.linear_invariant import hopper_product, linear_invariant, lin
 from frame.ops import Norm, Ops, StepBuffers, StepSizes
 
 from ..options import CudaOptions, HopperProducts
-from ..torch_collectives import TorchCollectives, nccl_group
 from .agreement import Agreement
+from .collectives import CudaCollectives
 from .compile.compiler import without_lines
 from .compile.rehearsal import can_rehearse, rehearse as compile_kernels
 from .compile.triton_files import read_triton
@@ -166,7 +166,7 @@ class CudaPlatform(Platform):
     def __init__(self, setup: PlatformSetup, options: CudaOptions | None = None) -> None:
         super().__init__(setup, options or CudaOptions())
         self.agreement = Agreement()
-        self._collectives: TorchCollectives | None = None
+        self._collectives: CudaCollectives | None = None
         self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts, self.device)
         self._open()
 
@@ -215,7 +215,9 @@ class CudaPlatform(Platform):
         return self._memory
 
     def collectives(self, placement: Placement) -> Collectives:
-        self._collectives = collectives = TorchCollectives(placement, partial(nccl_group, self.device))
+        self._collectives = collectives = CudaCollectives(
+            placement, self.device, self._ops, shares_memory=self.options.peer_memory
+        )
         mesh, rank = placement.mesh, placement.rank
         if mesh.engine_size > 1:
             first = rank - rank % mesh.engine_size

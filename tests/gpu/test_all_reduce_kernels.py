@@ -1,0 +1,93 @@
+"""Sums over ranks through shared memory, the ranks on one device: all write, then all read, as on devices of their own.
+
+On two GPUs, tests/gpu/test_all_reduce.py runs them in processes that meet.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from frame.core.ops import layers
+from frame.kernels import all_reduce as kernels
+
+pytestmark = pytest.mark.gpu
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+#: Bytes of values that travel with numbers, and alone.
+PACKED, PLAIN = 4096, 1 << 16
+
+
+def make_buffers(size: int) -> list[kernels.PeerBuffers]:
+    """Buffers of `size` ranks, all on this device."""
+    nothing = torch.empty(0)
+    num_bytes = kernels.PeerBuffers(0, size, nothing, nothing, PACKED, PLAIN).num_bytes
+    memory = torch.zeros(size, num_bytes // 8, dtype=torch.int64, device=DEVICE)
+    addresses = torch.tensor([row.data_ptr() for row in memory], device=DEVICE)
+    made = []
+    for rank in range(size):
+        state = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+        made.append(kernels.PeerBuffers(rank, size, addresses, state, PACKED, PLAIN))
+        made[-1].__dict__["memory"] = memory
+    return made
+
+
+def exchange(given, buffers, norm=None):
+    """What each rank gets: (sum, total or None), when all have written before the first reads."""
+    results = []
+    for x in given:
+        weight, residual = (norm[0], norm[1]) if norm else (None, None)
+        results.append((torch.empty_like(x), torch.empty_like(x) if norm else None, weight, residual))
+    words = given[0].shape[-1] * given[0].dtype.itemsize // 4 if norm else kernels._PART_WORDS
+    num_words = given[0].nbytes // 4
+    rows = len(given[0]) if norm else -(-num_words // words)
+    for phase in ({"receives": False}, {"sends": False}):
+        for x, (out, total, weight, residual), own in zip(given, results, buffers, strict=True):
+            eps, offset = (1e-6, norm[2]) if norm else (0.0, 0.0)
+            kernels._launch(x, residual, weight, out, total, own, rows, words, num_words, eps, offset, **phase)
+    return [(out, total) for out, total, _, _ in results]
+
+
+def inputs(size: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(shape).to(dtype).to(DEVICE) for _ in range(size)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 4])
+def test_sums_of_many_calls_of_all_lengths(dtype: torch.dtype, size: int) -> None:
+    buffers = make_buffers(size)
+    for call, shape in enumerate([(2,), (1, 512), (3, 700), (40, 256), (7, 6), (1, 512), (30, 512), (2,)]):
+        given = inputs(size, shape, dtype, call)
+        expected = sum(x.to(torch.float32) for x in given).to(dtype)
+        for out, _ in exchange(given, buffers):
+            assert torch.equal(out, expected), (call, shape)
+        assert buffers[0].state.tolist() == [call + 1, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize(("rows", "dim"), [(1, 256), (3, 100), (20, 512)])
+def test_sums_with_residual_and_norm(dtype: torch.dtype, offset: float, rows: int, dim: int) -> None:
+    buffers, given = make_buffers(2), inputs(2, (rows, dim), dtype, rows)
+    residual, weight = inputs(1, (rows, dim), dtype, 7)[0], inputs(1, (dim,), dtype, 8)[0]
+    summed = sum(x.to(torch.float32) for x in given).to(dtype)
+    expected, total = layers.add_rms_norm(summed, residual, weight, 1e-6, offset)
+    found = exchange(given, buffers, (weight, residual, offset))
+    for out, carried in found:
+        assert torch.equal(carried, total)
+        torch.testing.assert_close(out, expected, atol=8e-3 if dtype == torch.bfloat16 else 2e-3, rtol=2e-2)
+    assert torch.equal(found[0][0], found[1][0]), "ranks must get equal bits"
+
+
+def test_what_cannot_be_summed_is_named() -> None:
+    buffers = make_buffers(2)[0]
+    fits = torch.zeros(8, device=DEVICE)
+    assert kernels.why_not_reduced(fits, buffers) is None
+    assert kernels.why_not_reduced(fits.long(), buffers) == "it is torch.int64"
+    assert "more than the 65536 of the buffers" in (kernels.why_not_reduced(fits.repeat(4096), buffers) or "")
+    assert "contiguous" in (kernels.why_not_reduced(fits[1:], buffers) or "")
