@@ -87,7 +87,10 @@ class ProcessGroup(ABC):
         """Fills the contiguous tensors with what `source` sends, which has the same shapes and types."""
 
     def all_reduce_normed(self, x: Tensor, residual: Tensor, norm: NormLayer) -> tuple[Tensor, Tensor]:
-        """(norm(total), total), where total is the sum of x over ranks plus residual, which is the same on all."""
+        """(norm(total), total), where total is the sum of x over ranks plus residual, which is the same on all.
+
+        x [T, H] may be overwritten.
+        """
         return norm(self.all_reduce(x), residual)
 
 

@@ -74,10 +74,12 @@ class Build:
         shard: Shard | None = None,
         parts: Mapping[str, int] | None = None,
         transposed: bool = False,
+        reduce: bool = True,
     ) -> nn.Module:
         """Returns y = x Wᵀ + b. "column" shards the outputs, "row" shards the inputs and sums over the tensor group.
 
-        `transposed`: the checkpoint stores W as [in, out].
+        `transposed`: the checkpoint stores W as [in, out]. Without `reduce`, "row" gives each rank its part of the sum,
+        which a `partial` norm, or another sum, must complete.
         """
         if shard == "row":
             if parts:
@@ -85,7 +87,9 @@ class Build:
             width = split_evenly(f"the inputs of {prefix}", in_features, self.groups.tensor)
             columns = slice(self.groups.tensor.rank * width, (self.groups.tensor.rank + 1) * width)
             whole = [Rows(prefix, out_features, 0, out_features)]
-            return RowLinear(self, whole, in_features, columns, bias=bias, transposed=transposed)
+            layer = RowLinear(self, whole, in_features, columns, bias=bias, transposed=transposed)
+            layer.reduces = reduce
+            return layer
         group = self.groups.tensor if shard == "column" else SingleGroup()
         named = {f"{prefix}.{name}": size for name, size in parts.items()} if parts else {prefix: out_features}
         if sum(named.values()) != out_features:
@@ -173,15 +177,25 @@ class Build:
         return Head(self, prefix, hidden_size, vocab_size, tied=tied, bias=bias)
 
     def norm(
-        self, prefix: str, dim: int, *, eps: float, kind: Literal["rms", "layer"] = "rms", offset: float = 0.0
+        self,
+        prefix: str,
+        dim: int,
+        *,
+        eps: float,
+        kind: Literal["rms", "layer"] = "rms",
+        offset: float = 0.0,
+        partial: bool = False,
     ) -> nn.Module:
         """Returns an RMSNorm (weight + `offset`) or LayerNorm.
 
-        An RMSNorm that is called with a residual adds it first, and returns (normed, sum).
+        An RMSNorm that is called with a residual adds it first, and returns (normed, sum). `partial`: what it is called
+        with beside a residual is each rank's part of a sum over the tensor group, which it completes.
         """
         if kind == "layer":
+            if partial:
+                raise ValueError(f"{prefix}: only an RMS norm completes a sum over ranks")
             return LayerNorm(self, prefix, dim, eps)
-        return RMSNorm(self, prefix, dim, eps, offset)
+        return RMSNorm(self, prefix, dim, eps, offset, partial=partial)
 
     def experts(
         self,
@@ -193,8 +207,14 @@ class Build:
         *,
         renormalize: bool = True,
         names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+        reduce: bool = True,
     ) -> nn.Module:
-        """Returns routed experts: (hidden [T, hidden_size], router logits [T, num_experts]) → [T, hidden_size]."""
-        return Experts(
+        """Returns routed experts: (hidden [T, hidden_size], router logits [T, num_experts]) → [T, hidden_size].
+
+        `reduce` is as for `linear`.
+        """
+        layer = Experts(
             self, prefix, num_experts, top_k, hidden_size, intermediate_size, renormalize=renormalize, names=names
         )
+        layer.reduces = reduce
+        return layer

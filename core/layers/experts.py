@@ -20,8 +20,11 @@ class Experts(nn.Module):
     """Σ_k weight_k · down_e(silu(gate_e h) · up_e h) over the `top_k` experts that the router logits prefer.
 
     Read from "PREFIX.E.gate_proj.weight" and so on, or from the two tensors of all experts, "PREFIX.gate_up_proj"
-    [E, 2 · intermediate, hidden] and "PREFIX.down_proj" [E, hidden, intermediate].
+    [E, 2 · intermediate, hidden] and "PREFIX.down_proj" [E, hidden, intermediate]. Without `reduces` the result is this
+    rank's part of a sum over the tensor group.
     """
+
+    reduces = True
 
     def __init__(
         self,
@@ -50,6 +53,8 @@ class Experts(nn.Module):
         weights, ids = self.ops.route(router_logits, self.top_k, self.renormalize)
         local = ids - self.first if self.first else ids
         out = self.ops.fused_experts(hidden, self.gate_up, self.down, weights, local)
+        if not self.reduces:
+            return out
         return self.groups.expert.all_reduce(self.groups.tensor.all_reduce(out))
 
     def weight_slots(self) -> list[WeightSlot]:

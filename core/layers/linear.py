@@ -92,12 +92,17 @@ class Linear(LinearShard):
 
 
 class RowLinear(LinearShard):
-    """Shards inputs: every rank multiplies its columns, the sum over the group is the result, then the bias."""
+    """Shards inputs: every rank multiplies its columns, the sum over the group is the result, then the bias.
+
+    Without `reduces` the result is this rank's part of that sum, the first one's with the bias.
+    """
+
+    reduces = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., this rank's inputs] → [..., out_features], the same on every rank."""
-        if self.group.size == 1:
-            return self.ops.linear(x, self.weight, self.bias)
+        """[..., this rank's inputs] → [..., out_features], the same on every rank unless it is a part of a sum."""
+        if self.group.size == 1 or not self.reduces:
+            return self.ops.linear(x, self.weight, self.bias if self.group.rank == 0 else None)
         y = self.group.all_reduce(self.ops.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, overload
 
 from torch import Tensor, nn
 
+from ..interfaces.collectives import SingleGroup
 from ..ops import Norm
 from .linear import empty_parameter
 from .weights import WeightSlot
@@ -17,10 +18,18 @@ if TYPE_CHECKING:
 class RMSNorm(nn.Module):
     """x / rms(x) · (weight + offset), over the last dimension (Zhang & Sennrich 2019)."""
 
-    def __init__(self, build: Build, prefix: str, dim: int, eps: float, offset: float = 0.0) -> None:
+    def __init__(
+        self, build: Build, prefix: str, dim: int, eps: float, offset: float = 0.0, *, partial: bool = False
+    ) -> None:
         super().__init__()
         self.prefix, self.dim, self.eps, self.offset, self.ops = prefix, dim, eps, offset, build.ops
         self.weight = empty_parameter(build, dim)
+        self._group = build.groups.tensor if partial else SingleGroup()
+
+    @property
+    def sums(self) -> bool:
+        """Whether x, given with a residual, is one of several ranks' parts of a sum."""
+        return self._group.size > 1
 
     @property
     def given(self) -> Norm:
@@ -38,13 +47,29 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """norm(x), or with a residual (norm(x + residual), x + residual); x [..., dim]."""
+        """norm(x), or with a residual (norm(x + residual), x + residual); x [..., dim].
+
+        If made as `partial`, x stands for the sum of all ranks' x where there is a residual.
+        """
         if residual is None:
             return self.ops.rms_norm(x, self.weight, self.eps, self.offset)
-        return self.ops.add_rms_norm(x, residual, self.weight, self.eps, self.offset)
+        if self.sums:
+            return self._group.all_reduce_normed(x, residual, SummedNorm(self))
+        return self.ops.add_rms_norm(x, residual, *self.given)
 
     def weight_slots(self) -> list[WeightSlot]:
         return [WeightSlot(f"{self.prefix}.weight", (self.dim,), self.weight)]
+
+
+class SummedNorm:
+    """Implements `NormLayer`: an `RMSNorm` of what has been summed over ranks."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        self._norm = norm
+        self.given = norm.given
+
+    def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return self._norm.ops.add_rms_norm(x, residual, *self.given)
 
 
 class LayerNorm(nn.Module):

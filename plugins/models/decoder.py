@@ -19,17 +19,26 @@ Gate = Callable[[Tensor], Tensor]
 class GatedMLP(nn.Module):
     """A norm, then down(gate(x) · up(x)), gate and up in one product.
 
-    `activation` takes both halves [T, 2 · intermediate].
+    `activation` takes both halves [T, 2 · intermediate]. Unless it is to `reduce`, the result is a rank's part of a sum.
     """
 
     def __init__(
-        self, build: Build, prefix: str, intermediate_size: int, activation: Gate, *, bias: bool = False
+        self,
+        build: Build,
+        prefix: str,
+        intermediate_size: int,
+        activation: Gate,
+        *,
+        bias: bool = False,
+        reduce: bool = False,
     ) -> None:
         super().__init__()
         hidden_size = build.config.hidden_size
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up = build.linear(prefix, hidden_size, 2 * intermediate_size, bias=bias, shard="column", parts=parts)
-        self.down = build.linear(f"{prefix}.down_proj", intermediate_size, hidden_size, bias=bias, shard="row")
+        self.down = build.linear(
+            f"{prefix}.down_proj", intermediate_size, hidden_size, bias=bias, shard="row", reduce=reduce
+        )
         self.activation = activation
         self.is_silu = activation == build.ops.silu_mul
 
@@ -74,7 +83,8 @@ class RotaryAttention(nn.Module):
 class DecoderLayer(nn.Module):
     """Norm, attention, norm, feed-forward, the sums carried as a residual that the next norm adds.
 
-    Each part is given the norm before it, so that one kernel can do both.
+    Each part is given the norm before it, so that one kernel can do both. What a part gives is a rank's part of a sum,
+    which the norm behind it completes.
     """
 
     def __init__(self, attention_norm: nn.Module, attention: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> None:
@@ -118,7 +128,7 @@ class Decoder(Model):
     """Embedding, layers, norm and head under Llama's names ("model.embed_tokens", "model.layers.0", …).
 
     `make_layer(prefix, index)` makes a layer that is called as (hidden, residual, positions, step) and returns
-    (hidden, residual).
+    (hidden, residual), where hidden is a rank's part of a sum if layers are `partial`.
     """
 
     #: a checkpoint of the model without its head has no "model." in its names
@@ -132,6 +142,7 @@ class Decoder(Model):
         *,
         make_layer: Callable[[str, int], nn.Module],
         norm_offset: float = 0.0,
+        partial: bool = True,
     ) -> None:
         build = setup.build
         super().__init__(setup, options)
@@ -139,7 +150,7 @@ class Decoder(Model):
         hidden_size, vocab_size = config.hidden_size, config.vocab_size
         self.embedding = build.embedding("model.embed_tokens", vocab_size, hidden_size)
         self.layers = build.layers(config.num_hidden_layers, lambda index: make_layer(f"model.layers.{index}", index))
-        self.norm = build.norm("model.norm", hidden_size, eps=config.rms_norm_eps, offset=norm_offset)
+        self.norm = build.norm("model.norm", hidden_size, eps=config.rms_norm_eps, offset=norm_offset, partial=partial)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = build.head("lm_head", hidden_size, vocab_size, tied=tied)
 

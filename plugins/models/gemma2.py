@@ -33,7 +33,11 @@ class Gemma2ForCausalLM(GemmaDecoder):
         build = setup.build
         rotary = RotaryEmbedding(build, head_shape(build.config)[2])
         super().__init__(
-            setup, options, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary), norm_offset=1.0
+            setup,
+            options,
+            make_layer=lambda prefix, index: _layer(build, prefix, index, rotary),
+            norm_offset=1.0,
+            partial=False,
         )
 
 
@@ -70,5 +74,5 @@ def sandwich(build: Build, prefix: str, attention: nn.Module) -> nn.Module:
         (norm("input_layernorm"), norm("post_attention_layernorm")),
         attention,
         (norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")),
-        GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation),
+        GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation, reduce=True),
     )

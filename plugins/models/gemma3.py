@@ -24,7 +24,11 @@ class Gemma3ForCausalLM(GemmaDecoder):
             kind: RotaryEmbedding(build, head_dim, layer_type=kind) for kind in sorted(set(build.config.layer_types))
         }
         super().__init__(
-            setup, options, make_layer=lambda prefix, index: _layer(build, prefix, index, rotaries), norm_offset=1.0
+            setup,
+            options,
+            make_layer=lambda prefix, index: _layer(build, prefix, index, rotaries),
+            norm_offset=1.0,
+            partial=False,
         )
 
 

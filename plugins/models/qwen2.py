@@ -30,12 +30,12 @@ def _layer(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn
         build.attention_input(name, hidden_size, num_heads, num_kv_heads, head_dim, bias=True),
         rotary,
         build.attention(name, num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, window=window),
-        build.linear(f"{name}.o_proj", num_heads * head_dim, hidden_size, shard="row"),
+        build.linear(f"{name}.o_proj", num_heads * head_dim, hidden_size, shard="row", reduce=False),
     )
     activation = gate_activation(build, config.hidden_act)
     return DecoderLayer(
-        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps),
+        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps, partial=True),
         attention,
-        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps),
+        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps, partial=True),
         GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation),
     )

@@ -30,7 +30,7 @@ def qwen3_attention(build: Build, name: str, window: int, rotary: RotaryEmbeddin
         build.attention_input(name, config.hidden_size, num_heads, num_kv_heads, head_dim, bias=bias),
         rotary,
         build.attention(name, num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, window=window),
-        build.linear(f"{name}.o_proj", num_heads * head_dim, config.hidden_size, bias=bias, shard="row"),
+        build.linear(f"{name}.o_proj", num_heads * head_dim, config.hidden_size, bias=bias, shard="row", reduce=False),
         norms=(
             build.norm(f"{name}.q_norm", head_dim, eps=config.rms_norm_eps),
             build.norm(f"{name}.k_norm", head_dim, eps=config.rms_norm_eps),
@@ -43,8 +43,8 @@ def _layer(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn
     hidden_size, eps = config.hidden_size, config.rms_norm_eps
     activation = gate_activation(build, config.hidden_act)
     return DecoderLayer(
-        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps),
+        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps, partial=True),
         qwen3_attention(build, f"{prefix}.self_attn", switched_window(config, index), rotary),
-        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps),
+        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps, partial=True),
         GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation),
     )

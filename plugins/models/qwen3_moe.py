@@ -38,6 +38,7 @@ class SparseMLP(nn.Module):
             config.hidden_size,
             config.moe_intermediate_size,
             renormalize=config.norm_topk_prob,
+            reduce=False,
         )
 
     def forward(self, norm: nn.Module, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,8 +63,8 @@ def _layer(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn
         activation = gate_activation(build, config.hidden_act)
         mlp = GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation)
     return DecoderLayer(
-        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps),
+        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps, partial=True),
         qwen3_attention(build, f"{prefix}.self_attn", window, rotary),
-        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps),
+        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps, partial=True),
         mlp,
     )

@@ -15,10 +15,10 @@ M = TypeVar("M", bound=nn.Module)
 def normed_linear(norm: nn.Module, linear: nn.Module, x: Tensor, residual: Tensor | None) -> tuple[Any, Tensor, Tensor]:
     """(linear(normed), normed, total) with (normed, total) = norm(x, residual); x and residual [T, in_features].
 
-    Without a residual normed is norm(x), and total x. Neither module is called where one op does both: an `RMSNorm`,
-    and a `Linear` or `AttentionInput`, of these very classes and without hooks.
+    Without a residual normed is norm(x), and total x. Neither module is called where one op does both: an `RMSNorm`
+    that sums over no ranks, and a `Linear` or `AttentionInput`, of these very classes and without hooks.
     """
-    if residual is not None and _is_plain(norm, RMSNorm):
+    if residual is not None and _is_plain(norm, RMSNorm) and not norm.sums:
         if _is_plain(linear, Linear):
             return linear.ops.norm_linear(x, residual, norm.given, linear.weight, linear.bias)
         if _is_plain(linear, AttentionInput):
@@ -30,7 +30,7 @@ def normed_linear(norm: nn.Module, linear: nn.Module, x: Tensor, residual: Tenso
 
 def normed_silu_mul(norm: nn.Module, linear: Linear, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """(linear.silu_mul(normed), total), where norm(x, residual) gives (normed, total)."""
-    if residual is not None and _is_plain(norm, RMSNorm) and type(linear) is Linear:
+    if residual is not None and _is_plain(norm, RMSNorm) and not norm.sums and type(linear) is Linear:
         return linear.ops.norm_linear_silu_mul(x, residual, norm.given, linear.weight, linear.bias)
     normed, total = _normed(norm, x, residual)
     return linear.silu_mul(normed), total
