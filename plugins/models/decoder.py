@@ -19,7 +19,7 @@ Gate = Callable[[Tensor], Tensor]
 class GatedMLP(nn.Module):
     """A norm, then down(gate(x) · up(x)), gate and up in one product.
 
-    `activation` takes both halves [T, 2 · intermediate]. Unless it is to `reduce`, the result is a rank's part of a sum.
+    `activation` takes both halves [T, 2 · intermediate]. The result is a rank's part of a sum unless it is to `reduce`.
     """
 
     def __init__(
