@@ -268,7 +268,7 @@ def _launch(
         RANK=buffers.rank, SIZE=buffers.size, WORDS=size, DTYPE=_DTYPES[x.dtype],
         PACKED=packed, NORM=weight is not None, OFFSET=offset != 0.0,
         SENDS=sends, RECEIVES=receives, PROGRAMS=MAX_PROGRAMS,
-        num_warps=max(4, min(16, size // 256)), **chained(x.device),
+        num_warps=max(4, min(32, size // 128)), **chained(x.device),
     )  # fmt: skip
 
 

@@ -122,6 +122,9 @@ class SpawnedWorker(WorkerProtocol, Protocol):
     def fileno(self) -> int:
         """A descriptor that is readable when something has arrived."""
 
+    def begin_close(self) -> None:
+        """Tells the process to end, without waiting for that as `close` does."""
+
 
 class WorkerFactory(Protocol):
     """Makes the workers of an engine for its executor, which decides in which process each runs."""

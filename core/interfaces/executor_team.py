@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -32,9 +32,6 @@ class TeamExecutor(Executor):
         super().__init__(setup, options)
         self.team: list[WorkerProtocol] = []
         self._answering: list[int] = []  # the ranks whose results count, first the one that has the tokens
-        self._threads: ThreadPoolExecutor | None = None
-        if len(setup.placements) > 1:
-            self._threads = ThreadPoolExecutor(len(setup.placements), "frame-executor")
         try:
             for placement in setup.placements:
                 self.team.append(self.make(placement))
@@ -92,27 +89,20 @@ class TeamExecutor(Executor):
         return named
 
     def close(self) -> None:
-        if self._threads is None:
-            for worker in self.team:
-                worker.close()
-            return
-        ended = [self._threads.submit(worker.close) for worker in self.team]
-        self._threads.shutdown()
-        self._threads = None
-        for future in ended:
-            future.result()
+        for worker in self.team:
+            worker.close()
 
     def _together(self, work: Callable[[WorkerProtocol], T], *, ends: bool = True) -> list[T]:
         """The answers of all workers by rank; raises the first error. With `ends` it closes all workers before."""
-        if self._threads is None:
-            return [work(worker) for worker in self.team]
-        ranks = {self._threads.submit(work, worker): rank for rank, worker in enumerate(self.team)}
-        for future in as_completed(ranks):
-            if (error := future.exception()) is not None:
-                if ends:
-                    self.close()  # those that wait for the one that failed would do so for minutes
-                wait(ranks)
-                raise self.named(ranks[future], error) if isinstance(error, Exception) else error
+        if len(self.team) == 1:
+            return [work(self.team[0])]
+        with ThreadPoolExecutor(len(self.team), "frame-executor") as threads:
+            ranks = {threads.submit(work, worker): rank for rank, worker in enumerate(self.team)}
+            for future in as_completed(ranks):
+                if (error := future.exception()) is not None:
+                    if ends:
+                        self.close()  # those that wait for the one that failed would do so for minutes
+                    raise self.named(ranks[future], error) if isinstance(error, Exception) else error
         return [future.result() for future in ranks]
 
 

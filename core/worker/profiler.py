@@ -8,12 +8,13 @@ from typing import Any
 
 
 class Profiler:
-    """Writes Chrome traces to `folder`; without one, `start` raises and says how to set one."""
+    """Writes Chrome traces to `folder`, their names ending in `suffix`; without a folder `start` says how to set one."""
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(self, folder: str | None, suffix: str = "") -> None:
         if folder is not None and not Path(folder).is_absolute():
             raise ValueError(f"profile_dir must be an absolute path, got {folder!r}")
         self._folder = folder
+        self._suffix = suffix
         self._profile: Any = None
 
     def start(self) -> None:
@@ -35,7 +36,7 @@ class Profiler:
         if self._profile is None or self._folder is None:
             raise RuntimeError("no profile is running")
         self._profile.stop()
-        path = Path(self._folder) / f"frame-{time.strftime('%Y%m%d-%H%M%S')}.json"
+        path = Path(self._folder) / f"frame-{time.strftime('%Y%m%d-%H%M%S')}{self._suffix}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         self._profile.export_chrome_trace(str(path))
         self._profile = None

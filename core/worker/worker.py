@@ -45,7 +45,8 @@ class Worker:
         self._start = WorkerStart(config, registry, placement, engine_id, progress)
         self._started: Started | None = None
         self._weights_gone = False
-        self._profiler = Profiler(config.observability.profile_dir)
+        suffix = f"-rank{placement.rank}" if placement.mesh.size > 1 else ""
+        self._profiler = Profiler(config.observability.profile_dir, suffix)
 
     @property
     def started(self) -> Started:

@@ -160,10 +160,13 @@ class RemoteWorker:
         if self._process.poll() is not None:
             raise _death(self._process.returncode)
 
-    def close(self) -> None:
+    def begin_close(self) -> None:
         self._channel.close()
         if self._asked:  # it may wait for other workers, or load for minutes, and then find the channel closed
             self._process.kill()
+
+    def close(self) -> None:
+        self.begin_close()
         try:
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -55,6 +55,11 @@ class ProcessExecutor(TeamExecutor):
         self._trailing += [(rank, handle) for rank, handle in enumerate(handles) if found[rank] is None]
         return found
 
+    def close(self) -> None:
+        for worker in self._spawned:
+            worker.begin_close()
+        super().close()
+
     def _outcome(self, rank: int, handle: StepHandle) -> StepOutcome:
         try:
             return step_outcome(handle) if handle.ready() else None

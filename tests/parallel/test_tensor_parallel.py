@@ -1,11 +1,14 @@
 """Engines over several tensor ranks give the tokens of one rank."""
 
+import gc
+
 import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
 from frame.testing.checkpoints import FAMILIES, make_checkpoint
 from frame.testing.engines import SMALL, greedy, mixed_requests, prompts, running
+from frame.testing.executor_suite import children
 from frame.testing.thread_executor import with_threads
 
 #: One family for each trait that sharding must know.
@@ -42,3 +45,15 @@ def test_batches_that_change_with_each_step(settings, tmp_path):
 def test_workers_in_processes_of_their_own(tmp_path):
     make_checkpoint(tmp_path, "llama")
     assert tokens(tmp_path, 2, executor="auto") == tokens(tmp_path, 1)
+
+
+def test_an_engine_that_nobody_refers_to_ends_its_workers(tmp_path):
+    from frame import LLM
+
+    make_checkpoint(tmp_path, "llama")
+    before = children()
+    llm = LLM(model=str(tmp_path), skip_tokenizer_init=True, tensor_parallel_size=2, num_threads=1, **SMALL)
+    assert len(children() - before) == 2
+    del llm
+    gc.collect()
+    assert not children() - before

@@ -166,6 +166,13 @@ class FakeWorker:
         if self.dead:
             raise RuntimeError(f"worker {self.rank} is dead")
 
+    def fileno(self) -> int:
+        """There is nothing to wait for."""
+        raise NotImplementedError("a fake worker has no descriptor")
+
+    def begin_close(self) -> None:
+        """There is no process to end."""
+
     def close(self) -> None:
         """Closes the connector, once."""
         self.calls.append("close")
