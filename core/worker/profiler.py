@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Profiler:
-    """Writes Chrome traces to `folder`, their names ending in `suffix`; without a folder `start` says how to set one."""
+    """Writes Chrome traces to `folder`, their names ending in `suffix`; without it, `start` says how to set one."""
 
     def __init__(self, folder: str | None, suffix: str = "") -> None:
         if folder is not None and not Path(folder).is_absolute():
