@@ -92,29 +92,28 @@ def _scaled(value, gain, scale, offset, OFFSET: tl.constexpr):
 
 @triton.jit
 def _send(
-    x, peers, epoch, row, words, lane, kept, at, part_words,
+    word, peers, epoch, place, kept, at, part_words,
     RANK: tl.constexpr, SIZE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Writes a row into the memory of every other rank."""
-    word = tl.load(x + row * words + lane, mask=kept, other=0)
-    place = ((epoch & 1) * SIZE + RANK) * part_words + row * words + lane
+    """Writes words into the memory of every other rank."""
+    place += ((epoch & 1) * SIZE + RANK) * part_words
     for peer in tl.static_range(SIZE):
         if peer != RANK:
-            base = tl.load(peers + peer) + at
+            base = tl.multiple_of(tl.load(peers + peer) + at, 16)
             if PACKED:
                 packet = (word.to(tl.int64) & 0xFFFFFFFF) | (epoch << 32)
-                tl.store(tl.multiple_of(base, 16).to(tl.pointer_type(tl.int64)) + place, packet, mask=kept)
+                tl.store(base.to(tl.pointer_type(tl.int64)) + place, packet, mask=kept)
             else:
-                tl.store(tl.multiple_of(base, 16).to(tl.pointer_type(tl.int32)) + place, word, mask=kept)
+                tl.store(base.to(tl.pointer_type(tl.int32)) + place, word, mask=kept)
 
 
 @triton.jit
 def _received(
-    own, epoch, row, words, lane, kept, part_words,
+    own, epoch, place, kept, part_words,
     PEER: tl.constexpr, SIZE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """The words of a row that `PEER` wrote into this rank's memory."""
-    place = ((epoch & 1) * SIZE + PEER) * part_words + row * words + lane
+    """The words that `PEER` wrote into this rank's memory, once they are there."""
+    place += ((epoch & 1) * SIZE + PEER) * part_words
     if PACKED:
         source = own.to(tl.pointer_type(tl.int64)) + place
         number = (epoch << 32) >> 32
@@ -129,6 +128,47 @@ def _received(
     return word
 
 
+@triton.jit
+def _finish(
+    mine, before, gain, out, total, own, epoch, place, kept, part_words, words, eps, offset,
+    RANK: tl.constexpr, SIZE: tl.constexpr, DTYPE: tl.constexpr,
+    PACKED: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Sums a row over ranks and writes it, or its sum with the residual `before` and the norm of that."""
+    if tl.float32 == DTYPE:
+        value = tl.zeros(mine.shape, tl.float32)
+        for peer in tl.static_range(SIZE):
+            word = mine
+            if peer != RANK:
+                word = _received(own, epoch, place, kept, part_words, peer, SIZE, PACKED)
+            value += word.to(tl.float32, bitcast=True)
+        if NORM:
+            value += before.to(tl.float32, bitcast=True)
+            tl.store(total + place, value.to(tl.int32, bitcast=True), mask=kept)
+            scale = tl.rsqrt(tl.sum(value * value) / words + eps)
+            value = _scaled(value, gain.to(tl.float32, bitcast=True), scale, offset, OFFSET)
+        tl.store(out + place, value.to(tl.int32, bitcast=True), mask=kept)
+    else:
+        low = tl.zeros(mine.shape, tl.float32)
+        high = tl.zeros(mine.shape, tl.float32)
+        for peer in tl.static_range(SIZE):
+            word = mine
+            if peer != RANK:
+                word = _received(own, epoch, place, kept, part_words, peer, SIZE, PACKED)
+            low += _low(word, DTYPE).to(tl.float32)
+            high += _high(word, DTYPE).to(tl.float32)
+        first, second = low.to(DTYPE), high.to(DTYPE)
+        if NORM:
+            first += _low(before, DTYPE)
+            second += _high(before, DTYPE)
+            tl.store(total + place, _joined(first, second), mask=kept)
+            low, high = first.to(tl.float32), second.to(tl.float32)
+            scale = tl.rsqrt(tl.sum(low * low + high * high) / (2 * words) + eps)
+            first = _scaled(first, _low(gain, DTYPE), scale, offset, OFFSET)
+            second = _scaled(second, _high(gain, DTYPE), scale, offset, OFFSET)
+        tl.store(out + place, _joined(first, second), mask=kept)
+
+
 @triton.jit(do_not_specialize=["rows", "num_words"])
 def _sum(
     x, residual, weight, out, total, peers, state,
@@ -140,67 +180,48 @@ def _sum(
     """Rows of `words` times four bytes, `num_words` in all; each program has every `num_programs`th of them."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     lane = tl.arange(0, WORDS)
+    gain = lane
     if NORM:
         gain = tl.load(weight + lane, mask=lane < words, other=0)
     await_previous(CHAINED)
-    epoch = tl.load(state, volatile=True) + 1
-    own = tl.multiple_of(tl.load(peers + RANK), 16)
     if rows > 0:  # else the launch is a rehearsal, which other ranks may not take
-        if SENDS:
-            for row in range(program, rows, programs):
-                kept = (lane < words) & (row * words + lane < num_words)
-                _send(x, peers, epoch, row, words, lane, kept, at, part_words, RANK, SIZE, PACKED)
-            if not PACKED:
+        epoch = tl.load(state, volatile=True) + 1
+        own = tl.multiple_of(tl.load(peers + RANK), 16)
+        if not PACKED:
+            if SENDS:
+                for row in range(program, rows, programs):
+                    place = row * words + lane
+                    kept = (lane < words) & (place < num_words)
+                    word = tl.load(x + place, mask=kept, other=0)
+                    _send(word, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
                 tl.debug_barrier()  # all threads have written what the flag says is there
                 for peer in tl.static_range(SIZE):
                     if peer != RANK:
                         flag = tl.load(peers + peer).to(tl.pointer_type(tl.int64)) + RANK * PROGRAMS + program
                         tl.atomic_xchg(flag, epoch, sem="release", scope="sys")
-        if RECEIVES:
-            if not PACKED:
+            if RECEIVES:
                 for peer in tl.static_range(SIZE):
                     if peer != RANK:
                         flag = own.to(tl.pointer_type(tl.int64)) + peer * PROGRAMS + program
                         while tl.atomic_add(flag, 0, sem="acquire", scope="sys") < epoch:
                             pass
                 tl.debug_barrier()
-            for row in range(program, rows, programs):
-                kept = (lane < words) & (row * words + lane < num_words)
-                mine = tl.load(x + row * words + lane, mask=kept, other=0)
-                if tl.float32 == DTYPE:
-                    low = tl.zeros([WORDS], tl.float32)
-                    for peer in tl.static_range(SIZE):
-                        word = mine
-                        if peer != RANK:
-                            word = _received(own + at, epoch, row, words, lane, kept, part_words, peer, SIZE, PACKED)
-                        low += word.to(tl.float32, bitcast=True)
-                    value = low
-                    if NORM:
-                        value += tl.load(residual + row * words + lane, mask=kept, other=0).to(tl.float32, bitcast=True)
-                        tl.store(total + row * words + lane, value.to(tl.int32, bitcast=True), mask=kept)
-                        scale = tl.rsqrt(tl.sum(value * value) / words + eps)
-                        value = _scaled(value, gain.to(tl.float32, bitcast=True), scale, offset, OFFSET)
-                    tl.store(out + row * words + lane, value.to(tl.int32, bitcast=True), mask=kept)
-                else:
-                    low = tl.zeros([WORDS], tl.float32)
-                    high = tl.zeros([WORDS], tl.float32)
-                    for peer in tl.static_range(SIZE):
-                        word = mine
-                        if peer != RANK:
-                            word = _received(own + at, epoch, row, words, lane, kept, part_words, peer, SIZE, PACKED)
-                        low += _low(word, DTYPE).to(tl.float32)
-                        high += _high(word, DTYPE).to(tl.float32)
-                    first, second = low.to(DTYPE), high.to(DTYPE)
-                    if NORM:
-                        before = tl.load(residual + row * words + lane, mask=kept, other=0)
-                        first += _low(before, DTYPE)
-                        second += _high(before, DTYPE)
-                        tl.store(total + row * words + lane, _joined(first, second), mask=kept)
-                        low, high = first.to(tl.float32), second.to(tl.float32)
-                        scale = tl.rsqrt(tl.sum(low * low + high * high) / (2 * words) + eps)
-                        first = _scaled(first, _low(gain, DTYPE), scale, offset, OFFSET)
-                        second = _scaled(second, _high(gain, DTYPE), scale, offset, OFFSET)
-                    tl.store(out + row * words + lane, _joined(first, second), mask=kept)
+        for row in range(program, rows, programs):
+            place = row * words + lane
+            kept = (lane < words) & (place < num_words)
+            mine = tl.load(x + place, mask=kept, other=0)
+            before = mine
+            if NORM:
+                before = tl.load(residual + place, mask=kept, other=0)
+            if PACKED:
+                if SENDS:
+                    _send(mine, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
+            if RECEIVES:
+                _finish(
+                    mine, before, gain, out, total, own + at, epoch, place, kept, part_words, words, eps, offset,
+                    RANK, SIZE, DTYPE, PACKED, NORM, OFFSET,
+                )  # fmt: skip
+        if RECEIVES:
             if tl.atomic_add(state + 1, 1) == programs - 1:  # the last program: nobody reads the number any more
                 tl.store(state + 1, 0)
                 tl.store(state, epoch)
@@ -253,11 +274,11 @@ def all_reduce_normed(
 
 def _launch(
     x, residual, weight, out, total, buffers, rows, words, num_words, eps, offset,
-    *, sends=True, receives=True, rehearsed=False,
+    *, sends=True, receives=True, rehearsed=False, packed=None,
 ):  # fmt: skip
     if not rows:
         return
-    packed = x.nbytes <= buffers.packed_bytes
+    packed = x.nbytes <= buffers.packed_bytes if packed is None else packed
     size = triton.next_power_of_2(words)
     as_words = [None if one is None else one.view(torch.int32) for one in (x, residual, weight, out, total)]
     _sum[(min(rows, MAX_PROGRAMS),)](

@@ -62,6 +62,18 @@ class ProcessGroup(ABC):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over ranks; `tensor` is left unchanged."""
 
+    def parts_of(self, num_rows: int, row_bytes: int) -> list[slice]:
+        """The rows of the parts in which a sum is begun while the rest is computed; empty where that would not pay."""
+        del num_rows, row_bytes
+        return []
+
+    def begin_all_reduce(self, tensor: Tensor, rows: slice) -> None:
+        """Begins to sum `tensor[rows]` over ranks, in place, beside what the caller launches next.
+
+        When all `parts_of` its rows were begun, `all_reduce_normed` must be called with the tensor, and completes them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} begins no sums of {rows} of {tuple(tensor.shape)}")
+
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> Tensor:
         """The ranks' tensors concatenated along `dim`; `sizes` are each rank's sizes there, where they differ."""

@@ -102,9 +102,24 @@ class RowLinear(LinearShard):
     def forward(self, x: Tensor) -> Tensor:
         """[..., this rank's inputs] → [..., out_features], the same on every rank unless it is a part of a sum."""
         if self.group.size == 1 or not self.reduces:
-            return self.ops.linear(x, self.weight, self.bias if self.group.rank == 0 else None)
+            bias = self.bias if self.group.rank == 0 else None
+            parts = self._parts(x) if self.group.size > 1 and self.bias is None else []
+            return self._begun(x, parts) if parts else self.ops.linear(x, self.weight, bias)
         y = self.group.all_reduce(self.ops.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
+
+    def _parts(self, x: Tensor) -> list[slice]:
+        if x.dim() != 2 or self.ops.invariant:
+            return []
+        return self.group.parts_of(len(x), len(self.weight) * x.dtype.itemsize)
+
+    def _begun(self, x: Tensor, parts: Sequence[slice]) -> Tensor:
+        """The product, the sum of whose first parts has begun while the last one is computed."""
+        y = x.new_empty(len(x), len(self.weight))
+        for rows in parts:
+            self.ops.linear_into(y[rows], x[rows], self.weight)
+            self.group.begin_all_reduce(y, rows)
+        return y
 
 
 class AttentionInput(LinearShard):

@@ -32,6 +32,7 @@ class Ops:
     norm_rotary = staticmethod(layers.norm_rotary)
     rotary = staticmethod(layers.rotary)
     linear = staticmethod(layers.linear)
+    linear_into = staticmethod(layers.linear_into)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """silu(a) · b of the halves a, b of x Wᵀ + b: x [..., in_features], weight [2 · size, in_features]."""

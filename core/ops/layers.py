@@ -96,6 +96,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
+def linear_into(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """`linear` of x [T, in_features] without a bias, written to `out` [T, out_features], which is returned."""
+    return torch.mm(x, weight.t(), out=out)
+
+
 def map_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """function(x) for an elementwise function, or one along the last dimension, of x [..., dim]."""
     return function(x)

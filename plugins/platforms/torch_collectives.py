@@ -9,13 +9,22 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 
-from frame.interfaces import GATHER_SECONDS, Collectives, HostGroup, Placement, ProcessGroup, UnconnectedGroup
+from frame.interfaces import (
+    GATHER_SECONDS,
+    Collectives,
+    HostGroup,
+    NormLayer,
+    Placement,
+    ProcessGroup,
+    UnconnectedGroup,
+)
 
 #: torch exports little of what makes groups without its global one.
 distributed: Any = torch.distributed
@@ -122,6 +131,7 @@ def nccl_group(device: torch.device, store: Any, rank: int, size: int, address: 
     del address  # NCCL finds the machine's interfaces itself
     options = distributed.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=STEP_SECONDS)
+    options.is_high_priority_stream = True  # sums that run beside products must not wait for them
     group = distributed.ProcessGroupNCCL(store, rank, size, options)
     group.eager_connect_single_device(device)
     return group
@@ -160,6 +170,35 @@ class TorchGroup(ProcessGroup):
         self._group = group
         self._owner = owner
         self._silent = UnconnectedGroup(rank, size)
+        self._begun: dict[int, list[Any]] = {}  # sums that are on their way, by the address of their tensor
+        #: bytes of a part of a sum that is worth being begun before the rest is computed, 0 for none; the most parts
+        self.overlap_bytes, self.overlap_parts = 0, 4
+
+    def parts_of(self, num_rows: int, row_bytes: int) -> list[slice]:
+        if not self.overlap_bytes or num_rows * row_bytes < 2 * self.overlap_bytes:
+            return []
+        count = min(self.overlap_parts, num_rows * row_bytes // self.overlap_bytes)
+        ends = [num_rows * part // count for part in range(count + 1)]
+        return [slice(first, end) for first, end in pairwise(ends)]
+
+    def begin_all_reduce(self, tensor: Tensor, rows: slice) -> None:
+        if not self._owner.is_silent:
+            work = self._group.allreduce([tensor[rows]])
+            self._begun.setdefault(tensor.data_ptr(), []).append(work)
+
+    def all_reduce_normed(self, x: Tensor, residual: Tensor, norm: NormLayer) -> tuple[Tensor, Tensor]:
+        begun = self._begun.pop(x.data_ptr(), None)
+        if begun is None:
+            return norm(self.sum_in_place(x), residual)
+        for work in begun:
+            work.wait()
+        return norm(x, residual)
+
+    def sum_in_place(self, tensor: Tensor) -> Tensor:
+        """As `all_reduce`, into `tensor` itself, which is contiguous."""
+        if tensor.numel() and not self._owner.is_silent:
+            self._group.allreduce([tensor]).wait()
+        return tensor
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         if self._owner.is_silent:

@@ -113,3 +113,31 @@ def test_what_cannot_be_split_is_named():
 
     with pytest.raises(ValueError, match="the outputs of m: 6 cannot be split over 4 ranks"):
         run_ranks(4, work)
+
+
+@pytest.mark.parametrize("overlap_bytes", [0, 64])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_norm_completes_a_sum(overlap_bytes, bias):
+    """Rows of 24 bytes: with 64 bytes a part, a sum of 9 rows is begun in three parts."""
+    torch.manual_seed(0)
+    down, gain, residual, x = torch.randn(6, 8), torch.rand(6), torch.randn(9, 6), torch.randn(9, 8)
+    tensors = {"down.weight": down, "down.bias": torch.randn(6), "norm.weight": gain}
+    begun = []
+
+    def work(group):
+        group.overlap_bytes = overlap_bytes if group.size > 1 else 0
+        build = make_build(group)
+        linear = load(build.linear("down", 8, 6, bias=bias, shard="row", reduce=False), tensors)
+        norm = load(build.norm("norm", 6, eps=1e-6, partial=True), tensors)
+        mine = x.chunk(group.size, -1)[group.rank].contiguous()
+        if overlap_bytes and group.size > 1:
+            begun.append(len(group.parts_of(9, 24)))
+        return norm(linear(mine), residual.clone())
+
+    total = x @ down.T + residual + (tensors["down.bias"] if bias else 0)
+    expected = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-6) * gain
+    for size in (1, 2):
+        for normed, found in run_ranks(size, work):
+            torch.testing.assert_close(found, total)
+            torch.testing.assert_close(normed, expected)
+    assert begun == ([3, 3] if overlap_bytes else [])

@@ -21,6 +21,8 @@ logger = logging.getLogger("frame.platforms.cuda")
 #: Bytes by number of ranks above which NCCL sums sooner than the kernels; measured, see benchmarks/README.md.
 MOST_BYTES = {2: 16 << 20}
 _MOST_BYTES_OF_OTHERS = 1 << 20
+#: Bytes of the parts of a sum by NCCL that begin while the product of the next part is computed.
+OVERLAP_BYTES = 16 << 20
 
 
 class CudaCollectives(TorchCollectives):
@@ -37,6 +39,7 @@ class CudaCollectives(TorchCollectives):
         made = super().group(name, ranks)
         if name != "tensor":
             return made
+        made.overlap_bytes = OVERLAP_BYTES
         if not self._shares_memory:
             logger.info("sums over the tensor group: NCCL (peer_memory is off)")
             return made
@@ -82,8 +85,10 @@ class PeerGroup(TorchGroup):
         return super().all_reduce(tensor)
 
     def all_reduce_normed(self, x: Tensor, residual: Tensor, norm: NormLayer) -> tuple[Tensor, Tensor]:
-        if self._ops.invariant or not self._takes_norm(x, residual, norm):
+        if self._ops.invariant:
             return norm(self.all_reduce(x), residual)
+        if not self._takes_norm(x, residual, norm):
+            return super().all_reduce_normed(x, residual, norm)
         return kernels.all_reduce_normed(x, residual, norm.given, self._buffers, rehearsed=self._owner.is_silent)
 
     def _takes_norm(self, x: Tensor, residual: Tensor, norm: NormLayer) -> bool:

@@ -148,6 +148,7 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "norm_rotary": [lambda d: _norm_rotary(d, False), lambda d: _norm_rotary(d, True)],
     "linear": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
                lambda d: ((d.floats(2, 3, 32), d.floats(24, 32), d.floats(24)), {})],
+    "linear_into": [lambda d: ((d.floats(5, 24), d.floats(5, 32), d.floats(24, 32)), {})],
     "linear_silu_mul": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
                         lambda d: ((d.floats(1, 32), d.floats(24, 32), d.floats(24)), {})],
     "norm_linear": [lambda d: _norm_linear(d, 5, 0.0), lambda d: _norm_linear(d, 1, 1.0, d.floats(24))],
