@@ -10,6 +10,7 @@ from torch import Tensor
 
 from frame.kernels import (
     activation,
+    all_reduce,
     experts,
     experts_hopper,
     linear,
@@ -144,6 +145,17 @@ def norms(size: int, dtype: torch.dtype = BF16, offset: float = 0.0) -> None:
     norm.rms_norm(_empty(64, 8, 128, dtype=dtype), _empty(128, dtype=dtype), 1e-6, offset)
 
 
+def sums(ranks: int, size: int, dtype: torch.dtype = BF16, offset: float = 0.0) -> None:
+    """Sums over ranks, alone and with the norm, of few rows and of many; and the pattern of the probe."""
+    words = torch.empty(ranks, dtype=torch.int64, device=DEVICE)
+    buffers = all_reduce.PeerBuffers(0, ranks, words, words, 256 << 10, 16 << 20)
+    all_reduce.write_pattern(buffers)
+    for rows in (1, 512):
+        x = _empty(rows, size, dtype=dtype)
+        all_reduce.all_reduce(x, buffers)
+        all_reduce.all_reduce_normed(x, x, (_empty(size, dtype=dtype), 1e-6, offset), buffers)
+
+
 def rotations(
     tokens: int, dim: int, turned: int, dtype: torch.dtype = BF16, *, interleaved: bool = False, offset: float = 0.0
 ) -> None:
@@ -269,6 +281,10 @@ def hopper_experts() -> dict[str, Callable[[], None]]:
 def small_launches() -> dict[str, Callable[[], None]]:
     """Norms, rotary embeddings, activations and the choice of experts."""
     found: dict[str, Callable[[], None]] = {"norms with an offset": partial(norms, 2304, offset=1.0)}
+    found["sums over 2 ranks, 5120"] = partial(sums, 2, 5120)
+    found["sums over 8 ranks, offset"] = partial(sums, 8, 8192, offset=1.0)
+    for dtype in (F16, F32):
+        found[f"sums over 4 ranks, {dtype}"] = partial(sums, 4, 4096, dtype)
     for size in (1024, 4096, 8192):
         found[f"norms of {size}"] = partial(norms, size)
     for dtype in (BF16, F16, F32):
