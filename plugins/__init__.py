@@ -6,6 +6,7 @@ The entry point `defaults` in pyproject.toml names this module. Importing it imp
 from __future__ import annotations
 
 from .attention import frame_attention_backends
+from .balancers import frame_expert_balancers
 from .commands import frame_commands
 from .connectors import frame_kv_connectors
 from .endpoints import frame_endpoints
@@ -28,6 +29,7 @@ __all__ = [
     "frame_commands",
     "frame_endpoints",
     "frame_executors",
+    "frame_expert_balancers",
     "frame_grammars",
     "frame_kv_connectors",
     "frame_logits_processors",

@@ -47,6 +47,9 @@ KINDS = {
     "executor": Kind("frame_executors", "executor", "executor:Executor"),
     #: The engine builds one when it starts; it lives as long as the engine.
     "scheduler": Kind("frame_schedulers", "scheduling policy", "scheduling:SchedulerPolicy"),
+    #: Each worker of a model whose experts are balanced builds one when it starts; rank 0 of those that share experts
+    #: asks it. `frame eplb simulate` builds them too.
+    "balancer": Kind("frame_expert_balancers", "expert balancer", "balancer:ExpertBalancer"),
     #: A worker builds the one that the configuration names when the KV cache exists; it lives as long as the worker.
     "speculator": Kind("frame_speculators", "speculator", "speculator:Speculator"),
     #: The process that a user starts builds one when a model or tokenizer is named that is no folder, and drops it once

@@ -18,6 +18,7 @@ from tests.contract import wrong_more
 HERE = "tests.contract.wrong"
 KEEPING = "tests.contract.keeping"
 MORE = "tests.contract.wrong_more"
+BALANCERS = "tests.contract.wrong_balancers"
 CALL, THOUGHT = {"example": wrong_more.CALL}, {"example": wrong_more.THOUGHT}
 LLAMA = {"tiny": f"{MORE}:write_llama"}
 BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
@@ -31,6 +32,11 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("processor", "Liar", "it keeps the most likely token when it says so", BOOST),
         ("scheduler", "Moody", "keys depend on the request alone", {}),
         ("scheduler", "Careless", "looking changes nothing", {}),
+        ("balancer", f"{BALANCERS}:Homeless", "every expert gets a slot and every slot an expert", {}),
+        ("balancer", f"{BALANCERS}:Miscounting", "every expert gets a slot and every slot an expert", {}),
+        ("balancer", f"{BALANCERS}:Wandering", "placements depend on the arguments alone", {}),
+        ("balancer", f"{BALANCERS}:InPlace", "looking changes nothing", {}),
+        ("balancer", f"{BALANCERS}:Gathering", "placements of a start get no worse", {}),
         ("speculator", "Peeking", "what lies behind the known tokens is not read", {}),
         ("command", "Heavy", "nothing heavy is imported before run", {}),
         ("source", f"{MORE}:Raising", "supports gives reasons and never raises", {}),

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
         LayerParams as LayerParams,
         SharedPrefix as SharedPrefix,
     )
+    from frame.core.interfaces.balancer import (
+        ExpertBalancer as ExpertBalancer,
+        ExpertPlacement as ExpertPlacement,
+        FixedPlacement as FixedPlacement,
+        SlotShape as SlotShape,
+        balancedness as balancedness,
+    )
     from frame.core.interfaces.client import (
         EngineDeadError as EngineDeadError,
         EngineInfo as EngineInfo,

@@ -12,6 +12,7 @@ from frame.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .attention_suite import AttentionBackendSuite as AttentionBackendSuite
+    from .balancer_suite import ExpertBalancerSuite as ExpertBalancerSuite
     from .checkpoints import make_checkpoint as make_checkpoint
     from .command_suite import CommandSuite as CommandSuite
     from .connector_suite import ConnectorSuite as ConnectorSuite

@@ -103,7 +103,7 @@ def _others(kind: str, config: FrameConfig | None, changes: dict[str, Any]) -> S
             return ParserSetup()
         case "source":
             return SourceSetup(config.load.download_dir, config.load.offline)
-        case "command" | "sink":
+        case "balancer" | "command" | "sink":
             return Setup()
         case "model":
             return ModelSetup(changes["build"])

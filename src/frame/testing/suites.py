@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .attention_suite import AttentionBackendSuite
+from .balancer_suite import ExpertBalancerSuite
 from .command_suite import CommandSuite
 from .connector_suite import ConnectorSuite
 from .endpoint_suite import EndpointSuite
@@ -32,6 +33,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "connector": ConnectorSuite,
     "executor": ExecutorSuite,
     "scheduler": SchedulerPolicySuite,
+    "balancer": ExpertBalancerSuite,
     "speculator": SpeculatorSuite,
     "source": ModelSourceSuite,
     "loader": WeightLoaderSuite,
