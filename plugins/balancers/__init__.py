@@ -18,4 +18,11 @@ def frame_expert_balancers() -> list[Provider]:
             summary="Spreads groups over nodes, replicates hot experts, packs ranks evenly; ignores what a move costs.",
             preference=10,
         ),
+        Provider(
+            name="sticky",
+            target="frame.plugins.balancers.sticky:StickyBalancer",
+            api=_API,
+            summary="Keeps replicas where they are unless a move saves more time than its copy takes.",
+            options="frame.plugins.balancers.sticky_options:StickyOptions",
+        ),
     ]
