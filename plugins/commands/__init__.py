@@ -40,6 +40,11 @@ _COMMANDS = (
         f"{_HERE}.doctor.command:DoctorCommand",
         "Predict memory, capacity and load time of a checkpoint, and the limit that is met first.",
     ),
+    (
+        "eplb",
+        f"{_HERE}.eplb.command:EplbCommand",
+        "Replay recorded expert loads over balancers and numbers of ranks: frame eplb simulate TRACE.",
+    ),
 )
 
 

@@ -107,6 +107,12 @@ if TYPE_CHECKING:
         why_not_served as why_not_served,
         with_blocks as with_blocks,
     )
+    from frame.core.interfaces.load_trace import (
+        LoadRecord as LoadRecord,
+        LoadTrace as LoadTrace,
+        LoadTraceWriter as LoadTraceWriter,
+        TraceHeader as TraceHeader,
+    )
     from frame.core.interfaces.loader import (
         LazyTensor as LazyTensor,
         WeightLoader as WeightLoader,

@@ -1,0 +1,1 @@
+"""`frame eplb`: what the balancing of experts would do, without a model and without devices."""
